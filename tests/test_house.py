@@ -10,8 +10,8 @@ import pytest
 from house import ROOT, circles, complexities, measure
 
 LIMITS: dict[str, int] = {
-    "lines": 91203,
-    "lines of commands": 1566,
+    "lines": 92700,
+    "lines of commands": 1510,
     "loose modules": 4,
     "circles of files": 0,
     "circles of folders": 0,

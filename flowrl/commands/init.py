@@ -3,58 +3,53 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
 import flowrl
-from flowrl.commands.sampling_arguments import count
+from flowrl.commands.sampling_arguments import settings_for
 from flowrl.runtime.scrubbing import say as print
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds what `flowrl init` takes."""
     parser.description = (
-        "Write a first configuration, which 'flowrl plan' accepts. What no flag says is asked on a terminal; elsewhere "
-        "the configuration that it builds on says it."
+        "Write a first configuration, which 'flowrl plan' accepts: the recommended recipe for a model, with an "
+        "evaluation before and after, that fits a card and ends in time. On a terminal you are asked for what no flag "
+        "says."
     )
-    parser.add_argument(
+    add = parser.add_argument
+    add("overrides", nargs="*", default=[], metavar="key=value", help="settings that replace what would be written")
+    add(
         "--from",
         dest="source",
         metavar="FILE",
         help="translate a configuration of flow_grpo (FILE.py:FUNCTION), "
         "Flow-Factory (YAML), verl-omni or DanceGRPO (shell script)",
     )
-    parser.add_argument("--model", metavar="MODEL", help="a published checkpoint, a diffusers folder or asset:tiny-sd3")
-    parser.add_argument("--card", type=count, metavar="GB", help="memory of one card: 24, 40, 48, 80 or 141")
-    parser.add_argument(
-        "--reward",
-        metavar="NAME",
-        help="one of 'flowrl list rewards', or FILE.py:FUNCTION of yours (default: the one "
-        "of the configuration that is built on)",
-    )
-    parser.add_argument("--prompts", metavar="FILE", help="training prompts, a line each, or JSON lines")
-    parser.add_argument("--eval-prompts", metavar="FILE", help="held-out prompts (without: no evaluation of own ones)")
-    parser.add_argument(
-        "--out", type=Path, metavar="PATH", default=Path("my.yaml"), help="file to write (default: my.yaml)"
-    )
+    add("--model", metavar="MODEL", help="a published checkpoint, a diffusers folder or asset:tiny-sd3")
+    add("--card", metavar="GB", help="memory of one card: 24, 40, 48, 80 or 141")
+    add("--reward", metavar="NAME", help="one of 'flowrl list rewards', or FILE.py:FUNCTION of yours")
+    add("--prompts", metavar="FILE", help="training prompts, a line each, or JSON lines (default: some that ship)")
+    add("--eval-prompts", metavar="FILE", help="held-out prompts (default: a tenth of yours, split off)")
+    add("--hours", metavar="H", help="after which the run ends (default: 10, an evening)")
+    add("--out", metavar="PATH", help="file to write (default: my.yaml)")
 
 
 def run(parsed: argparse.Namespace) -> int:
     """Asks for what no flag says where somebody can be asked, writes the file, and says what comes next."""
     from flowrl.cli import in_flags
-    from flowrl.commands.init_questions import QUESTIONS, ask, card_fault
+    from flowrl.commands.init_questions import ask
+    from flowrl.migrating.answers import QUESTIONS
 
-    given = vars(parsed)
-    if parsed.source is None and not parsed.out.exists():
+    given = {name: value for name, value in vars(parsed).items() if name != "overrides"}
+    if parsed.source is None:
         given |= ask({name: given[name] for name in QUESTIONS})
-        if given["model"] is None or given["card"] is None:
-            raise ValueError(
-                "`model` and `card` are needed where nobody can be asked, such as "
-                "'flowrl init --model stabilityai/stable-diffusion-3.5-medium --card 24'"
-            )
-        if (fault := card_fault(str(given["card"]))) is not None:
-            raise ValueError(fault)
-        given["card"] = int(given["card"])
-    made = flowrl.init(**given)
+    for name in ("card", "hours"):
+        if given[name] is not None:
+            if (fault := QUESTIONS[name].fault(given[name])) is not None:
+                raise ValueError(fault)
+            given[name] = (int if name == "card" else float)(given[name])
+    words = settings_for(parsed.overrides, flowrl.init)
+    made = flowrl.init(**{name: value for name, value in given.items() if value is not None}, **words)
     plan, train = made.next_commands
     print(in_flags("\n".join([*made.notes, f"next: {plan}", f"then: {train}"]), "init"))
     return 0

@@ -13,7 +13,7 @@ from flowrl.runtime.scrubbing import say as print
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds what `flowrl plan` takes."""
     add = parser.add_argument
-    add("config", metavar="CONFIG", help="a YAML file, or the name of one that ships with flowrl")
+    add("config", metavar="CONFIG", help="a YAML file, the name of one that ships, or a model for its first run")
     add("overrides", nargs="*", default=[], metavar="key=value", help="settings that replace the file's")
     add(
         "--processes",
@@ -28,6 +28,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="whether and with which settings the run fits a card of so many GB, such as 24, 40, 48, 80 or 141 "
         "(default: the card in a preset's name, else the smallest that holds the run as it is)",
     )
+    add("--hours", type=float, metavar="H", help="plan the run that ends within so many hours, and print its YAML")
+    add("--out", metavar="FILE", help="with --hours: write that YAML to a file, and print the plan")
+    add("--price", type=float, metavar="X", help="of one card for an hour, to tell what the run costs")
+    add("--long", action="store_true", help="tell all that is known: memory, network evaluations, cost, disk")
     add("--bench", metavar="FILE", help="a bench.json of flowrl bench, or its folder, whose pace hours are reckoned by")
     add(
         "--tflops",
@@ -43,12 +47,12 @@ def run(parsed: argparse.Namespace) -> int:
     from flowrl.cli import in_flags
     from flowrl.planning.plan import RefusedError
 
-    options = {name: getattr(parsed, name) for name in ("card", "processes", "tflops", "bench")}
+    options = {name: getattr(parsed, name) for name in vars(parsed).keys() - {"config", "overrides"}}
     try:
         made = flowrl.plan(parsed.config, **options, **settings_for(parsed.overrides, flowrl.plan))
     except RefusedError as error:
         for reason in error.reasons:
             print(f"flowrl: {reason}", file=sys.stderr)
         return 1
-    print(in_flags(made.text, "plan"))
+    print(in_flags(made.text, "plan") if made.configuration is None or parsed.out else made.configuration)
     return 0

@@ -30,6 +30,7 @@ from flowrl.rewards.base.specs import CheckedReward, check_reward
 from flowrl.rewards.judges.chat import is_server
 from flowrl.runtime.failures import Faults, explain, faults_of
 from flowrl.runtime.randomness import counter_normal
+from flowrl.session.few_steps import few_step_advice
 from flowrl.session.preflight import more_faults
 from flowrl.training.model_files import location_of
 from flowrl.training.parts import cut_lines, model_family, read_run_prompts
@@ -77,6 +78,8 @@ def _checks(config: TrainConfig, name: str, found: Obstacles, *, step: bool, off
         checks += [faulty("prompts" if said in found.of_prompts else kind, said) for said in sentences]
     if not told:
         checks.append(Check("settings", "ok", "flowrl train would take them"))
+    if advice := few_step_advice(config):
+        checks.append(Check("distilled model", "warning", *advice))
     checks += _model(config, offline=offline)
     checks += [
         check

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flowrl.config.base import config_files, read_with_base
-from flowrl.migrating.bases import Wish, base_for
 from flowrl.migrating.foreign_files import read_foreign
 from flowrl.migrating.translated import Fate, Line, Translated, translate
-from flowrl.migrating.written import WIDTH, written_keys
+from flowrl.planning.bases import Wish, base_for
+from flowrl.planning.written import WIDTH, written_keys
 from flowrl.rendering.terminal_text import COLUMNS
 
 FATES: tuple[Fate, ...] = ("translated", "without counterpart", "dropped")

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import shlex
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
+from flowrl.config.overrides import Typed, value_text
+from flowrl.config.strict_yaml import dotted_items
 from flowrl.config.train import TrainConfig, is_here, load_config
-from flowrl.migrating.bases import EVERYDAY, EVERYDAY_EVAL, Wish, base_for, prompts_are_here
+from flowrl.migrating.answers import FIRST
+from flowrl.migrating.held_out import hold_out
 from flowrl.migrating.imported import describe_import, import_foreign, text_of_import
-from flowrl.migrating.written import text_of
+from flowrl.planning.bases import Wish
 from flowrl.planning.light_libraries import import_lightly, without_compiler
+from flowrl.planning.written import text_of
 from flowrl.runtime.files import write_atomically
 from flowrl.runtime.public import public
 
@@ -49,88 +54,108 @@ class FirstConfig:
 @public
 def init(
     model: str | None = None, card: int | None = None, *, reward: str | None = None, prompts: str | Path | None = None,
-    eval_prompts: str | Path | None = None, source: str | Path | None = None, out: str | Path = "my.yaml",
+    eval_prompts: str | Path | None = None, hours: float | None = None, source: str | Path | None = None,
+    out: str | Path = FIRST, **settings: Any,
 ) -> FirstConfig:  # fmt: skip
-    """Writes a first configuration that `plan` accepts.
+    """Writes a first configuration that `plan` accepts: the recommended recipe, measured before and after.
 
     Args:
         model: a published checkpoint, a diffusers folder or asset:tiny-sd3.
         card: memory of one card in GB.
         reward: one that ships, or your FILE.py:FUNCTION; None keeps that of the configuration it builds on.
-        prompts: file of training prompts, a line each, or JSON lines.
-        eval_prompts: file of held-out prompts; without it the run does not evaluate on prompts of yours.
+        prompts: file of training prompts, a line each, or JSON lines; None takes the configuration's, or prompts that
+            ship where those are not here.
+        eval_prompts: file of held-out prompts; None holds out a tenth of `prompts`, in two files beside it.
+        hours: after which the run ends on such a card; None is 10, an evening.
         source: a configuration to translate, of flow_grpo (FILE.py:FUNCTION), Flow-Factory (YAML), verl-omni or
             DanceGRPO (shell script).
         out: file to write.
+        **settings: replace what would be written, as in `train`.
 
     Raises:
-        FlowrlError: the file exists, nothing ships for the model, no setting fits the card, or the arguments contradict
-            each other. Nothing was written.
+        FlowrlError: the file exists, nothing ships for the model, no setting fits the card or ends in time, or the
+            arguments contradict each other. No configuration was written.
     """
     path = Path(out)
     if path.exists():
         raise ValueError(f"{path} exists already: name another file with `out`, or move it away")
     if source is not None:
-        for name, given in (("prompts", prompts), ("eval_prompts", eval_prompts)):
+        for name, given in (("prompts", prompts), ("eval_prompts", eval_prompts), ("hours", hours)):
             if given is not None:
-                raise ValueError(f"`{name}` is not read with `source`: change the written file's prompts")
-        text, base, notes = _translate(str(source), model, card, reward, path)
+                raise ValueError(f"`{name}` is not read with `source`: change the written file")
+        text, base, notes = _translate(str(source), model, card, reward, path, settings)
+        config = _load(text, path)
+        if not is_here(config.prompts.train):
+            notes.append(f"its prompts have to be put at {config.prompts.train} first")
     else:
         if model is None or card is None:
             raise ValueError("`model` and `card` are needed, such as stabilityai/stable-diffusion-3.5-medium and 24")
-        texts = [None if one is None else str(one) for one in (prompts, eval_prompts)]
-        wish = Wish(model=model, card=card, reward=reward, prompts=texts[0], eval_prompts=texts[1])
-        text, base, notes = _build(wish, path)
-    config = _load(text, path)
+        files = [None if one is None else str(one) for one in (prompts, eval_prompts)]
+        wish = Wish(model=model, card=card, reward=reward, prompts=files[0], eval_prompts=files[1], recommended=True)
+        text, base, notes = _build(wish, path, 10.0 if hours is None else hours, settings)
+        _load(text, path)
     write_atomically(path, text)
-    if config.prompts.train.startswith(EVERYDAY):
-        notes.append("its prompts are everyday ones that ship: name yours with `prompts`")
-    elif not is_here(config.prompts.train):
-        notes.append(f"its prompts have to be put at {config.prompts.train} first")
     return FirstConfig(path=path, base=base, notes=tuple(notes), card=card)
 
 
-def _build(wish: Wish, path: Path) -> tuple[str, str, list[str]]:
-    """The text of what is wished for, the base, and what is said of them.
-
-    Where the base's prompts are not here, plain ones that ship stand in, unless its prompts have to say more.
-    """
+def _build(wish: Wish, path: Path, hours: float, settings: Mapping[str, Any]) -> tuple[str, str, list[str]]:
+    """The text of what is wished for, the base, and what is said of them; prompts are held out where none are named."""
+    own, kept = None, list[str]()
+    if wish.prompts is not None and wish.eval_prompts is None:
+        own = hold_out(wish.prompts)
+        kept = ["nothing is evaluated: too few prompts to hold some out; name `eval_prompts`"]
+    if own is not None:
+        wish = replace(wish, prompts=own[0], eval_prompts=own[1])
+        kept = [f"held-out prompts: {own[1]}, training prompts: {own[0]}"]
     with nullcontext() if ".py" in (wish.reward or "") else _light_imports():  # such a reward may import anything
-        base = base_for(wish)
-        found = None
-        if wish.prompts is None and not prompts_are_here(base):
-            plain = replace(wish, prompts=EVERYDAY, eval_prompts=wish.eval_prompts or EVERYDAY_EVAL)
-            try:
-                found = _size(_load(text_of(plain, base, ()), path), path.stem, wish.card)
-                wish = plain
-            except ValueError:
-                pass
-        overrides, why = found or _size(_load(text_of(wish, base, ()), path), path.stem, wish.card)
-    return (
-        text_of(wish, base, _fitting(wish.model, overrides, why)),
-        base,
-        [f"wrote {path}, which builds on {base}: {why}"],
-    )
+        from flowrl.planning.first_run import first_run
+        from flowrl.planning.outlook import outlook_of, outlook_words
+        from flowrl.planning.plan import SMALLER_RANKS, in_time, make_plan
+
+        first = first_run(wish, settings)
+        config, words = in_time(first.config, wish.model, wish.card, hours, ranks=SMALLER_RANKS)
+        made, _ = make_plan(config, path.stem, 1)
+        outlook = outlook_of(made, wish.card)
+    sized = {word.partition("=")[0] for word in words}
+    told = outlook_words(made, outlook)
+    head = [
+        f"Written by flowrl init for {wish.model} on one card of {wish.card} GB, to end within {hours:g} h.",
+        f"It builds on {first.base}, which says what is not here; 'flowrl list keys' names all keys.",
+        *told,
+        *first.notes,
+    ]
+    said = [f"wrote {path}, which builds on {first.base}", *told, *first.notes, *kept]
+    if smaller := sorted(word for word in words if word.startswith("policy.lora_rank")):
+        said.append(f"{smaller[0]}, because nothing else makes it fit")
+    return text_of(config, first.base, head, sized), first.base, said
 
 
 def _translate(
-    source: str, model: str | None, card: int | None, reward: str | None, path: Path
+    source: str, model: str | None, card: int | None, reward: str | None, path: Path, settings: Mapping[str, Any]
 ) -> tuple[str, str, list[str]]:
     """As `_build`, of another toolkit's configuration."""
     from flowrl.session.preflight import look
 
+    own = [
+        str(value) if isinstance(value, Typed) else f"{key}={value_text(key, value)}"
+        for key, value in dotted_items(settings)
+    ]
     with _light_imports():
         found = import_foreign(source, model, reward)
         try:
-            config = _load(text_of_import(found, ()), path)
-            overrides, why = _size(config, path.stem, card, with_prompts=False)
+            config = _load(text_of_import(found, own), path)
+            overrides, why = _size(config, path.stem, card)
             # prompts that are here may be the base's, and are changed
             misfits = look(config, here=False, only_here=True).of_prompts
         except ValueError as error:
             raise ValueError(f"{source} says what is refused here: {error}") from None
-    text = text_of_import(found, _fitting(found.done.keys["pipeline.model"], overrides, why))
+    if overrides is None:
+        raise ValueError(
+            f"{config.pipeline.model} {why}; nothing was written: name a larger card, or see docs/memory.md"
+        )
     said = f"{describe_import(found)}\nwrote {path}, which builds on {found.base}{f': {why}' if why else ''}"
-    return text, found.base, [said, *(f"look: other prompts are needed: {one}" for one in misfits)]
+    notes = [said, *(f"look: other prompts are needed: {one}" for one in misfits)]
+    return text_of_import(found, [*own, *overrides]), found.base, notes
 
 
 @contextmanager
@@ -138,12 +163,6 @@ def _light_imports() -> Iterator[None]:
     import_lightly()
     with without_compiler():
         yield
-
-
-def _fitting(model: str, overrides: tuple[str, ...] | None, why: str) -> tuple[str, ...]:
-    if overrides is None:
-        raise ValueError(f"{model} {why}; nothing was written: name a larger card, or see docs/memory.md")
-    return overrides
 
 
 def _load(text: str, path: Path) -> TrainConfig:
@@ -157,13 +176,10 @@ def _load(text: str, path: Path) -> TrainConfig:
             raise ValueError(str(error).replace(str(file), str(path))) from None
 
 
-def _size(
-    config: TrainConfig, name: str, card: int | None, *, with_prompts: bool = True
-) -> tuple[tuple[str, ...] | None, str]:
+def _size(config: TrainConfig, name: str, card: int | None) -> tuple[tuple[str, ...] | None, str]:
     """What the plan would change for the card, and its verdict in words; None where nothing will do.
 
-    Without a card it is only looked whether a plan takes the configuration; without `with_prompts` whatever its prompts
-    are.
+    Whatever its prompts are; without a card it is only looked whether a plan takes the configuration.
 
     Raises:
         ValueError: a plan refuses the configuration.
@@ -178,8 +194,7 @@ def _size(
 
     family = model_family(config.pipeline)
     found = obstacles(config, family, 1)
-    refused = [fault for fault in found.refused if with_prompts or fault not in found.of_prompts]
-    if refused:
+    if refused := [fault for fault in found.refused if fault not in found.of_prompts]:
         raise ValueError("; ".join(refused))
     plan = gather(config, name, family, processes=1, pace=pace(config, None), processor="GPU")
     if card is None:

@@ -70,6 +70,7 @@ class Plan:
         parts_of: the one whose other parts stand for the model's.
         licence: name, and whether the hub asks to accept it.
         prompts: number of training prompts.
+        passes: network rows of a sample at a guidance scale.
     """
 
     name: str
@@ -100,6 +101,12 @@ class Plan:
     parts_of: str | None
     licence: tuple[str, bool] | None
     prompts: int | None
+    passes: Passes
+
+    @property
+    def drawn(self) -> str:
+        """What one sample is called."""
+        return "image" if self.size is None or self.size[2] is None else "clip"
 
 
 def gather(config: TrainConfig, name: str, family: ModelFamily, *, processes: int, pace: Pace, processor: str) -> Plan:
@@ -148,7 +155,7 @@ def gather(config: TrainConfig, name: str, family: ModelFamily, *, processes: in
         slots=counts.slots + int(config.policy.ema_decay > 0), parts=route.parts, rewards=rewards,
         unknown_rewards=unknown_rewards, settings=settings,
         counted_as=None if model == location else model, parts_of=route.parts_of,
-        licence=checkpoints.licence_of(location), prompts=prompts,
+        licence=checkpoints.licence_of(location), prompts=prompts, passes=passes,
     )  # fmt: skip
     if route.size is not None and denoisers is not None:
         plan = _count(plan, route, denoisers, trained, usual_call, passes)

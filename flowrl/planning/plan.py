@@ -2,25 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flowrl.config.base import config_for_card, named_config
 from flowrl.config.train import TrainConfig
-from flowrl.planning.light_libraries import light_libraries
+from flowrl.planning.bases import Wish, is_model
+from flowrl.planning.light_libraries import import_lightly, light_libraries, without_compiler
 from flowrl.planning.throughput import pace
+from flowrl.runtime.files import write_atomically
 from flowrl.runtime.public import public
 from flowrl.session.preflight import load_checked
 
 if TYPE_CHECKING:
     from flowrl.planning.gather import Plan
+    from flowrl.planning.outlook import Outlook
     from flowrl.planning.refusals import Obstacles
 
 
 CACHE = "data/embeddings"
 """Where a run that fits a card without its text encoders keeps embeddings."""
+
+
+Make = Callable[[TrainConfig, str, int], "tuple[Plan, Obstacles]"]
+"""The plan of a configuration, a name and a number of processes."""
+SMALLER_RANKS = (32, 16)
+"""Ranks of a LoRA that are tried where nothing else makes a first run fit."""
 
 
 class RefusedError(ValueError):
@@ -43,6 +54,8 @@ class RunPlan:
         flops: FLOPs of the whole run, evaluations included; None likewise.
         iterations: iterations of the run.
         missing: what you have to put in place before the run starts.
+        hours: that the run takes on the card: least, expected and most; None if that is not known.
+        configuration: the YAML of the planned run, if you asked for one that ends within some hours; else None.
     """
 
     name: str
@@ -52,6 +65,8 @@ class RunPlan:
     flops: float | None
     iterations: int
     missing: tuple[str, ...]
+    hours: tuple[float, float, float] | None = None
+    configuration: str | None = field(default=None, repr=False)
 
     def __str__(self) -> str:
         return self.text
@@ -71,49 +86,167 @@ def plan(
     processes: int | None = None,
     tflops: float | None = None,
     bench: str | Path | None = None,
+    price: float | None = None,
+    hours: float | None = None,
+    out: str | Path | None = None,
+    long: bool = False,
     **settings: Any,
 ) -> RunPlan:
     """Says what a run will do and need; loads no weights and downloads nothing.
 
     Args:
-        config: a YAML file, the name of one that ships, or a mapping of settings.
+        config: a YAML file, the name of one that ships, a mapping of settings, or a model, whose first run by the
+            recommended recipe is planned (a hub id, a folder, asset:tiny-sd3).
         card: memory of the card in GB; None takes the smallest usual card that holds the run as it is.
         processes: number of GPUs; None takes what `parallel.replicate` copies of the model need, or one copy.
         tflops: sustained TFLOP/s of one GPU, to tell the hours.
         bench: a bench.json of `flowrl bench`, or its folder, to tell the hours.
+        price: of one card for an hour, in your currency, to tell what the run costs.
+        hours: plan the run that fits the card and ends within so many hours, by the rule of `flowrl.planning.shorter`.
+        out: file to write that run's configuration to; None writes none.
+        long: tell everything that is known, not a page.
         **settings: replace those of the configuration, as in `train`.
 
     Raises:
         RefusedError: `flowrl train` would refuse the configuration.
-        ValueError: it cannot be read, its processes do not fit together, or its model cannot draw the configured size.
+        ValueError: it cannot be read, its processes do not fit together, its model cannot draw the configured size, or
+            nothing of it fits the card and ends within `hours`.
 
     >>> planned = flowrl.plan("tiny_g2rpo", num_iterations=10)
     >>> planned.iterations, planned.peak_bytes < 4 * 2**30
     (10, True)
     """
-    if tflops is not None and not tflops > 0:
-        raise ValueError(f"`tflops` must be above 0, got {tflops:g}")
-    if tflops is not None and bench is not None:
-        raise ValueError("`tflops` and `bench` both say how fast a GPU is: leave one of them out")
+    refuse_given(tflops=tflops, bench=bench, price=price, hours=hours, out=out)
     given, card = config_for_card(config if isinstance(config, Mapping) else str(config), card)
+    make = partial(make_plan, tflops=tflops, bench=None if bench is None else str(bench))
+    with planned_settings(given, card, settings) as (chosen, name, base, ranks):
+        from flowrl.planning.outlook import outlook_of, outlook_words
+        from flowrl.planning.verdict import card_of
+        from flowrl.planning.written import text_of
+
+        card, words, text = card or card_of(name), list[str](), None
+        if hours is not None:
+            card = card or 24
+            chosen, words = in_time(chosen, name, card, hours, ranks=ranks, processes=processes, make=make)
+        made, found = make(chosen, name, _check_processes(chosen, processes))
+        outlook = outlook_of(made, card, price)
+        if hours is not None:
+            head = [f"Written by flowrl plan for {name} on cards of {card} GB, to end within {hours:g} h."]
+            head += [*outlook_words(made, outlook), *outlook.advice]
+            text = text_of(chosen, base, head, {word.partition("=")[0] for word in words})
+            if out is not None:
+                write_atomically(Path(out), text)
+        return told(made, found, outlook, text, long=long)
+
+
+def refuse_given(**given: Any) -> None:
+    """Refuses arguments of a plan that cannot be, or not together.
+
+    Raises:
+        ValueError: says which, and what to change.
+    """
+    for key in ("tflops", "price", "hours"):
+        if given[key] is not None and not given[key] > 0:
+            raise ValueError(f"`{key}` must be above 0, got {given[key]:g}")
+    if given["tflops"] is not None and given["bench"] is not None:
+        raise ValueError("`tflops` and `bench` both say how fast a GPU is: leave one of them out")
+    if given["out"] is not None and given["hours"] is None:
+        raise ValueError("`out` is written for some `hours`: give both, or neither")
+    if given["out"] is not None and Path(given["out"]).exists():
+        raise ValueError(f"{given['out']} exists already: name another file with `out`, or move it away")
+
+
+def in_time(
+    config: TrainConfig,
+    name: str,
+    card: int,
+    hours: float | None,
+    *,
+    ranks: Sequence[int] = (),
+    processes: int | None = None,
+    make: Make | None = None,
+) -> tuple[TrainConfig, list[str]]:
+    """A run as it fits cards of so many GB and ends within so many hours, and the settings, `key=value`, that do it.
+
+    Args:
+        config: of the run as it is.
+        name: of the configuration.
+        card: memory of a card.
+        hours: None leaves the length.
+        ranks: of the LoRA, descending, that are tried where nothing else makes the run fit.
+        processes: of the run.
+        make: makes its plan; None is `make_plan`.
+
+    Raises:
+        RefusedError: `flowrl train` would refuse the configuration.
+        ValueError: nothing makes it fit, or no length ends in time.
+    """
+    from flowrl.planning.hours import changed
+    from flowrl.planning.shorter import settings_in_time
+    from flowrl.planning.verdict import changes_for
+
+    policy = config.policy
+    for rank in (None, *(one for one in ranks if one < policy.rank)):
+        smaller = [] if rank is None else [f"policy.lora_rank={rank}"]
+        if rank is not None and policy.lora_alpha is not None:
+            smaller.append(f"policy.lora_alpha={max(1, policy.lora_alpha * rank // policy.rank)}")
+        tried = changed(config, smaller)
+        made, _ = (make or make_plan)(tried, name, _check_processes(tried, processes))
+        if made.facts is None:  # nobody knows whether it fits
+            return tried, smaller
+        try:
+            changes_for(made, card)
+        except ValueError as error:
+            last = error
+            continue
+        words = settings_in_time(made, card, hours)
+        return changed(tried, words), [*smaller, *words]
+    raise last
+
+
+def told(made: Plan, found: Obstacles, outlook: Outlook, configuration: str | None, *, long: bool) -> RunPlan:
+    """A plan in words and numbers, for whoever asked."""
+    from flowrl.planning.text import as_text, brief_text
+    from flowrl.planning.verdict import verdict
+
+    own = outlook.own
+    return RunPlan(
+        name=made.name,
+        text=(as_text if long else brief_text)(made, found, outlook),
+        verdict=" ".join(" ".join(line.split()) for line in verdict(made, outlook.card)),
+        peak_bytes=None if made.memory is None else made.memory.peak,
+        flops=None if made.cost is None else made.cost.total,
+        iterations=made.run.iterations,
+        missing=(*found.absent, *found.device),
+        hours=None if own is None else (own.hours.least, own.hours.middle, own.hours.most),
+        configuration=configuration,
+    )
+
+
+@contextmanager
+def planned_settings(
+    given: str | Mapping[str, Any], card: int | None, settings: Mapping[str, Any]
+) -> Iterator[tuple[TrainConfig, str, str | None, tuple[int, ...]]]:
+    """The settings of a run, its name, what it builds on, and ranks that its LoRA may have instead; inside, light
+    stand-ins of libraries load.
+
+    Args:
+        given: a configuration, or a model, whose first run is meant.
+        card: memory of a card in GB.
+        settings: replace those of it.
+    """
+    if isinstance(given, str) and not Path(given).is_file() and is_model(given):
+        import_lightly()
+        with without_compiler():
+            from flowrl.planning.first_run import first_run
+
+            first = first_run(Wish(model=given, card=card or 0, recommended=True), settings)
+            yield first.config, Path(given.removeprefix("asset:")).name, first.base, SMALLER_RANKS
+        return
     path, name = named_config(given)
     chosen = load_checked(path, settings, here=False)
-    processes = _check_processes(chosen, processes)
     with light_libraries(chosen):
-        made, found = make_plan(chosen, name, processes, tflops=tflops, bench=None if bench is None else str(bench))
-        from flowrl.planning.text import as_text
-        from flowrl.planning.verdict import card_of, verdict
-
-        card = card or card_of(name)
-        return RunPlan(
-            name=made.name,
-            text=as_text(made, found, card),
-            verdict=" ".join(" ".join(line.split()) for line in verdict(made, card)),
-            peak_bytes=None if made.memory is None else made.memory.peak,
-            flops=None if made.cost is None else made.cost.total,
-            iterations=made.run.iterations,
-            missing=(*found.absent, *found.device),
-        )
+        yield chosen, name, None if isinstance(path, Mapping) else str(path), ()
 
 
 def for_card(config: TrainConfig, name: str, card: int) -> tuple[str, ...]:

@@ -2,76 +2,75 @@
 
 from __future__ import annotations
 
-import textwrap
+from collections.abc import Sequence
 from dataclasses import fields
-from pathlib import Path
 
-from flowrl.config.locations import is_path, split_revision
 from flowrl.config.sections import PipelineConfig, SamplerConfig
 from flowrl.config.train import TrainConfig
 from flowrl.pipelines.places.hub_files import did_you_mean
 from flowrl.pipelines.places.known_checkpoints import precision_note
-from flowrl.planning import published_models as checkpoints
 from flowrl.planning.cost import FLOOR, Cost, per_image
+from flowrl.planning.disk import disk_rows, on_hub
 from flowrl.planning.fits import Fit, fit
 from flowrl.planning.gather import Plan
-from flowrl.planning.memory import CARDS, LIBRARIES, OVERHEAD, Facts, Memory, checkpoint_bytes, fitting
+from flowrl.planning.memory import CARDS, LIBRARIES, OVERHEAD, Facts, Memory, fitting
+from flowrl.planning.outlook import Outlook, headline, outlook_lines, sooner_lines
 from flowrl.planning.refusals import Obstacles
 from flowrl.planning.throughput import PEAKS, SHARES
-from flowrl.planning.verdict import in_the_way, verdict
+from flowrl.planning.verdict import in_the_way
 from flowrl.planning.words import Row, duration, flops, in_bytes, mean, note, pairs, span, table
-from flowrl.rendering.terminal_text import COLUMNS
 from flowrl.session.batch_sizes import sizes_line
 from flowrl.training.parts import attention_text
 
-_PNG = 2  # bytes per pixel of a saved image, roughly
-_PUBLISHED = 2  # bytes per weight of published checkpoints, mostly
+BRIEF = 40
+"""Lines of a plan that does not tell all."""
+BRIEFLY = ("recipe", "iterations", "model", "", "sampler")
+"""What such a plan tells of the run."""
 _TOLD = (24, 40, 80)
-_NODE = 8  # cards of a machine, at most as a rule
 """Cards, in GB, that a plan tells of unless it is asked for one."""
+_NODE = 8  # cards of a machine, at most as a rule
 
 
-def as_text(plan: Plan, found: Obstacles, card: int | None = None) -> str:
-    """Every section, with what has to be done first at the end; `card` is the one, in GB, that is to hold the run."""
-    # What the run keeps on disk.
-    config, run = plan.config, plan.run
-    rows: list[Row] = []
-    if plan.network is not None:
-        one = checkpoint_bytes(plan.network.trained, plan.slots)
-        rows.append(("checkpoints", f"{config.keep_checkpoints} of {in_bytes(one)}, one more while one is written"))
-        full, width = plan.config.policy.train == "full", 0 if plan.facts is None else plan.facts.dtype[1]
-        rows.append(
-            ("denoiser", in_bytes(width * plan.network.parameters))
-            if full
-            else ("LoRA", in_bytes(4 * plan.network.trained))
-        )
-    if run.evaluations and plan.size is not None and config.eval.num_images:
-        height, width = config.eval.height or plan.size[0], config.eval.width or plan.size[1]
-        shown = min(config.eval.num_images, run.evaluation_images or config.eval.num_images)
-        # Each evaluation keeps the images and a grid of them at twice their size.
-        each = 2 * shown * height * width * (plan.size[2] or 1) * _PNG
-        rows.append(("samples", f"about {in_bytes(run.evaluations * each)}, {run.evaluations} x {shown} images"))
-    rows += _downloads(plan)
+def as_text(plan: Plan, found: Obstacles, outlook: Outlook) -> str:
+    """Every section, with what has to be done first at the end."""
     sections = [
-        ("", verdict(plan, card)),
-        ("", _run(plan)),
+        ("What it does", pairs(run_rows(plan))),
         ("Batches", _batches(plan)),
         ("Network evaluations", _evaluations(plan)),
         ("Cost", _cost(plan)),
-        ("Memory of a process, an estimate from counted tensors", memory_lines(plan, card)),
-        ("Disk", pairs(rows)),
-        ("Before it starts", _first(plan, found)),
+        ("Memory of a process, an estimate from counted tensors", memory_lines(plan, outlook.card)),
+        ("Disk", pairs(disk_rows(plan))),
+        ("Before it starts", first_rows(plan, found)),
     ]
-    blocks = [textwrap.fill(f"{plan.name}: what this run will do and need", COLUMNS)]
-    for title, lines in sections:
-        blocks.append("\n".join([*([title] if title else []), *lines]))
-    return "\n\n".join(blocks)
+    return _blocks(plan, outlook, gains=True, sections=sections)
+
+
+def brief_text(plan: Plan, found: Obstacles, outlook: Outlook) -> str:
+    """The verdict, what would make the run shorter, what it does, and what has to be done first: `BRIEF` lines."""
+    rows = [row for row in run_rows(plan) if row[0] in BRIEFLY]
+    does = [*pairs(rows), *_batches(plan)[:1]]
+    sections = [("What it does", does), ("Before it starts", first_rows(plan, found))]
+    text = _blocks(plan, outlook, gains=False, sections=sections)
+    lines = text.split("\n")
+    more = "`long` shows memory, network evaluations, cost and disk in full."
+    if len(lines) > BRIEF - 2:
+        lines, more = lines[: BRIEF - 2], f"{len(lines) - BRIEF + 2} more lines, and all that is known: `long`."
+    return "\n".join([*lines, "", more])
+
+
+def _blocks(plan: Plan, outlook: Outlook, *, gains: bool, sections: Sequence[tuple[str, list[str]]]) -> str:
+    """The verdict and sections with their titles; empty ones are left out."""
+    sooner = f"To end sooner, on {outlook.speed}", sooner_lines(plan, outlook)
+    told = [("", outlook_lines(plan, outlook, gains=gains)), sooner, *sections]
+    blocks = ("\n".join([*([title] if title else []), *lines]) for title, lines in told if lines)
+    return "\n\n".join([headline(plan, outlook), *blocks])
 
 
 # ---- sections --------------------------------------------------------------------------------------------------------
 
 
-def _run(plan: Plan) -> list[str]:
+def run_rows(plan: Plan) -> list[Row]:
+    """Recipe, length, model, size and sampler."""
     config, run = plan.config, plan.run
     recipe = f"{config.recipe}, objective {plan.counts.objective}"
     recipe += f", credit {plan.counts.credit}" if plan.counts.credit else ""
@@ -99,18 +98,16 @@ def _run(plan: Plan) -> list[str]:
         for own in fields(section)
         if own.name in names and (value := getattr(section, own.name)) != own.default
     ]
-    return pairs(
-        [
-            ("recipe", recipe),
-            ("iterations", f"{run.iterations:,}" + "".join(f"; {text}" for text in ends)),
-            ("model", f"{config.pipeline.model}, family {plan.family}, {config.pipeline.dtype}"),
-            *_stand_ins(plan),
-            ("attention", attention_text(config.pipeline)),
-            ("size", drawn),
-            ("sampler", f"{sampler.kernel}, {sampler.num_steps} steps, guidance {sampler.guidance_scale:g}"),
-            *([("speed", ", ".join(speed))] if speed else []),
-        ]
-    )
+    return [
+        ("recipe", recipe),
+        ("iterations", f"{run.iterations:,}" + "".join(f"; {text}" for text in ends)),
+        ("model", f"{config.pipeline.model}, family {plan.family}, {config.pipeline.dtype}"),
+        *_stand_ins(plan),
+        ("attention", attention_text(config.pipeline)),
+        ("size", drawn),
+        ("sampler", f"{sampler.kernel}, {sampler.num_steps} steps, guidance {sampler.guidance_scale:g}"),
+        *([("speed", ", ".join(speed))] if speed else []),
+    ]
 
 
 def _stand_ins(plan: Plan) -> list[Row]:
@@ -128,14 +125,14 @@ def _stand_ins(plan: Plan) -> list[Row]:
 def _batches(plan: Plan) -> list[str]:
     config, geometry, updates = plan.config, plan.geometry, plan.config.updates_per_rollout
     iterations = plan.run.iterations
-    what = "pairs of two images" if config.objective.name == "dpo_offline" else "images"
+    what = f"pairs of two {plan.drawn}s" if config.objective.name == "dpo_offline" else f"{plan.drawn}s"
     count = config.prompts_per_step if config.objective.name == "dpo_offline" else config.num_images
-    made = f"{config.prompts_per_step} prompts x {config.group_size} = {config.num_images:,} images"
+    made = f"{config.prompts_per_step} prompts x {config.group_size} = {config.num_images:,} {plan.drawn}s"
     rows = [("an iteration", f"{count:,} {what}" if count != config.num_images else made)]
     if plan.run.total.images != config.num_images * iterations:
         rows.append(("", f"{mean(plan.run.total.images, iterations)} decoded and scored"))
     rows += [
-        ("a process", f"{geometry.images_per_process:,} images of {plan.processes} process(es)"),
+        ("a process", f"{geometry.images_per_process:,} {plan.drawn}s of {plan.processes} process(es)"),
         (
             "rollout",
             f"{geometry.images_per_process // geometry.rollout_batch_size:,} batches of {geometry.rollout_batch_size}",
@@ -156,8 +153,9 @@ def _batches(plan: Plan) -> list[str]:
 
 def _evaluations(plan: Plan) -> list[str]:
     config, run = plan.config, plan.run
+    a_sample = "an image" if plan.drawn == "image" else "a clip"
     each = per_image(run.total, config.num_images * run.iterations)
-    rows = [("", "an image", "an iteration", "the run")]
+    rows = [("", a_sample, "an iteration", "the run")]
     for kind, value in each.items():
         total = getattr(run.total, kind)
         if total:
@@ -170,7 +168,8 @@ def _evaluations(plan: Plan) -> list[str]:
         if run.evaluation_rows is None:
             text = f"{run.evaluations} of prompts that are not here, so their size is not known"
         else:
-            text = f"{run.evaluations} of {run.evaluation_images:,} images, {run.evaluation_rows:,} evaluations each"
+            text = f"{run.evaluations} of {run.evaluation_images:,} {plan.drawn}s, "
+            text += f"{run.evaluation_rows:,} evaluations each"
             text += f" and once {run.base_rows:,} of the base" if run.base_rows else ""
         lines += pairs([("evaluation", f"{text}; not in the table")])
     return lines
@@ -193,9 +192,9 @@ def _cost(plan: Plan) -> list[str]:
         share = f"{plan.usual_forward / network.forward:.0%} of that, and so of what follows"
         told = f"{plan.text.usual} tokens ({plan.text.told}): {flops(plan.usual_forward)} forward, {share}"
         lines += pairs([("a usual prompt", told)])
-    images = plan.config.num_images * run.iterations
+    images, a_sample = plan.config.num_images * run.iterations, "an image" if plan.drawn == "image" else "a clip"
     stages = {**cost.stages, **({"decoding": cost.decoding} if cost.decoding else {})}
-    rows = [("", "an image", "an iteration", "the run", "share")]
+    rows = [("", a_sample, "an iteration", "the run", "share")]
     for name, value in stages.items():
         rows.append(
             (name, flops(value / images), flops(value / run.iterations), flops(value), f"{value / cost.total:.0%}")
@@ -209,7 +208,7 @@ def _cost(plan: Plan) -> list[str]:
     missing = ["text encoders", "rewards"]
     missing += ["decoding"] * (cost.decoding is None) + ["evaluations"] * (cost.evaluation is None)
     listed = f"{', '.join(missing[:-1])} and {missing[-1]}"
-    lines += note(f"without {listed}; stages of an image and an iteration are without evaluations")
+    lines += note(f"without {listed}; stages of {a_sample} and an iteration are without evaluations")
     return lines + _hours(plan, cost)
 
 
@@ -318,27 +317,10 @@ def _words(found: Fit, plan: Plan) -> str:
     return f"{' '.join(found.overrides)}: at most {most}{where}"
 
 
-def _downloads(plan: Plan) -> list[Row]:
-    wanted: list[str] = []
-    if _on_hub(plan):
-        if checkpoints.in_cache(plan.model):
-            wanted.append(f"{plan.model}: in the hub's cache already")
-        elif plan.network is not None and plan.parts is not None:
-            size = sum(plan.parts.values()) + plan.network.parameters
-            wanted.append(f"{plan.model}: about {in_bytes(size * _PUBLISHED)}, twice that where stored in float32")
-        else:
-            wanted.append(f"{plan.model}: not known")
-    for model, count, _ in plan.rewards:
-        if not checkpoints.in_cache(model):
-            wanted.append(f"{model}: about {in_bytes(count * 4)}, or half of it where stored in 16 bits")
-    if plan.unknown_rewards:
-        wanted.append(f"what {', '.join(plan.unknown_rewards)} may need: not known")
-    return [("download" if place == 0 else "", text) for place, text in enumerate(wanted or ["nothing"])]
-
-
-def _first(plan: Plan, found: Obstacles) -> list[str]:
+def first_rows(plan: Plan, found: Obstacles) -> list[str]:
+    """Licence, what has to be put in place, and what this machine lacks."""
     rows: list[Row] = []
-    if not _on_hub(plan):
+    if not on_hub(plan):
         rows.append(("licence", "none known for a folder: see where it came from"))
     elif plan.licence is None:
         rows.append(("licence", f"not known: see huggingface.co/{plan.model}"))
@@ -359,11 +341,3 @@ def _first(plan: Plan, found: Obstacles) -> list[str]:
     if plan.run.iterations == 1 and plan.config.num_iterations > 1:
         rows.append(("budget", "it is used up by the first iteration: raise it"))
     return pairs(rows)
-
-
-# ---- words -----------------------------------------------------------------------------------------------------------
-
-
-def _on_hub(plan: Plan) -> bool:
-    given, _ = split_revision(plan.config.pipeline.model)
-    return plan.model == given and not is_path(given) and not Path(given).exists()

@@ -17,7 +17,7 @@ FILE = "bench.json"
 """What `flowrl bench` writes."""
 RUNS = Path("runs")
 """Where benches are written unless told otherwise, and looked for."""
-PEAKS = {"4090": 165.2, "A100": 312.0, "H100": 989.4, "H200": 989.4, "B200": 2250.0}
+PEAKS = {"4090": 165.2, "A100": 312.0, "L40S": 362.1, "H100": 989.4, "H200": 989.4, "B200": 2250.0}
 """GPU -> TFLOP/s of bfloat16 products with float32 sums and no sparsity, by the makers' data sheets (SXM where there is
 one)."""
 SHARES = (0.213, 0.462)

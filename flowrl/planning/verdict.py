@@ -1,4 +1,4 @@
-"""The first line of a plan: whether the run fits a card, and with which settings."""
+"""Whether a run fits a card, and with which settings."""
 
 from __future__ import annotations
 
@@ -18,18 +18,17 @@ def card_of(name: str) -> int | None:
     return None if found is None else int(found[1])
 
 
-def verdict(plan: Plan, card: int | None) -> list[str]:
+def verdict(plan: Plan, card: int | None, *, gains: bool = True) -> list[str]:
     """Whether a process fits a card of so many GB, and what each setting gains that has to be changed for it.
 
     Args:
         plan: of the run.
         card: None takes the smallest usual one that holds the run as it is, else the largest.
+        gains: tell what each setting gains.
     """
     if plan.memory is None or plan.facts is None:
         return note(f"whether it fits a card is not known: {plan.unknown}")
-    if card is None:
-        holding = (size for size in CARDS if plan.memory.peak <= card_gib(size) * GIB)
-        card = next(holding, max(CARDS))
+    card = card_for(plan, card)
     found = fit(plan.facts, plan.settings, plan.choices, card)
     most = f"at most {in_bytes(found.memory.peak)} of {card_gib(card):.4g}"
     if found.memory.unknown:
@@ -40,11 +39,19 @@ def verdict(plan: Plan, card: int | None) -> list[str]:
         return note(f"fits {card} GB as it is: {most}")
     more = max(found.settings.processes, plan.processes)
     cards = f", on {more} such cards" if more > plan.processes else ""
-    lines = note(
-        f"fits {card} GB with {' '.join(found.overrides)}: {most}{cards}. As it is it takes "
-        f"{in_bytes(plan.memory.peak)}; each setting is needed, and without it alone the run would take so much more:"
-    )
+    words = f"fits {card} GB with {' '.join(found.overrides)}: {most}{cards}. As it is it takes "
+    words += in_bytes(plan.memory.peak)
+    if not gains:
+        return note(words)
+    lines = note(f"{words}; each setting is needed, and without it alone the run would take so much more:")
     return lines + pairs((in_bytes(gain), overrides) for overrides, gain in found.gains)
+
+
+def card_for(plan: Plan, card: int | None) -> int:
+    """GB of a card: as it is given, else of the smallest usual one that holds the run as it is, else of the largest."""
+    if card is not None:
+        return card
+    return next((gb for gb in CARDS if plan.memory is not None and plan.memory.peak <= card_gib(gb) * GIB), max(CARDS))
 
 
 def changes_for(plan: Plan, card: int) -> tuple[str, ...]:

@@ -40,9 +40,9 @@ from flowrl.training.ready import Ready
 from flowrl.training.run import Run
 from flowrl.trajectory import Schedule
 
-__all__ = ["THROUGH_REWARDS", "check", "counts", "main", "objective_of", "only_here", "trained_scale"]
+__all__ = ["REGRESSES", "THROUGH_REWARDS", "check", "counts", "main", "objective_of", "only_here", "trained_scale"]
 
-THROUGH_REWARDS = True
+REGRESSES, THROUGH_REWARDS = False, True
 
 
 def only_here(config: TrainConfig) -> str:

@@ -62,9 +62,9 @@ from flowrl.training.run import Run
 from flowrl.training.sampler_checks import check_density
 from flowrl.trajectory import Credit, Rows, Sampled, Schedule
 
-__all__ = ["THROUGH_REWARDS", "check", "counts", "main", "objective_of", "only_here", "trained_scale"]
+__all__ = ["REGRESSES", "THROUGH_REWARDS", "check", "counts", "main", "objective_of", "only_here", "trained_scale"]
 
-THROUGH_REWARDS = False
+REGRESSES, THROUGH_REWARDS = False, False
 
 _MEANS = ("policy_loss", "ratio_mean", "approx_kl", "kl")
 

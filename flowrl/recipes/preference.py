@@ -51,9 +51,9 @@ from flowrl.training.ready import Ready
 from flowrl.training.run import Run
 from flowrl.trajectory import Conditioning, Schedule, Trajectory
 
-__all__ = ["THROUGH_REWARDS", "check", "counts", "main", "objective_of", "only_here", "trained_scale"]
+__all__ = ["REGRESSES", "THROUGH_REWARDS", "check", "counts", "main", "objective_of", "only_here", "trained_scale"]
 
-THROUGH_REWARDS = False
+REGRESSES, THROUGH_REWARDS = True, False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

@@ -10,9 +10,10 @@ import torch
 from gpu_place import Figures, Place
 from torch.nn import functional as F
 
-from flowrl.health.gpu_checks import driver_check, gpu_facts, kernel_check
+from flowrl.health.gpu_checks import driver_check, kernel_check
 from flowrl.health.machine_checks import disk_check, processes_check, shared_memory_check, version_checks
 from flowrl.runs.run_folder import RUNS
+from flowrl.runtime.gpus import gpu_facts
 
 
 def check_driver(place: Place, figures: Figures) -> None:

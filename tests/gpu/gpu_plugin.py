@@ -35,7 +35,7 @@ def figures(request: pytest.FixtureRequest) -> Figures:
 
 def facts(place: Place) -> dict[str, Any]:
     """What ran where."""
-    from flowrl.health.gpu_checks import gpu_facts
+    from flowrl.runtime.gpus import gpu_facts
     from flowrl.runtime.versions import git_commit, versions
 
     found = gpu_facts()

@@ -149,7 +149,7 @@ def record_of(run: Path) -> Record:
         for row in metrics(run)
     ]
     for row in rows:  # where batches of rollout and update differ, it is the rounding of one processor
-        if row.get("ratio_first_deviation", 1.0) < 1e-6:
+        if (row.get("ratio_first_deviation") or 1.0) < 1e-6:
             row["ratio_first_deviation"] = 0.0
     first = {"updates": _UPDATES["count"], **_UPDATES["first"]}
     return {"machine": machine(), "rows": rows, "first": first, "lora": summary_of(lora_tensors(run))}

@@ -11,7 +11,7 @@ import pytest
 
 from flowrl import cli
 from flowrl.config.train import load_config
-from flowrl.migrating.bases import Wish, base_for
+from flowrl.planning.bases import Wish, base_for
 
 PROMPTS = "a red cube\na blue ball\na green cone\na red ball\n"
 

@@ -377,7 +377,7 @@ def test_micro_batches_that_fit() -> None:
     assert allowed_sizes(48, 6) == [6, 12, 24, 48]
     memory = Memory(
         held={"network": 10 * GIB, "LoRA": 1 * GIB}, image=2 * GIB, image_checkpointed=GIB // 8, configured=8 * GIB,
-        micro_batch_size=4, stages={"sampling": GIB}, start=25 * GIB,
+        micro_batch_size=4, stages={"sampling": GIB}, start=25 * GIB, host={},
     )  # fmt: skip
     assert memory.fixed == 11 * GIB + OVERHEAD
     assert memory.peak == 25 * GIB + OVERHEAD  # the text encoders at the start are more than the update

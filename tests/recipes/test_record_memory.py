@@ -11,9 +11,10 @@ import torch
 from tiny_runs import TinyRuns, tiny_runs
 from torch import Tensor
 
+from flowrl import samplers
 from flowrl.config.train import load_config
 from flowrl.planning.memory import pinned
-from flowrl.runtime.placement import PINNED
+from flowrl.runtime import placement
 from flowrl.session.preflight import recipe_of
 from flowrl.training import paths
 from flowrl.trajectory import Sampled, Trajectory
@@ -48,7 +49,7 @@ class Watch:
         self.bytes, self.before = list[int](), list[int]()
         self.pieces = 0  # of the device that lived together, at most
         self._kept, self._drawn = list[weakref.ref[Tensor]](), list[weakref.ref[Tensor]]()
-        rows, draw, on_host, rollout = paths.host_rows, paths.sample, Sampled.on_host, paths.rollout
+        rows, draw, on_host, rollout = placement.host_rows, paths.sample, Sampled.on_host, samplers.rollout
 
         def host_rows(like: Tensor, count: int) -> Tensor:
             made = rows(like, count)
@@ -106,6 +107,6 @@ def test_the_record_is_what_a_plan_counts_and_is_freed_before_the_next_rollout(
 
 def test_a_large_record_is_not_pinned_and_a_small_one_takes_a_power_of_two() -> None:
     assert [pinned(size) for size in (0, 1, 3, 2**20, 2**20 + 1)] == [0, 1, 4, 2**20, 2**21]
-    assert pinned(PINNED) == PINNED
-    assert pinned(PINNED + 1) == PINNED + 1
-    assert not paths.host_rows(torch.zeros(1, 3), 4).is_pinned()
+    assert pinned(placement.PINNED) == placement.PINNED
+    assert pinned(placement.PINNED + 1) == placement.PINNED + 1
+    assert not placement.host_rows(torch.zeros(1, 3), 4).is_pinned()

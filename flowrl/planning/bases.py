@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 from flowrl.config.base import config_files, read_with_base
-from flowrl.config.train import is_here, resolve_path
+from flowrl.config.train import resolve_path
 
 EVERYDAY, EVERYDAY_EVAL = "asset:prompts/everyday.txt", "asset:prompts/everyday_eval.txt"
 """Prompts that ship and are of no benchmark."""
@@ -13,7 +16,10 @@ EVERYDAY, EVERYDAY_EVAL = "asset:prompts/everyday.txt", "asset:prompts/everyday_
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Wish:
-    """What a first configuration is for; None leaves a thing to the configuration that it builds on."""
+    """What a first configuration is for; None leaves a thing to the configuration that it builds on.
+
+    With `recommended` a configuration of the recommended recipe is built on where one ships for the family.
+    """
 
     model: str
     card: int
@@ -22,6 +28,7 @@ class Wish:
     eval_prompts: str | None = None
     train: str = "lora"
     kernel: str = "flow_sde"
+    recommended: bool = False
 
 
 def base_for(wish: Wish) -> str:
@@ -36,17 +43,12 @@ def base_for(wish: Wish) -> str:
     family = known_family(location(wish.model))
     ranked = []
     for name, path in config_files().items():
-        card = card_of(name)
-        if card not in (None, wish.card):
-            continue
-        data = read_with_base(path)
+        data, card = read_with_base(path), card_of(name)
         model = data["pipeline"]["model"]
-        # Whether it trains by outcomes alone, as Flow-GRPO and DanceGRPO do, from which the others differ.
-        credit = data.get("credit", {}).get("method", "outcome")
-        named = [data.get(section, {}).get("name") for section in ("objective", "shaping", "reward_map")]
-        if not (data.get("recipe", "grpo") == "grpo" and credit == "outcome" and not any(named)):
-            continue
+        suits = wish.recommended and name.endswith("_recommended")
         same = model == wish.model
+        if card not in (None, wish.card) or not (suits or is_plain(data)):
+            continue
         if not same and (family is None or known_family(location(model)) != family):
             continue
         rewards = [reward.get("name") for reward in data["rewards"]]
@@ -54,7 +56,9 @@ def base_for(wish: Wish) -> str:
         other = (sampler["kernel"] != wish.kernel) + (sampler.get("sde_window_size", 0) > 0)  # than plain Flow-GRPO
         trained = data.get("policy", {}).get("train", "lora") != wish.train
         away = wish.reward not in (None, *rewards)
-        ranked.append((trained, not same, away, card is None, other, len(rewards), len(data), name))
+        embedded = model.startswith("asset:") != wish.model.startswith("asset:")
+        first = (embedded, trained, wish.recommended and not suits, not same, away, card is None, other)
+        ranked.append((*first, len(rewards), len(data), name))
     if not ranked:
         raise ValueError(
             f"no configuration ships for {wish.model}{f', of the family {family}' if family else ''}: give a model of "
@@ -63,9 +67,21 @@ def base_for(wish: Wish) -> str:
     return min(ranked)[-1]
 
 
-def prompts_are_here(base: str) -> bool:
-    """Whether the training prompts of a configuration that ships exist on this machine."""
-    return is_here(read_with_base(config_files()[base])["prompts"]["train"])
+def is_plain(data: Mapping[str, Any]) -> bool:
+    """Whether a configuration trains by outcomes alone, as Flow-GRPO and DanceGRPO do, from which the others differ."""
+    credit = data.get("credit", {}).get("method", "outcome")
+    named = [data.get(section, {}).get("name") for section in ("objective", "shaping", "reward_map")]
+    return data.get("recipe", "grpo") == "grpo" and credit == "outcome" and not any(named)
+
+
+def is_model(given: str) -> bool:
+    """Whether what a plan is asked for is a model: an asset, a hub id, a folder of one or a file of weights."""
+    if given in config_files() or given.endswith((".yaml", ".yml")):
+        return False
+    folder = Path(given).expanduser()
+    if folder.is_dir():
+        return (folder / "model_index.json").is_file()
+    return given.startswith("asset:") or given.endswith(".safetensors") or given.count("/") == 1
 
 
 def location(model: str) -> str:

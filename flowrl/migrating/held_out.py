@@ -1,0 +1,72 @@
+"""Prompts that a run is measured on and never trained on, split off a file of somebody's own."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from flowrl.config.prompt_sets import PROMPT_SETS
+from flowrl.runtime.files import write_atomically
+
+SHARE = 10
+"""One of so many prompts is held out."""
+LEAST, MOST = 4, 64
+"""Prompts that are held out: with fewer, nothing is; more tell little more for their time."""
+
+
+def hold_out(prompts: str) -> tuple[str, str] | None:
+    """Two files of a file of prompts: those to train on, and every tenth one; None where nothing can be split off.
+
+    They lie beside it, so that the images that its lines name are found. A prompt that stands there twice is on one
+    side alone. Of prompts that ship the pair ships.
+
+    Args:
+        prompts: a .txt or .jsonl file, or asset:NAME.
+
+    Raises:
+        ValueError: one of the two exists with other contents, or the folder cannot be written.
+    """
+    for found in PROMPT_SETS.values():
+        if found.ships is not None and found.ships[0] == prompts:
+            return found.ships
+    path = Path(prompts).expanduser()
+    if path.suffix not in (".txt", ".jsonl") or not path.is_file():
+        return None
+    texts = split_lines(path)
+    if texts is None:
+        return None
+    files = {path.with_name(f"{path.stem}_{side}{path.suffix}"): text for side, text in texts.items()}
+    for file, text in files.items():
+        if file.exists() and file.read_text(encoding="utf-8") != text:
+            raise ValueError(f"{file} exists already with other prompts: move it away, or name `eval_prompts`")
+    for file, text in files.items():
+        try:
+            write_atomically(file, text)
+        except OSError as error:
+            raise ValueError(f"held-out prompts cannot be written to {file} ({error}): name `eval_prompts`") from error
+    train, held_out = map(str, files)
+    return train, held_out
+
+
+def split_lines(path: Path) -> dict[str, str] | None:
+    """The lines to train on and the held-out ones, each prompt on one side alone; None where there are too few."""
+    lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    keys = {line: prompt_of(line, path.suffix) for line in lines}
+    distinct = list(dict.fromkeys(keys.values()))
+    step = max(SHARE, -(-len(distinct) // MOST))
+    held = set(distinct[step - 1 :: step])
+    if len(held) < LEAST:
+        return None
+    sides = {"train": [line for line in lines if keys[line] not in held]}
+    sides["heldout"] = [line for line in keys if keys[line] in held]
+    return {side: "\n".join([*kept, ""]) for side, kept in sides.items()}
+
+
+def prompt_of(line: str, suffix: str) -> str:
+    """What tells a line from others: its prompt, without blanks around it."""
+    if suffix == ".jsonl":
+        try:
+            return str(json.loads(line)["prompt"]).strip()
+        except (ValueError, KeyError, TypeError):  # which reading the file refuses, with the line
+            pass
+    return line.strip()

@@ -1,0 +1,136 @@
+"""A first run of a model: the recommended recipe on its own model, prompts and reward, measured before and after."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import yaml
+
+from flowrl.config.base import find_config
+from flowrl.config.overrides import Settings
+from flowrl.config.prompt_sets import PROMPT_SETS, set_of_file
+from flowrl.config.sections import PipelineConfig
+from flowrl.config.train import ConfigError, TrainConfig, is_here, load_config, to_yaml
+from flowrl.pipelines import family_for, family_name
+from flowrl.pipelines.places.known_checkpoints import usual_sampling
+from flowrl.planning.bases import EVERYDAY, EVERYDAY_EVAL, Wish, base_for
+from flowrl.planning.recommended import is_recommended, recommended
+from flowrl.planning.written import placed
+from flowrl.session.few_steps import FEW, few_step_advice, is_few_step, watches_sharpness
+from flowrl.session.preflight import look
+from flowrl.training.model_files import location_of
+
+SHARPNESS = {"name": "jpeg_compressibility", "weight": 0.0}
+"""A reward that is only watched: images that lose their detail make smaller files."""
+
+USUAL = {"name": "clip_score", "options": {"model": "openai/clip-vit-large-patch14"}}
+"""A reward that any text serves, whose model needs no licence to be accepted."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FirstRun:
+    """The settings of a first run, the configuration that they build on, and what to know of them."""
+
+    config: TrainConfig
+    base: str
+    notes: tuple[str, ...]
+
+
+def first_run(wish: Wish, settings: Settings = ()) -> FirstRun:
+    """The recommended recipe for what is wished for; of a few-step checkpoint the policy gradient of its family.
+
+    Args:
+        wish: model, reward and prompts; what it leaves open is that of the nearest configuration that ships.
+        settings: replace what follows from it.
+
+    Raises:
+        ValueError: nothing ships for the model, or the settings do not go together.
+    """
+    few = is_few_step(PipelineConfig(model=wish.model))
+    base = base_for(replace(wish, recommended=not few))
+    below = load_config(find_config(base))
+    given = yaml.safe_load(to_yaml(below))
+    if wish.model != below.pipeline.model:
+        given["pipeline"] |= {"model": wish.model, "revision": None, "variant": None}
+    if wish.reward is not None and [reward.name for reward in below.rewards] != [wish.reward]:
+        file, colon, function = wish.reward.rpartition(":")
+        given["rewards"] = [{"file": placed(file), "function": function} if colon else {"name": wish.reward}]
+    found, notes = with_prompts(given, wish, base)
+    location = location_of(found.pipeline)
+    family = family_for(family_name(found.pipeline.name, location), location)
+    if few:
+        found = found if wish.model == below.pipeline.model else in_few_steps(found, family.name)
+        notes += few_step_advice(found)
+    else:
+        found = found if is_recommended(found) else recommended(found, partial(family.rows, location))
+        unproven = "" if wish.model.startswith("asset:") else ", and is unproven at this size"
+        recipe = f"{found.objective.name} with {found.updates_per_rollout} updates a rollout"
+        notes.append(f"{recipe} learned most for its cost on the embedded models{unproven}")
+    return FirstRun(config=measured(found, settings), base=base, notes=tuple(notes))
+
+
+def in_few_steps(config: TrainConfig, family: str) -> TrainConfig:
+    """The run with the steps and guidance that its checkpoint is published for, and one stochastic step in the middle:
+    of few steps, noise of the first is singular, and noise of the last stays in the image."""
+    usual, given = usual_sampling(family, config.pipeline.model), yaml.safe_load(to_yaml(config))
+    steps = int(min(usual["num_steps"], FEW))
+    window = {"sde_window_size": 1, "sde_window_range": [1, max(2, steps - 1)]} if steps > 2 else {}
+    for section in ("sampler", "eval"):
+        given[section] |= {"num_steps": steps, "guidance_scale": usual["guidance_scale"]}
+    return load_config({**given, "sampler": {**given["sampler"], **window}})
+
+
+def with_prompts(given: dict[str, Any], wish: Wish, base: str) -> tuple[TrainConfig, list[str]]:
+    """The configuration with the prompts that are wished for; prompts that ship stand in for those that are not here.
+
+    Raises:
+        ValueError: no prompts that are here have what model and reward need.
+    """
+    if wish.prompts is not None:
+        given["prompts"] |= {"train": placed(wish.prompts), "eval": wish.eval_prompts and placed(wish.eval_prompts)}
+        return without_evaluation(given), []
+    train = given["prompts"]["train"]
+    if wish.eval_prompts is not None:
+        given["prompts"]["eval"] = placed(wish.eval_prompts)
+    if is_here(train):
+        return without_evaluation(given), []
+    key = set_of_file(train)
+    ships = (PROMPT_SETS[key].ships if key is not None else None) or (EVERYDAY, EVERYDAY_EVAL)
+    plain = {**given, "prompts": {**given["prompts"], "train": ships[0], "eval": wish.eval_prompts or ships[1]}}
+    said = f"its prompts are {ships[0]}, which ship: name yours with `prompts`"
+    if suits(plain):
+        return without_evaluation(plain), [said]
+    way = f": flowrl data get {key}" if key is not None and PROMPT_SETS[key].place else ""
+    own = [reward["name"] or reward["function"] for reward in given["rewards"]]
+    if wish.reward is None and suits({**plain, "rewards": [USUAL]}):
+        instead = f"the prompts of {base} ({train}) are not here, and {', '.join(own)} needs them{way}"
+        return without_evaluation({**plain, "rewards": [USUAL]}), [f"{said}; {instead}, so its reward is CLIPScore"]
+    return without_evaluation(given), [f"its prompts have to be put at {train} first{way}"]
+
+
+def suits(given: dict[str, Any]) -> bool:
+    """Whether prompts that are here have what model and rewards need."""
+    return not look(without_evaluation(given), here=False, only_here=True).of_prompts
+
+
+def without_evaluation(given: dict[str, Any]) -> TrainConfig:
+    """The configuration; without held-out prompts it evaluates nothing."""
+    if given["prompts"]["eval"] is None:
+        given = {**given, "eval_every": 0, "budget": {**given["budget"], "evals": 0}}
+    return load_config(given)
+
+
+def measured(config: TrainConfig, settings: Settings) -> TrainConfig:
+    """The run with an evaluation before and after and a watch on sharpness; then with settings of somebody's own."""
+    given = yaml.safe_load(to_yaml(config))
+    if config.prompts.eval is not None:
+        given |= {"eval_every": config.num_iterations, "budget": {**given["budget"], "evals": 0}}
+    if not watches_sharpness(config):
+        watched = {**given, "rewards": [*given["rewards"], SHARPNESS]}
+        try:
+            given = watched if not look(load_config(watched), here=False, only_here=True).faults else given
+        except ConfigError:  # rewards that are combined otherwise than by weight
+            pass
+    return load_config(given, settings)

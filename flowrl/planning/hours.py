@@ -1,0 +1,140 @@
+"""How long a run takes on a card: one number and its range, in hours, and what that costs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import yaml
+
+from flowrl.config.train import TrainConfig, load_config, to_yaml
+from flowrl.planning.cost import cost_of
+from flowrl.planning.counts import negative_again, of_run
+from flowrl.planning.gather import Plan
+from flowrl.planning.throughput import PEAKS, SHARES
+
+USUAL = {24: "4090", 40: "A100", 48: "L40S", 80: "H100", 141: "H200", 180: "B200"}
+"""GB of a card -> the usual GPU with so much memory."""
+TOO_LONG = 30 * 24.0
+"""Hours that nobody waits for."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Speed:
+    """What computes a run: `cards` processors called `name`, each at `slow` to `fast` TFLOP/s."""
+
+    name: str
+    slow: float
+    fast: float
+    cards: int
+
+    def hours(self, flops: float) -> Hours:
+        """Time of so many FLOPs, split evenly."""
+        most, least = (flops / (pace * 1e12 * self.cards * 3600) for pace in (self.slow, self.fast))
+        return Hours(least=least, most=most)
+
+    def __str__(self) -> str:
+        return f"one {self.name}" if self.cards == 1 else f"{self.cards} {self.name}s"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Hours:
+    """A time between `least` and `most`, in hours; `middle`, the number to plan with, is their geometric mean."""
+
+    least: float
+    most: float
+
+    @property
+    def middle(self) -> float:
+        """Hours."""
+        return math.sqrt(self.least * self.most)
+
+    def __str__(self) -> str:
+        if self.least == self.most:
+            return f"about {in_time(self.middle)}"
+        least, most = in_time(self.least).split(), in_time(self.most).split()
+        return f"about {in_time(self.middle)} ({' '.join(least[: 1 + (least[1] != most[1])])} to {' '.join(most)})"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Work:
+    """FLOPs of one iteration and of one evaluation, and how many there are."""
+
+    iteration: float
+    iterations: int
+    evaluation: float
+    evaluations: int
+
+    @property
+    def total(self) -> float:
+        """FLOPs of the run."""
+        return self.iteration * self.iterations + self.evaluation * self.evaluations
+
+
+def speed_of(plan: Plan, card: int | None, cards: int) -> Speed | None:
+    """The pace of a card of so many GB; what was measured or given counts for all. None where nothing is known of it.
+
+    Args:
+        plan: of the run.
+        card: memory in GB; the usual GPU with the most memory that is no more than this stands for it.
+        cards: number of them.
+    """
+    if plan.pace.range is not None:
+        slow, fast = plan.pace.range
+        return Speed(name=plan.processor, slow=slow, fast=fast, cards=cards)
+    if plan.processor == "CPU":
+        return None
+    name = USUAL[max((size for size in USUAL if size <= (card or 0)), default=min(USUAL))]
+    slow, fast = (PEAKS[name] * share for share in SHARES)
+    return Speed(name=name, slow=slow, fast=fast, cards=cards)
+
+
+def changed(config: TrainConfig, settings: Sequence[str]) -> TrainConfig:
+    """A configuration with other settings, `key=value`, checked as its file is.
+
+    Raises:
+        ConfigError: they do not go together.
+    """
+    return load_config(yaml.safe_load(to_yaml(config)), settings)
+
+
+def work_of(plan: Plan, config: TrainConfig) -> Work:
+    """What a run takes under settings that leave model, size and prompts of evaluations as they are.
+
+    Raises:
+        ValueError: the model's dimensions are not known.
+    """
+    network, cost = plan.network, plan.cost
+    if network is None or cost is None:
+        raise ValueError(f"the time of {plan.name} is not known: {plan.unknown}")
+    ranks = max(1, plan.processes // config.parallel.context)
+    run = of_run(config, plan.passes, ranks, None)
+    recomputed = config.pipeline.gradient_checkpointing and network.blocks > 0
+    made = cost_of(
+        network,
+        run,
+        eval_forward=0.0,
+        decode=None if cost.decoding is None else cost.decoding / max(1, plan.run.total.images),
+        eval_decode=None,
+        recomputed=recomputed + negative_again(config, plan.passes),
+    )
+    return Work(
+        iteration=made.training / run.iterations,
+        iterations=run.iterations,
+        evaluation=(cost.evaluation or 0.0) / max(1, plan.run.evaluations),
+        evaluations=run.evaluations,
+    )
+
+
+def in_time(hours: float) -> str:
+    """Two digits and a unit: seconds to years."""
+    for size, unit in ((2 * 365.25 * 24, "years"), (48.0, "days"), (1.0, "h"), (1 / 60, "min")):
+        if hours >= size:
+            return f"{rounded(hours / {'years': 365.25 * 24, 'days': 24.0}.get(unit, size))} {unit}"
+    return f"{rounded(max(1.0, hours * 3600))} s"
+
+
+def rounded(value: float) -> str:
+    """A number in two digits, with commas."""
+    return f"{float(f'{value:.2g}'):,.9g}"

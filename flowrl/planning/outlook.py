@@ -1,0 +1,180 @@
+"""The verdict of a plan, which comes first: does the run fit, when does it end, what does it cost, what shortens it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from flowrl.config.train import ConfigError, TrainConfig
+from flowrl.planning.disk import disk_line
+from flowrl.planning.fits import Fit, fit
+from flowrl.planning.gather import Plan
+from flowrl.planning.hours import TOO_LONG, Hours, Speed, changed, in_time, rounded, speed_of, work_of
+from flowrl.planning.recommended import is_recommended, recommended
+from flowrl.planning.shorter import GIVES_UP, RESERVE, SMALLER, SPANS, Length, batches_of, length_within
+from flowrl.planning.verdict import card_for, verdict
+from flowrl.planning.words import note, table
+from flowrl.session.few_steps import few_step_advice, is_few_step
+
+MOST_CARDS = 512
+"""Cards that are proposed at most."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Recipe:
+    """A run by one recipe: its configuration, its time as it is, and what of it ends within each of `SPANS`."""
+
+    config: TrainConfig
+    hours: Hours
+    lengths: Mapping[str, Length | None]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outlook:
+    """What a plan says first.
+
+    Attributes:
+        card: memory in GB of the card that is to hold the run.
+        found: what makes it fit; None where its memory is not known.
+        speed: of the cards; None where nothing is known of it.
+        own: the run as it fits; None where its time is not known.
+        other: the same run by the recommended recipe; None where it has that already, or none is to be recommended.
+        price: of one card for an hour, in your currency.
+    """
+
+    card: int
+    found: Fit | None = None
+    speed: Speed | None = None
+    own: Recipe | None = None
+    other: Recipe | None = None
+    price: float | None = None
+    advice: tuple[str, ...] = field(default=())
+
+
+def outlook_of(plan: Plan, card: int | None, price: float | None = None) -> Outlook:
+    """The verdict's numbers.
+
+    Args:
+        plan: of the run.
+        card: memory in GB; None takes the smallest usual one that holds the run as it is, else the largest.
+        price: of one card for an hour.
+    """
+    card = card_for(plan, card)
+    advice = few_step_advice(plan.config)
+    if plan.facts is None or plan.cost is None:
+        return Outlook(card=card, price=price, advice=advice)
+    found = fit(plan.facts, plan.settings, plan.choices, card)
+    cards = plan.processes if found.overrides is None else max(found.settings.processes, plan.processes)
+    speed = speed_of(plan, card, cards)
+    config = changed(plan.config, found.overrides) if found.overrides else plan.config
+    if speed is None:
+        return Outlook(card=card, found=found, price=price, advice=advice)
+    other = None
+    if not is_recommended(config) and not is_few_step(plan.config.pipeline):
+        try:
+            other = recipe_of_run(plan, recommended(config, plan.passes), speed)
+        except ConfigError:  # no run by this recipe has these settings
+            other = None
+    own = recipe_of_run(plan, config, speed)
+    return Outlook(card=card, found=found, speed=speed, own=own, other=other, price=price, advice=advice)
+
+
+def recipe_of_run(plan: Plan, config: TrainConfig, speed: Speed) -> Recipe:
+    """A run's time by the settings of a configuration, and the lengths that end within each of `SPANS`."""
+    work = work_of(plan, config)
+    lengths = {
+        name: length_within(
+            work,
+            speed,
+            batch=batches_of(config, max(1, speed.cards // config.parallel.context)),
+            within=within,
+        )
+        for name, within in SPANS.items()
+    }
+    return Recipe(config=config, hours=speed.hours(work.total), lengths=lengths)
+
+
+# ---- words -----------------------------------------------------------------------------------------------------------
+
+
+def headline(plan: Plan, outlook: Outlook) -> str:
+    """The first line: whether it fits, and how long it takes."""
+    if outlook.found is None:
+        words = f"whether it fits {outlook.card} GB is not known"
+    elif outlook.found.overrides is None:
+        words = f"does not fit {outlook.card} GB"
+    else:
+        words = f"fits {outlook.card} GB{' with other settings' * bool(outlook.found.overrides)}"
+    if outlook.own is not None and outlook.speed is not None:
+        hours = outlook.own.hours
+        words += f"{', but' if hours.middle > TOO_LONG else ';'} takes {str(hours).split(' (')[0]} on {outlook.speed}"
+    return "\n".join(line[2:] for line in note(f"{plan.name}: {words}"))
+
+
+def outlook_lines(plan: Plan, outlook: Outlook, *, gains: bool = False) -> list[str]:
+    """Memory, time, cost, disk and downloads, and what is known against the model; `gains`: of each setting."""
+    memory = verdict(plan, outlook.card, gains=gains)
+    return memory + [line for said in (*time_words(plan, outlook), *outlook.advice) for line in note(said)]
+
+
+def outlook_words(plan: Plan, outlook: Outlook) -> list[str]:
+    """The same in sentences, without what each setting gains and what is known against the model."""
+    memory = " ".join(line.strip() for line in verdict(plan, outlook.card, gains=False))
+    return [memory, *time_words(plan, outlook)]
+
+
+def time_words(plan: Plan, outlook: Outlook) -> list[str]:
+    """Sentences on time, cost and disk."""
+    said = list[str]()
+    if outlook.own is not None and outlook.speed is not None:
+        hours, speed = outlook.own.hours, outlook.speed
+        words = f"takes {hours} on {speed}, without rewards and text encoders"
+        if plan.run.evaluations and plan.run.evaluation_rows is None:
+            words = f"{words}, and without evaluations, whose prompts are not here"
+        said.append(f"{words}: too long to wait for" if hours.middle > TOO_LONG else words)
+        if outlook.price is not None:
+            costs = (value * speed.cards * outlook.price for value in (hours.least, hours.middle, hours.most))
+            least, middle, most = map(rounded, costs)
+            said.append(f"costs about {middle} ({least} to {most}) at {outlook.price:g} an hour of a card")
+    elif plan.cost is not None:
+        said.append("how long it takes is not known: flowrl bench CONFIG measures the pace of this machine")
+    return [*said, disk_line(plan)]
+
+
+def sooner_lines(plan: Plan, outlook: Outlook) -> list[str]:
+    """What of the run ends within an evening, a weekend and a week; nothing where an evening is enough for all."""
+    own, other, speed = outlook.own, outlook.other, outlook.speed
+    if own is None or speed is None or own.hours.most <= min(SPANS.values()) * (1 - RESERVE):
+        return []
+    recipes = [("this recipe", own), *([("recommended recipe", other)] if other is not None else [])]
+    lines = table(
+        [
+            ("prompts x group x iterations", *(title for title, _ in recipes)),
+            *length_rows([one for _, one in recipes], speed),
+        ]
+    ) + note(GIVES_UP)
+    if other is not None:
+        lines += note(
+            f"Recommended: {other.config.objective.name}, {other.config.updates_per_rollout} updates a rollout. It "
+            "learned most for its cost on the embedded models, and is unproven at this size."
+        )
+    ends = [within for name, within in SPANS.items() if own.lengths[name] is not None]
+    if not ends:
+        return lines + note(SMALLER)
+    way = f"flowrl plan {plan.name} with `card` {outlook.card} and `hours` {ends[0]:.0f} writes such a run."
+    return lines + note(way)
+
+
+def length_rows(recipes: Sequence[Recipe], speed: Speed) -> list[tuple[str, ...]]:
+    """A column for each recipe: what ends within each of `SPANS`, the whole's time, and cards for it in a week."""
+    rows = [
+        (f"{name}, {within:.0f} h", *(str(one.lengths[name] or "-") for one in recipes))
+        for name, within in SPANS.items()
+    ]
+    rows.append(("whole", *(in_time(one.hours.middle) for one in recipes)))
+    week = SPANS["a week"] * (1 - RESERVE)
+    counts = [math.ceil(one.hours.most * speed.cards / week) for one in recipes]
+    if max(counts) > speed.cards:
+        rows.append(("whole in a week", *(f"{n:,} cards" if n <= MOST_CARDS else "-" for n in counts)))
+    return rows

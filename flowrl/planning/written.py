@@ -1,0 +1,139 @@
+"""The text of a configuration that flowrl writes: what one changes first, each line with what the key means."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import textwrap
+from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from flowrl.config.base import config_files, find_config, read_with_base
+from flowrl.config.key_docs import first_sentence, key_docs
+from flowrl.config.strict_yaml import apply_override
+from flowrl.config.train import TrainConfig, load_config, to_yaml
+
+SHOWN = ("seed", "num_iterations", "prompts_per_step", "group_size", "pipeline.model", "policy.lora_rank",
+         "sampler.num_steps", "sampler.guidance_scale", "optim.lr", "prompts.train", "prompts.eval", "rewards",
+         "eval_every", "checkpoint_every")  # fmt: skip
+"""What is written even where it is as the base has it: what one changes first."""
+COLUMN = 40
+WIDTH = 120
+
+
+def text_of(config: TrainConfig, base: str | None, head: Sequence[str], sized: Collection[str] = ()) -> str:
+    """YAML of what a configuration says beyond its base, and of `SHOWN`, with what each key means beside or above it.
+
+    Args:
+        config: the settings.
+        base: the configuration that it builds on, a file or the name of one that ships; None writes all settings.
+        head: paragraphs that come first, as comments.
+        sized: keys that were set for the card or the time.
+    """
+    own = yaml.safe_load(to_yaml(config))
+    data: dict[str, Any] = own if base is None else {"base": _named(base)}
+    differing = set() if base is None else set(_differing(config, load_config(find_config(base))))
+    for key in (*SHOWN, *sorted(differing - set(SHOWN))) if base is not None else ():
+        value = _at(own, key)
+        if value is not None or key in differing:
+            set_at(data, key, _short(value) if key.endswith("rewards") else value)
+    wrapper = textwrap.TextWrapper(WIDTH, initial_indent="# ", subsequent_indent="#   ", break_on_hyphens=False)
+    comments = [line for part in head for line in wrapper.wrap(part)]
+    return "\n".join([*comments, *_lines(data, set(sized)), ""])
+
+
+def written_keys(base: str, keys: dict[str, Any], overrides: Sequence[str]) -> list[str]:
+    """Lines of dotted keys on top of a base, then of ``key=value`` of the plan, with comments."""
+    data: dict[str, Any] = {"base": base}
+    below = read_with_base(config_files()[base])
+    if keys["pipeline.model"] != below["pipeline"]["model"] and "revision" in below["pipeline"]:
+        set_at(data, "pipeline.revision", None)
+    for key, value in keys.items():
+        set_at(data, key, value)
+    for override in overrides:
+        apply_override(data, override)
+    return _lines(_plain(data), {override.partition("=")[0] for override in overrides})
+
+
+def placed(file: str) -> str:
+    """A file as it is found from any folder; assets and data sets stay as they are named."""
+    return file if file.startswith(("asset:", "dataset:")) else str(Path(file).expanduser().resolve())
+
+
+def set_at(data: dict[str, Any], dotted: str, value: Any) -> None:
+    """Sets a dotted key, in place; sections that are not there are made."""
+    *sections, last = dotted.split(".")
+    for section in sections:
+        data = data.setdefault(section, {})
+    data[last] = value
+
+
+def _differing(one: Any, other: Any, prefix: str = "") -> Iterator[str]:
+    """Dotted keys in which two configurations differ, section by section; options and lists differ as a whole."""
+    for field in dataclasses.fields(one):
+        mine, theirs = getattr(one, field.name), getattr(other, field.name)
+        if dataclasses.is_dataclass(mine):
+            yield from _differing(mine, theirs, f"{prefix}{field.name}.")
+        elif mine != theirs:
+            yield f"{prefix}{field.name}"
+
+
+def _named(base: str) -> str:
+    """A shipped configuration by its name, so that another machine finds it; a file by its whole path."""
+    name = Path(base).stem
+    return name if config_files().get(name) in (Path(base), find_config(base)) else os.path.abspath(base)
+
+
+def _at(data: Any, dotted: str) -> Any:
+    for part in dotted.split("."):
+        data = data.get(part) if isinstance(data, dict) else None
+    return data
+
+
+def _short(rewards: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rewards without what they have by default."""
+    return [{key: value for key, value in entry.items() if value not in (None, {}, [])} for entry in rewards]
+
+
+def _plain(value: Any) -> Any:
+    """Values without the marks of overrides."""
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    return getattr(value, "value", value)
+
+
+def _lines(data: dict[str, Any], sized: set[str]) -> list[str]:
+    docs = {doc.key: first_sentence(doc.text) for doc in key_docs(TrainConfig)}
+    lines = []
+    for key, value in sorted(data.items(), key=lambda item: (item[0] != "base", isinstance(item[1], (dict, list)))):
+        if isinstance(value, dict) and value:
+            lines.append(f"{key}:")
+            for name, inner in value.items():
+                lines += _line(f"  {name}", inner, f"{key}.{name}", docs, sized)
+        elif key == "rewards":
+            lines += ["rewards:", *(f"- {_flow(item)}" for item in value)]
+        else:
+            lines += _line(key, value, key, docs, sized)
+    return lines
+
+
+def _line(name: str, value: Any, key: str, docs: dict[str, str], sized: set[str]) -> list[str]:
+    """A key and its value; what it means stands beside it, or above where there is no room."""
+    text, indent = f"{name}: {_flow(value)}", name[: len(name) - len(name.lstrip())]
+    said, mark = docs.get(key, "").replace("`", "").partition(";")[0], " [fitted]" if key in sized else ""
+    if not said:
+        return [text]
+    for told in (said, said.partition(": ")[0]):  # what is before a colon says it in short
+        if len(beside := f"{text:<{COLUMN}}  # {told}{mark}") <= WIDTH:
+            return [beside]
+    return [*textwrap.wrap(said + mark, WIDTH, initial_indent=f"{indent}# ", subsequent_indent=f"{indent}# "), text]
+
+
+def _flow(value: Any) -> str:
+    text: str = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=10_000, allow_unicode=True)
+    return text.removesuffix("\n").removesuffix("\n...")

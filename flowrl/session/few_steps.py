@@ -1,0 +1,75 @@
+"""Checkpoints that were distilled to few steps: which they are, what is known of tuning them, and what helps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from flowrl.config.sections import PipelineConfig
+from flowrl.config.train import TrainConfig
+from flowrl.pipelines.places.known_checkpoints import checkpoints, published
+from flowrl.pipelines.shared.cards import read_part
+from flowrl.session.preflight import recipe_of
+from flowrl.training.model_files import location_of
+
+FEW = 8
+"""Steps that a few-step checkpoint is published for, at most."""
+NAMES = ("turbo", "lightning", "schnell", "distill", "hyper-sd", "lcm")
+"""Words in the names of such checkpoints."""
+
+
+def is_few_step(settings: PipelineConfig) -> bool:
+    """Whether a model draws in few steps because it was distilled: its table entry, its index or its name says so."""
+    model = location_of(settings)
+    known = published(model)
+    if known is not None:
+        return known.sampling.get("num_steps", FEW + 1) <= FEW or bool(known.index.get("is_distilled"))
+    index = read_part(model, "model_index.json") if Path(model).is_dir() else None
+    return bool((index or {}).get("is_distilled")) or any(word in Path(model).name.lower() for word in NAMES)
+
+
+def undistilled(model: str) -> str | None:
+    """The published checkpoint of the same family, of the same network if there is one, that is not distilled."""
+    known = checkpoints()
+    own = known.get(model)
+    if own is None:
+        return None
+    family = [name for name, one in known.items() if one.family == own.family]
+    full = [name for name in family if not is_few_step(PipelineConfig(model=name))]
+    return next((name for name in full if known[name].network == own.network), next(iter(full), None))
+
+
+def few_step_advice(config: TrainConfig) -> tuple[str, ...]:
+    """What is known of tuning a few-step checkpoint by the run's recipe, then what helps; nothing of other models."""
+    if not is_few_step(config.pipeline):
+        return ()
+    name = config.pipeline.model
+    base = undistilled(name)
+    if recipe_of(config).REGRESSES:
+        known = (
+            f"{name} is distilled to few steps, and recipe {config.recipe} trains it to predict what many steps lead "
+            "to: runs of others gained reward for a while, then images blurred (DiffusionNFT's authors do not support "
+            "it; Flow-Factory saw blur after 4,000 to 5,000 steps without a KL)"
+        )
+        advice = ["take recipe=grpo with sampler.kernel=cps, whose noise stays finite at the first step"]
+        if config.kl_coef == 0:
+            advice.append("else set kl_coef above 0")
+        advice.append("stop early, at the evaluation before sharpness falls")
+    else:
+        known = (
+            f"{name} is distilled to few steps. Policy gradients keep to its own steps, but users of such models "
+            "report collapse, and blur in long runs without a KL"
+        )
+        advice = (
+            [] if config.sampler.kernel == "cps" else ["sampler.kernel=cps, whose noise stays finite at the first step"]
+        )
+        advice += ["a small clip_range (1e-5 helped others)", "steps and guidance as published", "short runs"]
+    if base is not None:
+        advice.append(f"or train {base}, which is not distilled, and distil it after")
+    if not watches_sharpness(config):
+        advice.append("and watch sharpness: add {name: jpeg_compressibility, weight: 0} to rewards")
+    return (known, f"what helps: {'; '.join(advice)}")
+
+
+def watches_sharpness(config: TrainConfig) -> bool:
+    """Whether a reward tells how much fine detail images have: a JPEG file is small where there is little."""
+    return any((reward.name or "").startswith("jpeg_") for reward in (*config.rewards, *config.eval.rewards))

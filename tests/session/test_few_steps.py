@@ -1,0 +1,53 @@
+"""What is said of checkpoints that were distilled to few steps."""
+
+from __future__ import annotations
+
+import pytest
+
+from flowrl.config.base import find_config
+from flowrl.config.sections import PipelineConfig
+from flowrl.config.train import load_config
+from flowrl.pipelines.places.known_checkpoints import checkpoints
+from flowrl.session.few_steps import few_step_advice, is_few_step, undistilled
+
+FEW = {
+    "black-forest-labs/FLUX.1-schnell": "black-forest-labs/FLUX.1-dev",
+    "black-forest-labs/FLUX.2-klein-4B": "black-forest-labs/FLUX.2-klein-base-4B",
+    "black-forest-labs/FLUX.2-klein-9B": "black-forest-labs/FLUX.2-klein-base-9B",
+    "krea/Krea-2-Turbo": "krea/Krea-2-Raw",
+    "Qwen/Qwen-Image-2.1-Turbo": "Qwen/Qwen-Image-2.1",
+    "stabilityai/stable-diffusion-3.5-large-turbo": "stabilityai/stable-diffusion-3.5-large",
+    "Tongyi-MAI/Z-Image-Turbo": "Tongyi-MAI/Z-Image",
+}
+"""Every published checkpoint of the table that is distilled to few steps -> what it was distilled from."""
+
+
+def test_those_of_the_table_are_known() -> None:
+    assert {model for model in checkpoints() if is_few_step(PipelineConfig(model=model))} == set(FEW)
+    assert {model: undistilled(model) for model in FEW} == FEW
+    assert is_few_step(PipelineConfig(model="lightx2v/Wan2.1-T2V-14B-StepDistill-CfgDistill"))
+    assert not is_few_step(PipelineConfig(model="asset:tiny-sd3"))
+
+
+@pytest.mark.parametrize("name", ["z_image_turbo_grpo", "flux2_klein_grpo", "sd35l_turbo_grpo_pickscore"])
+def test_policy_gradients_are_warned_of_and_cps_proposed(name: str) -> None:
+    known, advice = few_step_advice(load_config(find_config(name)))
+    assert "distilled to few steps" in known
+    for part in ("sampler.kernel=cps", "clip_range", "is not distilled", "jpeg_compressibility"):
+        assert part in advice
+
+
+def test_forward_recipes_are_told_to_take_another() -> None:
+    turbo = ["pipeline.model=stabilityai/stable-diffusion-3.5-large-turbo", "kl_coef=0"]
+    known, advice = few_step_advice(load_config(find_config("sd35m_nft"), turbo))
+    assert "blur" in known
+    assert "recipe=grpo with sampler.kernel=cps" in advice
+    assert "kl_coef above 0" in advice
+    watched = ["rewards=[{name: clip_score}, {name: jpeg_compressibility, weight: 0}]", "kl_coef=1e-4"]
+    _, less = few_step_advice(load_config(find_config("sd35m_nft"), [turbo[0], *watched]))
+    assert "kl_coef above 0" not in less
+    assert "jpeg_compressibility" not in less
+
+
+def test_nothing_is_said_of_other_models() -> None:
+    assert few_step_advice(load_config(find_config("sd35m_nft"))) == ()
