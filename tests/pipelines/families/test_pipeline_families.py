@@ -43,7 +43,7 @@ def test_family_is_whole(name: str) -> None:
     assert known.name == name
     assert published(known), "name at least one published checkpoint"
     assert {family_of(model) for model in published(known)} == {name}
-    assert [stock for stock in known.stock if not hasattr(diffusers, stock)] == []
+    assert set(known.stock) <= set(dir(diffusers))  # which imports none: an older transformers may lack what one needs
     methods = [part for part in vars(Pipeline) if not part.startswith("_") and callable(getattr(Pipeline, part))]
     assert [part for part in methods if not hasattr(FamilyPipeline, part)] == []
 

@@ -215,7 +215,7 @@ def test_tokens_of_an_image_are_those_of_stocks_processor(settings: dict[str, in
         stock = Qwen2VLImageProcessor(**settings)
         stock.save_pretrained(tmp_path / "processor")
     for height, width in ((16, 33), (56, 56), (100, 70), (512, 512), (777, 1033), (4096, 1024), (4001, 3999)):
-        expected = stock.get_number_of_image_patches(height, width) // stock.merge_size**2
+        expected = stock.get_number_of_image_patches(height, width, {}) // stock.merge_size**2
         assert image_tokens(str(tmp_path), height, width) == expected
 
 
