@@ -46,7 +46,7 @@ _GROUPS = {
 }
 """Groups that a configuration's way of sampling can be divided into."""
 _FEWER = (
-    "prompts_per_step=1", "group_size=2", "micro_batch_size=1", "sampler.num_steps=4",
+    "prompts_per_step=1", "group_size=2", "micro_batch_size=1", "sampler.num_steps=3",
     "sampler.sde_window_range=[0, 2]", "eval.num_prompts=1", "eval.num_steps=1",
 )  # fmt: skip
 _FEW = (*_FEWER, "num_iterations=1", "eval_every=1")
