@@ -77,7 +77,7 @@ def _pair(pair: BeforeAfter, address: dict[Path, str], heard: Set[Path]) -> str:
             # frames is for paper and for a still look.
             playing = "" if clip in heard else "muted autoplay "
             shots += (
-                f'<div class="shot"><span>{side}</span><video src="{esc(address[clip])}" {playing}loop playsinline '
+                f'<div class="shot"><span>{side}</span><video src="{address[clip]}" {playing}loop playsinline '
                 f'controls aria-label="{esc(words)}"></video>{_whole(path, f"frames {words}", ROW)}</div>'
             )
     except (OSError, ValueError):

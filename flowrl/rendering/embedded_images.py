@@ -62,7 +62,7 @@ def data_address(content: bytes, kind: str) -> str:
 
 
 def clip_addresses(clips: Sequence[Path], home: Path) -> dict[Path, str]:
-    """What a page in the folder `home` writes for every clip: all of them inside the page, or all as links."""
+    """What a page in the folder `home` writes for every clip, as HTML has it: all inside the page, or all as links."""
     if sum(clip.stat().st_size for clip in clips) <= MAX_EMBEDDED:
         return {clip: data_address(clip.read_bytes(), "video/mp4") for clip in clips}
-    return {clip: quote(Path(os.path.relpath(clip.resolve(), home.resolve())).as_posix()) for clip in clips}
+    return {clip: esc(quote(Path(os.path.relpath(clip.resolve(), home.resolve())).as_posix())) for clip in clips}

@@ -139,39 +139,43 @@ def without_secrets(text: str) -> str:
     (`hf_`, `sk-`, `ghp_`, `AKIA`, ...), also percent-encoded, and the values of environment variables that are called
     a token, key, secret or password.
     """
-    if (
-        "[" in text
-        and _COLOURS.search(text)
-        and (cleared := _without_secrets(plain := _COLOURS.sub("", text))) != plain
-    ):
+    return _without(_secrets() if len(text) >= _SHORTEST else [], text)  # most cells of a page are shorter
+
+
+def settings_without_secrets(value: Any) -> Any:
+    """The same of all texts in nested settings; what its name calls a token or password is left out as a whole."""
+    return _settings_without(_secrets(), value)
+
+
+def _settings_without(secrets: list[str], value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {
+            name: SECRET
+            if isinstance(part, str) and part and _SECRET_SETTINGS.match(str(name))
+            else _settings_without(secrets, part)
+            for name, part in value.items()
+        }
+    if isinstance(value, list | tuple):
+        return [_settings_without(secrets, part) for part in value]
+    return _without(secrets, value) if isinstance(value, str) else value
+
+
+def _secrets() -> list[str]:  # read once a document: that takes longer than replacing them
+    of_names = {os.environ[name].strip() for name in os.environ if name.upper().endswith(_SECRET_VARIABLES)}
+    return _as_written(frozenset(value for value in of_names | _remembered if len(value) >= _SHORTEST))
+
+
+def _without(secrets: list[str], text: str) -> str:
+    plain = _COLOURS.sub("", text) if "[" in text else text
+    if plain != text and (cleared := _without(secrets, plain)) != plain:
         return cleared  # colours may stand in the midst of a secret
-    return _without_secrets(text)
-
-
-def _without_secrets(text: str) -> str:
-    if len(text) >= _SHORTEST:  # shorter ones, as most cells of a page, hold no known secret
-        of_names = {os.environ[name].strip() for name in os.environ if name.upper().endswith(_SECRET_VARIABLES)}
-        for value in _as_written(frozenset(value for value in of_names | _remembered if len(value) >= _SHORTEST)):
-            text = text.replace(value, SECRET)
+    for value in secrets:
+        text = text.replace(value, SECRET)
     if not _HINTS.search(text):  # as most texts
         return text
     for shape, by in _SHAPES:
         text = shape.sub(by, text)
     return text
-
-
-def settings_without_secrets(value: Any) -> Any:
-    """The same of all texts in nested settings; what its name calls a token or password is left out as a whole."""
-    if isinstance(value, Mapping):
-        return {
-            name: SECRET
-            if isinstance(part, str) and part and _SECRET_SETTINGS.match(str(name))
-            else settings_without_secrets(part)
-            for name, part in value.items()
-        }
-    if isinstance(value, list | tuple):
-        return [settings_without_secrets(part) for part in value]
-    return without_secrets(value) if isinstance(value, str) else value
 
 
 @cache

@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import signal
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
@@ -279,9 +280,11 @@ def test_a_folder_of_something_else_is_refused(
 
 @pytest.mark.slow
 def test_a_real_training_process(
-    tiny: TinyRuns, compare: Callable[..., int], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+    tiny: TinyRuns, compare: Callable[..., int], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    warm_python: str,
+) -> None:  # fmt: skip
     monkeypatch.setattr(compare_run, "start_process", START_PROCESS)
+    monkeypatch.setattr(sys, "executable", warm_python)
     monkeypatch.setattr(compare_run, "_LOOK_EVERY", 0.1)
     paths = [str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH", "")]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))

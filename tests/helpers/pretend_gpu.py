@@ -24,6 +24,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 from unittest import mock
@@ -166,7 +167,7 @@ class _Device:
             if func in _FACTORIES and self.here(kwargs.get("device")):
                 return self._born(func(*args, **{**kwargs, "device": "cpu"}), f"{func.__name__}")
             outer = self.busy
-            self.busy = outer or any(isinstance(x, Pretended) for x in _tensors((args, kwargs)))
+            self.busy = outer or _has_pretended(args) or _has_pretended(kwargs)
             try:
                 return func(*args, **kwargs)
             finally:
@@ -286,23 +287,39 @@ class _Device:
         self.findings.mixed[f"{func}, {why} ({given}), at {_place()}"] += 1
 
     @staticmethod
+    @cache
     def _in_place(func: Any) -> bool:
         returned, taken = func._schema.returns, func._schema.arguments
         about = [one[0].alias_info for one in (returned, taken) if one]
         return len(about) == 2 and all(info is not None and info.is_write for info in about)
 
 
+def _has_pretended(nest: Any) -> bool:
+    """Whether a tensor of the device is among nested lists, tuples and mappings; asked of every call."""
+    if isinstance(nest, dict):
+        nest = nest.values()
+    elif not isinstance(nest, list | tuple):
+        return isinstance(nest, Pretended)
+    for part in nest:
+        if isinstance(part, Pretended) or (isinstance(part, dict | list | tuple) and _has_pretended(part)):
+            return True
+    return False
+
+
 def _tensors(nest: Any) -> list[Tensor]:
     """The tensors of nested lists, tuples and mappings."""
-    if isinstance(nest, Tensor):
-        return [nest]
-    inner = nest.values() if isinstance(nest, Mapping) else nest if isinstance(nest, list | tuple) else ()
-    return [tensor for part in inner for tensor in _tensors(part)]
+    found = list[Tensor]()
+    for part in nest.values() if isinstance(nest, dict) else nest:
+        if isinstance(part, Tensor):
+            found.append(part)
+        elif isinstance(part, dict | list | tuple):
+            found += _tensors(part)
+    return found
 
 
 def _mapped(change: Callable[[Any], Any], nest: Any) -> Any:
     """Nested lists, tuples and mappings with other leaves; named tuples become tuples."""
-    if isinstance(nest, Mapping):
+    if isinstance(nest, dict):
         return {key: _mapped(change, part) for key, part in nest.items()}
     if isinstance(nest, list | tuple):
         parts = [_mapped(change, part) for part in nest]

@@ -32,9 +32,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory, tiny_sd3_folder: Path) -> Tin
 
 
 @pytest.mark.slow
-def test_files_keep_the_calls_of_a_script_and_not_its_arguments(runs: TinyRuns) -> None:
+def test_files_keep_the_calls_of_a_script_and_not_its_arguments(runs: TinyRuns, warm_python: str) -> None:
     (runs.folder / "my.py").write_text(SCRIPT)
-    script = start(["my.py", "--my-flag", "3"], runs.folder)
+    script = start(["my.py", "--my-flag", "3"], runs.folder, PYTHON_EXEC=warm_python)
     out, error = script.communicate(timeout=SECONDS)
     assert script.returncode == 0, error
     assert re.search(r"^Starting run: grpo .* images, on the CPU \(\d+ threads?\)$", out, re.MULTILINE)

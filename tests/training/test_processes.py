@@ -161,14 +161,16 @@ def methods(tmp_path_factory: pytest.TempPathFactory, warm_python: str) -> Path:
     config = write_toy(folder)
     commands: dict[str, list[tuple[int, bool, list[str]]]] = {"one": [], "two": [], "two-one": []}
     for name, settings in METHODS.items():
+        count = 3 if name == "replay" else 2  # what is put aside in the first iteration is drawn in the third
+        length = f"num_iterations={count}"
         overrides = [reward_list(folder, *text.removeprefix("FUNCTION=").split()) if "FUNCTION=" in text else text
                      for text in settings]  # fmt: skip
         for processes in ("one", "two"):
             out = f"out={folder / processes / name}"
-            commands[processes].append((0, True, [str(config), out, "num_iterations=3", "optim.lr=0.1", *overrides]))
-        run = folder / "two-one" / name
+            commands[processes].append((0, True, [str(config), out, length, "optim.lr=0.1", *overrides]))
+        run, later = folder / "two-one" / name, [f"{number:06d}" for number in range(2, count + 1)]
         commands["two-one"] += [
-            (0, True, ["copy", str(folder / "two" / name), str(run), "000002", "000003"]), (0, True, [f"resume={run}"]),
+            (0, True, ["copy", str(folder / "two" / name), str(run), *later]), (0, True, [f"resume={run}"]),
         ]  # fmt: skip
     for place, runs in commands.items():
         train_on_two(folder, runs, python=warm_python, processes=2 if place == "two" else 1)
@@ -179,7 +181,7 @@ def methods(tmp_path_factory: pytest.TempPathFactory, warm_python: str) -> Path:
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_trains_on_two_processes_what_it_trains_on_one(methods: Path, name: str) -> None:
     rows = metrics(methods / "one" / name)
-    assert len(rows) == 3
+    assert len(rows) == (3 if name == "replay" else 2)
     assert all(row.get("ratio_first_deviation", 0.0) == 0.0 for row in metrics(methods / "two" / name))
     assert any(row.get("grad_norm", 0.0) > 0 for row in rows)
     close(methods / "one" / name, methods / "two" / name)
