@@ -280,9 +280,12 @@ def test_a_folder_of_something_else_is_refused(
 
 @pytest.mark.slow
 def test_a_real_training_process(
-    tiny: TinyRuns, compare: Callable[..., int], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    tiny: TinyRuns,
+    compare: Callable[..., int],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
     warm_python: str,
-) -> None:  # fmt: skip
+) -> None:
     monkeypatch.setattr(compare_run, "start_process", START_PROCESS)
     monkeypatch.setattr(sys, "executable", warm_python)
     monkeypatch.setattr(compare_run, "_LOOK_EVERY", 0.1)
