@@ -129,7 +129,14 @@ class GradientSum:
 
     def __init__(self, policy: TrainedWeights, counters: dict[str, Any], *, scale_loss: bool) -> None:
         self.policy, self.trained = policy, policy.trained
-        self.total = [torch.zeros_like(p, dtype=policy.sum_dtype(p.device)) for p in self.trained]
+        self._flat: Tensor | None = None  # all of it, where gradients are of another dtype
+        places = {(p.device, policy.sum_dtype(p.device)) for p in self.trained}
+        if len(places) == 1 and (place := places.pop())[1] == torch.float64:
+            self._flat = torch.zeros(sum(p.numel() for p in self.trained), device=place[0], dtype=place[1])
+            pieces = self._flat.split([p.numel() for p in self.trained])
+            self.total = [piece.view_as(p) for piece, p in zip(pieces, self.trained, strict=True)]
+        else:
+            self.total = [torch.zeros_like(p, dtype=policy.sum_dtype(p.device)) for p in self.trained]
         self.counters, self.scale_loss = counters, scale_loss
         counters.setdefault("loss_scale_log2", _FIRST_SCALE_LOG2 if scale_loss else 0)
         if scale_loss:
@@ -141,9 +148,12 @@ class GradientSum:
         scale = 2.0 ** self.counters["loss_scale_log2"]
         gradients = torch.autograd.grad(loss if scale == 1 else loss * scale, self.trained, allow_unused=True)
         known = [(total, own) for total, own in zip(self.total, gradients, strict=True) if own is not None]
-        if known:
-            totals, own = (list(column) for column in zip(*known, strict=True))
-            foreach_add_(totals, own, alpha=1 / scale)  # the product with a power of two is exact
+        totals, own = [total for total, _ in known], [one for _, one in known]
+        # The product with a power of two is exact.
+        if self._flat is not None and len(own) == len(self.total):
+            self._flat.add_(torch.cat([one.flatten() for one in own]), alpha=1 / scale)  # two launches for all tensors
+        elif known:
+            foreach_add_(totals, own, alpha=1 / scale)  # one for all of a dtype, and as many as tensors for two
 
     def apply(self, run: Run, optimizer: torch.optim.Optimizer, max_norm: float, iteration: int) -> Tensor | None:
         """Adds up the processes, clips, and takes an optimizer step.
