@@ -123,13 +123,13 @@ def _train(
 
     kept, device = wanted is not None and wanted.exists(), config.pipeline.device
     owned = owned_folder(wanted, name, resumed=again, device=device, config=text)
-    with deterministic_kernels(config.deterministic), owned as folder:
+    with deterministic_kernels(config.deterministic), torch_threads(config.threads), owned as folder:
         if again and on_main(lambda: _is_finished(folder, config)):
             return folder, True, ""
         run = Run(folder, config, name=name, inputs=inputs, resumed=again, watcher=watcher)
         _note_beginning(run, ready, resumed=again)
         try:
-            with torch_threads(config.threads), run.watching_interrupts(), with_workers(config, run):
+            with run.watching_interrupts(), with_workers(config, run):
                 finished = bool(ready.recipe.main(ready, run))
         except KeyboardInterrupt as stop:
             raise KeyboardInterrupt(f"Stopped at once. {_way_on(folder)}" if run.main else "") from stop

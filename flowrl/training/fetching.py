@@ -7,10 +7,10 @@ says whom they wait for. In a group they would wait inside a collective, which e
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 
 from flowrl.config.locations import is_path
 from flowrl.config.sections import PipelineConfig
-from flowrl.runtime.failures import explain
 from flowrl.training.processes.devices import PATIENCE
 from flowrl.training.processes.launched import launched
 from flowrl.training.processes.meeting import meet
@@ -21,19 +21,13 @@ def fetch_first(settings: PipelineConfig, location: str) -> None:
 
     Args:
         settings: that name the model, the same in every process.
-        location: `flowrl.training.model_files.location_of` them.
-
-    Raises:
-        ValueError: on every process what one could not download.
+        location: `flowrl.training.model_files.location_of` them. What cannot be had there is refused when it loads.
     """
     if launched() is None or is_path(settings.model):
         return
-    said = dict[str, str]()
     if int(os.environ.get("LOCAL_RANK") or 0) == 0:
         from flowrl.pipelines.weights.stock_loading import fetch  # diffusers takes seconds to import
 
-        try:
+        with suppress(ValueError):
             fetch(location, settings.variant)
-        except ValueError as error:
-            said["failed"] = explain(error)
-    meet(said, lambda _: "", patience=PATIENCE.total_seconds())
+    meet({}, lambda _: "", patience=PATIENCE.total_seconds())

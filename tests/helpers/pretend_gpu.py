@@ -347,7 +347,7 @@ def _place() -> str:
 
 
 class _Accelerator:
-    """One process with a device; NCCL moves no host tensors."""
+    """One process with a device. What is gathered is made on it; sums of host tensors go by gloo."""
 
     is_main_process, process_index, num_processes = True, 0, 1
 
@@ -356,7 +356,7 @@ class _Accelerator:
 
     def reduce(self, tensor: Tensor, reduction: str = "sum") -> Tensor:
         """The sum over the one process."""
-        return self._taken(tensor)
+        return tensor if not isinstance(tensor, Pretended) else self._taken(tensor)
 
     def gather(self, tensor: Tensor) -> Tensor:
         """What the one process has."""

@@ -148,7 +148,7 @@ def test_one_process_of_a_machine_downloads_before_they_form_a_group(
     assert not met
     fetching.fetch_first(settings, MODEL)
     assert fetched == ([(MODEL, "bf16")] if local == "0" else [])
-    assert met == [({"failed": "could not download it"} if local == "0" and fails else {}, 7200.0)]
+    assert met == [({}, 7200.0)]  # what cannot be had is refused when it loads, in its own words
 
 
 def test_what_is_downloaded_is_what_will_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
