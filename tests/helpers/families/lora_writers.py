@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -64,6 +65,14 @@ class Form:
 
 
 def loaded(name: str, model: Path) -> FamilyPipeline:
+    """A pipeline with a denoiser of its own; what no LoRA of these files changes is loaded once."""
+    kept = _loaded(name, model)
+    shared = {id(part): part for key, part in kept.pipe.components.items() if key not in kept.experts}
+    return copy.deepcopy(kept, shared)
+
+
+@cache
+def _loaded(name: str, model: Path) -> FamilyPipeline:
     found: Any = family(name).load(str(model), dtype=torch.float32, device="cpu", **SETTINGS.get(name, {}))
     return found  # type: ignore[no-any-return]
 
