@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from flowrl import cli
 from flowrl.config.base import find_config
 from flowrl.config.sections import PipelineConfig
 from flowrl.config.train import load_config
+from flowrl.health.configuration_checks import diagnose_configuration
 from flowrl.pipelines.places.known_checkpoints import checkpoints
 from flowrl.session.few_steps import few_step_advice, is_few_step, undistilled
 
@@ -51,3 +53,14 @@ def test_forward_recipes_are_told_to_take_another() -> None:
 
 def test_nothing_is_said_of_other_models() -> None:
     assert few_step_advice(load_config(find_config("sd35m_nft"))) == ()
+
+
+@pytest.mark.slow
+def test_doctor_and_plan_say_it(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["plan", "z_image_turbo_grpo", "--card", "24"]) == 0
+    assert "is distilled to few steps" in " ".join(capsys.readouterr().out.split())
+    found = diagnose_configuration("z_image_turbo_grpo", (), step=False, offline=True)
+    (check,) = (check for check in found.checks if check.name == "distilled model")
+    assert check.state == "warning"
+    assert "distilled to few steps" in check.found
+    assert "sampler.kernel=cps" in check.cure
