@@ -360,7 +360,8 @@ def first_deviation(stats: Statistics, run: Run, iteration: int, *, stale: bool)
     Raises:
         ValueError: it is more than rounding can be.
     """
-    deviation = stats.largest_of_all("ratio_first_deviation", run)
+    # A process without a row that is trained has neither.
+    deviation = stats.largest_of_all("ratio_first_deviation", run, "ratio_max_deviation")
     if deviation > FAULT and not stale:
         raise ValueError(
             f"iteration {iteration}: before any update, rollout and update give log-densities that differ by "

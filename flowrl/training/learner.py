@@ -259,9 +259,11 @@ class Statistics:
             elif len(value):
                 self._largest[name] = max(self._largest.get(name, 0.0), float(value.max()))
 
-    def largest_of_all(self, name: str, run: Run) -> float:
-        """The largest value over all processes; once asked for, every process knows the name."""
+    def largest_of_all(self, name: str, run: Run, *others: str) -> float:
+        """The largest value over all processes; once asked for, every process knows the name, and those of others."""
         self._read()
+        for other in others:
+            self._largest.setdefault(other, 0.0)
         mine = torch.tensor([self._largest.setdefault(name, 0.0)], dtype=torch.float32, device=run.device)
         return float(run.gather(mine).max())
 

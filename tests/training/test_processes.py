@@ -182,7 +182,7 @@ def methods(tmp_path_factory: pytest.TempPathFactory, warm_python: str) -> Path:
 def test_every_method_trains_on_two_processes_what_it_trains_on_one(methods: Path, name: str) -> None:
     rows = metrics(methods / "one" / name)
     assert len(rows) == (3 if name == "replay" else 2)
-    assert all(row.get("ratio_first_deviation", 0.0) == 0.0 for row in metrics(methods / "two" / name))
+    assert all(row.get("ratio_first_deviation", 0.0) < 1e-6 for row in metrics(methods / "two" / name))
     assert any(row.get("grad_norm", 0.0) > 0 for row in rows)
     close(methods / "one" / name, methods / "two" / name)
     close(methods / "one" / name, methods / "two-one" / name)

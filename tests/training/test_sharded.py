@@ -75,7 +75,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory, warm_python: str) -> Path:
 @pytest.mark.parametrize("name", [*RUNS, "rounds"])
 def test_split_weights_train_what_whole_ones_train(runs: Path, name: str) -> None:
     rows = metrics(runs / "two" / name)
-    assert all(row.get("ratio_first_deviation", 0.0) == 0.0 for row in rows)
+    assert all(row.get("ratio_first_deviation", 0.0) < 1e-6 for row in rows)
     assert any(row.get("grad_norm", 0.0) > 0 for row in rows)
     close(runs / "one" / name, runs / "two" / name)
 
