@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 import flowrl
-from flowrl.commands.sampling_arguments import settings_for
+from flowrl.commands.sampling_arguments import count, settings_for
 from flowrl.runtime.scrubbing import say as print
 
 
@@ -26,12 +27,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "Flow-Factory (YAML), verl-omni or DanceGRPO (shell script)",
     )
     add("--model", metavar="MODEL", help="a published checkpoint, a diffusers folder or asset:tiny-sd3")
-    add("--card", metavar="GB", help="memory of one card: 24, 40, 48, 80 or 141")
+    add("--card", type=count, metavar="GB", help="memory of one card: 24, 40, 48, 80 or 141")
     add("--reward", metavar="NAME", help="one of 'flowrl list rewards', or FILE.py:FUNCTION of yours")
     add("--prompts", metavar="FILE", help="training prompts, a line each, or JSON lines (default: some that ship)")
     add("--eval-prompts", metavar="FILE", help="held-out prompts (default: a tenth of yours, split off)")
-    add("--hours", metavar="H", help="after which the run ends (default: 10, an evening)")
-    add("--out", metavar="PATH", help="file to write (default: my.yaml)")
+    add("--hours", type=float, metavar="H", help="after which the run ends (default: 10, an evening)")
+    add("--out", type=Path, metavar="PATH", help="file to write (default: my.yaml)")
 
 
 def run(parsed: argparse.Namespace) -> int:
@@ -43,11 +44,7 @@ def run(parsed: argparse.Namespace) -> int:
     given = {name: value for name, value in vars(parsed).items() if name != "overrides"}
     if parsed.source is None:
         given |= ask({name: given[name] for name in QUESTIONS})
-    for name in ("card", "hours"):
-        if given[name] is not None:
-            if (fault := QUESTIONS[name].fault(given[name])) is not None:
-                raise ValueError(fault)
-            given[name] = (int if name == "card" else float)(given[name])
+    given |= {name: kind(given[name]) for name, kind in (("card", int), ("hours", float)) if given[name] is not None}
     words = settings_for(parsed.overrides, flowrl.init)
     made = flowrl.init(**{name: value for name, value in given.items() if value is not None}, **words)
     plan, train = made.next_commands

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from pathlib import Path
 
 import flowrl
 from flowrl.commands.sampling_arguments import count, settings_for
@@ -29,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "(default: the card in a preset's name, else the smallest that holds the run as it is)",
     )
     add("--hours", type=float, metavar="H", help="plan the run that ends within so many hours, and print its YAML")
-    add("--out", metavar="FILE", help="with --hours: write that YAML to a file, and print the plan")
+    add("--out", type=Path, metavar="PATH", help="with --hours: write that YAML to a file, and print the plan")
     add("--price", type=float, metavar="X", help="of one card for an hour, to tell what the run costs")
     add("--long", action="store_true", help="tell all that is known: memory, network evaluations, cost, disk")
     add("--bench", metavar="FILE", help="a bench.json of flowrl bench, or its folder, whose pace hours are reckoned by")

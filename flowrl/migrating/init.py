@@ -77,6 +77,8 @@ def init(
             arguments contradict each other. No configuration was written.
     """
     path = Path(out)
+    if hours is not None and not hours > 0:
+        raise ValueError(f"`hours` must be above 0, got {hours:g}")
     if path.exists():
         raise ValueError(f"{path} exists already: name another file with `out`, or move it away")
     if source is not None:

@@ -26,7 +26,6 @@ from flowrl.runtime.scrubbing import say as print
 from flowrl.runtime.scrubbing import without_secrets
 from flowrl.runtime.versions import untested_line, versions
 from flowrl.session.batch_sizes import sizes_line
-from flowrl.session.few_steps import few_step_advice
 from flowrl.session.preflight import load_checked, preflight
 from flowrl.training.processes.launched import launched
 from flowrl.training.processes.meeting import meet, telling_others, words_left
@@ -193,6 +192,8 @@ def _note_beginning(run: Run, ready: Ready, *, resumed: bool) -> None:
             )
     print(f"{begun}: {what}", flush=True)
     set_sizes = config.rollout_batch_size is not None or config.micro_batch_size is not None
+    from flowrl.session.few_steps import few_step_advice
+
     sizes = set_sizes and sizes_line(config, ready.layout.data)
     for line in filter(None, (sizes, untested_line(versions()), *few_step_advice(config))):
         print(f"Note: {line}.", flush=True)
