@@ -10,7 +10,7 @@ import pytest
 from house import ROOT, circles, complexities, measure
 
 LIMITS: dict[str, int] = {
-    "lines": 92704,
+    "lines": 92708,
     "lines of commands": 1510,
     "loose modules": 4,
     "circles of files": 0,
