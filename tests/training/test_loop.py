@@ -67,10 +67,10 @@ COSTS: dict[str, tuple[tuple[str, ...], tuple[int, int, int, int, int], int]] = 
     "one step of a window": (("sampler.sde_window_size=1",), (32, 0, 8, 8, 0), 8),
     "reference": (("kl_coef=0.1",), (32, 0, 24, 24, 24), 8),
     "guided reference": (("kl_coef=0.1", "sampler.guidance_scale=3"), (64, 0, 48, 48, 48), 8),
-    "rollout in other pieces": (("micro_batch_size=2",), (32, 0, 24 + 24, 24, 0), 8),
-    # The old densities in the update's pieces, the update, and the second half once more before its own update.
+    "rollout in other pieces": (("micro_batch_size=2",), (32, 0, 24, 24, 0), 8),
+    # The update, the second half's old densities in its own pieces, and the same once more before its own update.
     "sequence": (
-        ("ratio=sequence", "loss_aggregation=samples", "updates_per_rollout=2"), (32, 0, 24 + 24 + 12, 24, 0), 8
+        ("ratio=sequence", "loss_aggregation=samples", "updates_per_rollout=2"), (32, 0, 24 + 12 + 12, 24, 0), 8
     ),
     # From step j on the completion takes the T - 1 - j steps after the one that the rollout has evaluated.
     "dense": (("credit.method=dense_grpo",), (32, 8 * (3 + 2 + 1), 24, 24, 0), 8 * 4),

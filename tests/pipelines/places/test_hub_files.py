@@ -215,7 +215,7 @@ def test_sample_takes_a_fine_tune_by_its_id(hub: FakeHub) -> None:
 
 
 def shown(capsys: pytest.CaptureFixture[str], *words: str) -> str:
-    code = main(["plan", "sd35m_grpo_clip_24gb", "pipeline.height=64", "pipeline.width=64", *words])
+    code = main(["plan", "--long", "sd35m_grpo_clip_24gb", "pipeline.height=64", "pipeline.width=64", *words])
     out, err = capsys.readouterr()
     assert code == 0, err
     return " ".join(out.split())
