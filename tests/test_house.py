@@ -10,8 +10,8 @@ import pytest
 from house import ROOT, circles, complexities, measure
 
 LIMITS: dict[str, int] = {
-    "lines": 91980,
-    "lines of commands": 1510,
+    "lines": 91953,
+    "lines of commands": 1500,
     "loose modules": 4,
     "circles of files": 0,
     "circles of folders": 0,
