@@ -11,7 +11,7 @@ from house import ROOT, circles, complexities, measure
 
 LIMITS: dict[str, int] = {
     "lines": 92708,
-    "lines of commands": 1510,
+    "lines of commands": 1500,
     "loose modules": 4,
     "circles of files": 0,
     "circles of folders": 0,

@@ -101,7 +101,7 @@ def recipe_of_run(plan: Plan, config: TrainConfig, speed: Speed) -> Recipe:
 def headline(plan: Plan, outlook: Outlook) -> str:
     """The first line: whether it fits, and how long it takes."""
     if outlook.found is None:
-        words = f"whether it fits {outlook.card} GB is not known"
+        words = "whether it fits a card is not known"
     elif outlook.found.overrides is None:
         words = f"does not fit {outlook.card} GB"
     else:

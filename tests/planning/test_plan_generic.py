@@ -138,7 +138,7 @@ def test_what_cannot_be_found_is_told_and_not_guessed(tmp_path: Path, capsys: py
     assert "its part tokenizer, a " in found.unknown
     assert "is not here" in found.unknown
     capsys.readouterr()
-    assert command.run(cli.parse("plan", ["--long", str(tmp_path / "run" / "run.yaml")])) == 0
+    assert command.run(cli.parse("plan", [str(tmp_path / "run" / "run.yaml"), "--long"])) == 0
     printed = " ".join(capsys.readouterr().out.split())
     assert printed.count("not known: what") == 3  # whether it fits, what it costs, what it holds
     assert "its part tokenizer" in printed
