@@ -28,15 +28,19 @@ ENDED = {"section": "machine", "what": "A check.", "limit": 20, "seconds": 0.5, 
 # ---- the whole -------------------------------------------------------------------------------------------------------
 
 
+QUICK = ("machine", "gradients", "memory")
+"""Sections whose CPU form takes half a minute; `make gpu` runs the others too, in some minutes."""
+
+
 @pytest.mark.slow
 def test_every_check_passes_in_its_cpu_form_or_says_why_not(tmp_path: Path) -> None:
-    found = gpu_suite.run_checks(tmp_path / "gpu.json", minutes=60, cpu=True)
+    found = gpu_suite.run_checks(tmp_path / "gpu.json", minutes=60, sections=",".join(QUICK), cpu=True)
     failed = {check["check"]: check["why"] for check in found["checks"] if check["outcome"] == "failed"}
     assert failed == {}
-    assert {check["section"] for check in found["checks"] if check["outcome"] == "passed"} == set(SECTIONS)
+    assert {check["section"] for check in found["checks"] if check["outcome"] == "passed"} == set(QUICK) < set(SECTIONS)
     assert all(check["why"] for check in found["checks"] if check["outcome"] == "skipped")
     assert all(check["what"] for check in found["checks"])
-    assert found["counts"]["passed"] >= 44
+    assert found["counts"]["passed"] >= 30
     assert (found["form"], found["card"]) == ("cpu", None)
     assert json.loads((tmp_path / "gpu.json").read_text()) == found
 
