@@ -46,7 +46,7 @@ OWNER = "reward 'aesthetic'"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Aesthetic:
-    """The head's value of the image's unit embedding, in float32; differentiable with bilinear or bicubic."""
+    """LAION's aesthetic predictor, in float32; differentiable with `preprocess` bilinear or bicubic."""
 
     reproduces: ClassVar[str] = (
         "The LAION aesthetic predictor v2 (sac+logos+ava1-l14-linearMSE); names and sizes of its weights and its "

@@ -81,7 +81,7 @@ class ClipOptions:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClipScore(ClipOptions):
-    """The scaled cosine of image and prompt, in float32; differentiable with `preprocess` bilinear or bicubic."""
+    """CLIP's scaled cosine of image and prompt, in float32; differentiable with `preprocess` bilinear or bicubic."""
 
     reproduces: ClassVar[str] = (
         "CLIPScore (arXiv 2104.08718) under the scalings in SCALES; equal to the logits of transformers' and "

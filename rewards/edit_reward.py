@@ -54,7 +54,7 @@ class TwoHeads(nn.Module):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EditReward(CheckpointOptions):
-    """The pooled score of source, edit and instruction, on its own scale; needs about 17 GB in bfloat16.
+    """EditReward's score of source, edit and instruction, on its own scale; needs about 17 GB in bfloat16.
 
     The edit must have one source image; an item with none or several fails, "missing_source" or "several_sources".
     Parts: `following` and `quality`, the means of the two heads. The texts are those of the repository

@@ -52,7 +52,7 @@ WIDTH = 1024  # of the embeddings
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Hps:
-    """The cosine of image and prompt, in float32; differentiable, rounding to 8 bits being passed straight through."""
+    """HPSv2's cosine of image and prompt, in float32; differentiable: rounding to 8 bits passes gradients on."""
 
     reproduces: ClassVar[str] = (
         "HPSv2 and HPSv2.1 (arXiv 2306.09341) with the published resize and padding; equal to open_clip's own "

@@ -36,7 +36,7 @@ def preference_head(width: int, weights: Any = None) -> nn.Sequential:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Hpsv3(CheckpointOptions):
-    """The score of image and prompt, times 0.1 with `scale: verl_omni`; needs about 16 GB in bfloat16.
+    """HPSv3's score of image and prompt, times 0.1 with `scale: verl_omni`; needs about 16 GB in bfloat16.
 
     The checkpoint was trained on one text, which is the one that is asked. The weights' licence is not established:
     look at their page.

@@ -61,7 +61,7 @@ def _head(width: int, weights: Mapping[str, Tensor]) -> ModulatedHead:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Hpsv3Plus(CheckpointOptions):
-    """The score of image and prompt, on its own scale; needs about 18 GB in bfloat16.
+    """HPSv3++'s score of image and prompt, on its own scale; needs about 18 GB in bfloat16.
 
     How able the generator is, is told from each image alone, as the repository does for batches of one; in larger
     batches it pools them, so that a score depends on its neighbours. Part: `capability`, c above. The text is HPSv3's

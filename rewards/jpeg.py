@@ -32,7 +32,7 @@ def jpeg_bytes(image: UInt8[np.ndarray, " h w 3"]) -> int:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JpegCompressibility:
-    """Small files are good. `flow_grpo`: `-(bytes / 1000) / 500`; `ddpo`: `-bytes / 1000`."""
+    """Rewards images whose JPEG is small. `flow_grpo`: `-(bytes / 1000) / 500`; `ddpo`: `-bytes / 1000`."""
 
     reproduces: ClassVar[str] = (
         "The compressibility of DDPO (arXiv 2305.13301) and its scaling in Flow-GRPO; values are exact multiples of "
@@ -50,7 +50,7 @@ class JpegCompressibility:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JpegIncompressibility:
-    """Large files are good: `bytes / 1000`; the published uses agree on this one, so it has no option."""
+    """Rewards images whose JPEG is large: `bytes / 1000`; published uses agree on this one, so it has no option."""
 
     reproduces: ClassVar[str] = (
         "The incompressibility of DDPO (arXiv 2305.13301); values are exact multiples of the length of Pillow's "

@@ -57,7 +57,7 @@ _OTHER_QUOTES = re.compile(rf"[{_OPEN}][^{_OPEN}{_CLOSE}]+[{_CLOSE}]|(?<!\w)'[^'
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ocr:
-    """How much of the target text is there, in [0, 1]; see `text_reward`.
+    """How much of the asked text an OCR model reads in the image, in [0, 1]; see `text_reward`.
 
     All pieces of text found, in the reader's order (from the top down), are joined without a separator. Parts: `found`,
     whether the target occurs in them, and `extra`, how many characters they have beyond the target's.

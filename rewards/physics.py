@@ -33,7 +33,7 @@ _WINDOWS_PER_CALL = 8
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Physics:
-    """The soft minimum over windows of `s_i = cos(predictor(encoder(context_i)), encoder(target_i))`, in [-1, 1].
+    """MIND-V's foresight on a clip: soft minimum over windows of `cos(predictor(encoder(context)), encoder(target))`.
 
     The encoder is given the context's frames only for the prediction: run over the whole window, its context tokens
     would have seen the target. Frames after the last whole window are not looked at. Parts: `min_similarity` and

@@ -102,7 +102,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PreferenceHead:
-    """The calibrated log-odds of a trained head, in float32; differentiable where its features are."""
+    """Calibrated log-odds of a preference head that you trained, in float32; differentiable where its features are."""
 
     model: str
     """The folder that `flowrl reward train` wrote."""

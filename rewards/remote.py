@@ -39,7 +39,7 @@ _NEEDS = ("prompts", "images", "metadata")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Remote:
-    """The scores of a server."""
+    """The scores that a server of rewards returns."""
 
     url: str | tuple[str, ...]
     """Address of the server, without path; a list where several servers have the same reward: each request goes to the

@@ -22,7 +22,7 @@ OWNER, WHAT = "reward 'safety'", "ViT classifier"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Safety:
-    """`-P(label)`, in [-1, 0]; 0 is safe. Of a video the first frame is judged. Runs in float32."""
+    """A safety classifier's `-P(label)`, in [-1, 0]; 0 is safe. Of a video the first frame is judged; float32."""
 
     reproduces: ClassVar[str] = (
         "The classifier Falconsai/nsfw_image_detection; equal to transformers' own network on a tiny random ViT, "

@@ -46,7 +46,7 @@ OWNER = "reward 'similarity'"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Similarity:
-    """The largest cosine between an image's features and those of its references, in [-1, 1], in float32.
+    """The largest cosine between features of an image and of its references (DINO, CLIP), in [-1, 1], in float32.
 
     Images go through the checkpoint's own processor in 8 bits, so no gradient flows. A sample without any
     reference fails with "missing_reference".

@@ -44,7 +44,7 @@ def _head(_: int, weights: Mapping[str, Tensor]) -> nn.Module:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VideoAlign(CheckpointOptions):
-    """The sum of the chosen dimensions of each clip and prompt; parts VQ, MQ and TA, the same for any choice.
+    """VideoAlign's score of clip and prompt: the sum of the chosen dimensions VQ, MQ and TA, each logged by itself.
 
     Frames go to the model as they are; the reference reads an encoded file, whose compression changes them. Needs
     about 5 GB in bfloat16.

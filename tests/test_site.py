@@ -21,9 +21,11 @@ from site_links import broken_links, faults_of_site, markdown_links
 from site_reference import CHOICES, keys
 from site_syntax import ROOT, markdown, names_in, options_of
 
+from flowrl.config.base import config_files
 from flowrl.config.foreign import foreign_words
 from flowrl.config.strict_yaml import dotted_keys
 from flowrl.config.train import TrainConfig
+from flowrl.pipelines import PIPELINES
 from flowrl.runs.metric_names import METRICS, meaning_of
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -259,6 +261,17 @@ def test_every_page_is_in_the_navigation_and_pages_that_are_not_there_are_left_o
     named = {page for found in NAVIGATION.values() for page in found}
     assert {name for name in made() if name.startswith("reference/") and name.count("/") == 1} <= named
     assert all(f"({path.relative_to(ROOT).as_posix()})" in made()["index.md"] for path in PAGES)
+
+
+def test_the_tables_of_the_readme_name_every_family_and_configurations_that_ship() -> None:
+    text = (ROOT / "README.md").read_text()
+    table = text.partition("| model | family |")[2].partition("## Methods")[0].splitlines()[2:]
+    rows = [line.split("|")[1:-1] for line in table if line]
+    families, configurations = ([name for row in rows for name in row[k].split("`")[1::2]] for k in (1, 2))
+    assert sorted(families) == sorted(PIPELINES)
+    assert set(configurations) <= set(config_files())
+    assert {config_files()[name].parent.name for name in configurations} == set(families)
+    assert f"{len(PIPELINES)} families" in text
 
 
 def test_words_of_other_toolkits_are_put_where_the_page_wants_them() -> None:

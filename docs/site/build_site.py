@@ -24,69 +24,69 @@ from flowrl.rendering.style import DARK, LIGHT
 
 NAVIGATION: dict[str, dict[str, str]] = {
     "Start": {
-        "README.md": "What it is, five minutes, your own run",
-        "docs/starting.md": "Your first own run",
-        "docs/running.md": "A run: its command, its folder, its LoRA",
-        "docs/data.md": "Where the prompts of a configuration come from",
-        "docs/cards.md": "I have this card and this model",
-        "docs/python.md": "From Python and notebooks",
-        "docs/migrating.md": "What flow_grpo, DanceGRPO and others call it",
+        "README.md": "what flowrl is, two commands, your own run",
+        "docs/starting.md": "`flowrl init` and `flowrl plan`",
+        "docs/running.md": "what a run writes, and what you do with it",
+        "docs/data.md": "sets that ship, sets of papers, your own",
+        "docs/cards.md": "cards of 24, 40 and 80 GB",
+        "docs/python.md": "the same functions without the command line",
+        "docs/migrating.md": "flow_grpo, DanceGRPO, Flow-Factory, verl-omni",
     },
     "Methods": {
-        "docs/composing.md": "A method is a setting: what there is, and what it computes",
-        "reference/methods.md": "What each method computes, with its options",
-        "docs/full-training.md": "In the place of a LoRA",
-        "docs/rlg.md": "Guidance by the tuned model",
-        "docs/gallery.md": "Samples over a training: images, clips and edits",
+        "docs/composing.md": "what there is, and which settings choose it",
+        "reference/methods.md": "made from the code",
+        "docs/full-training.md": "instead of a LoRA",
+        "docs/rlg.md": "blend a tuned model with its base while you sample",
+        "docs/gallery.md": "images, clips and edits before and after",
     },
-    "Rewards and measures": {
-        "docs/rewards.md": "Choose, combine, check a reward",
-        "reference/rewards.md": "Every reward and its options",
-        "docs/serving.md": "Rewards behind HTTP",
-        "docs/benchmarks.md": "Benchmarks and what their numbers say",
-        "docs/unigenbench.md": "A judge that reads 600 prompts by test point",
-        "docs/published.md": "What each published name reproduces",
+    "Rewards and benchmarks": {
+        "docs/rewards.md": "combine several, and check one before you train on it",
+        "reference/rewards.md": "made from the code",
+        "docs/serving.md": "other machines, other packages",
+        "docs/benchmarks.md": "what their numbers say",
+        "docs/unigenbench.md": "600 prompts, and a judge that reads them by test point",
+        "docs/published.md": "and what each was checked against",
     },
     "Models": {
-        "docs/families.md": "Families, what was checked of each",
-        "reference/families.md": "Every family and checkpoint, licences",
-        "docs/generic.md": "Stock pipelines without a family of their own",
-        "reference/configurations.md": "What to build on, from the embedded models to FLUX, Qwen-Image and Wan",
+        "docs/families.md": "and what was checked of each",
+        "reference/families.md": "with licences and sizes",
+        "docs/generic.md": "pipelines that flowrl has no code for",
+        "reference/configurations.md": "from the embedded models to FLUX, Qwen-Image and Wan",
     },
     "Running": {
-        "docs/watching.md": "Watch runs",
-        "docs/trackers.md": "Weights & Biases, trackio, TensorBoard",
-        "docs/resuming.md": "Ctrl-C, crashes, and going on with the same bits",
-        "docs/memory.md": "What fills a card",
-        "docs/speed.md": "Where the seconds go",
-        "docs/gpu.md": "Ten minutes on your card, and where to send what they say",
-        "docs/scaling.md": "Several cards, several machines",
-        "docs/sharding.md": "One copy over several cards",
-        "docs/workers.md": "Images drawn elsewhere, while this one learns",
-        "docs/sharing.md": "Share what was trained",
-        "docs/troubleshooting.md": "Symptoms and what to change",
+        "docs/watching.md": "curves and images while a run trains",
+        "docs/trackers.md": "the same numbers elsewhere",
+        "docs/resuming.md": "Ctrl-C, crashes, and longer trainings",
+        "docs/memory.md": "what fills a card, and what makes room",
+        "docs/speed.md": "`flowrl bench`",
+        "docs/gpu.md": "ten minutes, and where to send the result",
+        "docs/scaling.md": "which setting to turn when",
+        "docs/sharding.md": "models that one card does not hold",
+        "docs/workers.md": "while this one learns",
+        "docs/sharing.md": "model cards, exports, uploads",
+        "docs/troubleshooting.md": "symptoms and what to change",
     },
     "Reference": {
-        "reference/keys.md": "Every key: type, default, allowed values",
-        "reference/metrics.md": "Every number of metrics.jsonl",
-        "reference/commands.md": "Every command and flag",
-        "reference/api.md": "Public functions and classes",
+        "reference/keys.md": "type, default and allowed values of each",
+        "reference/metrics.md": "every number of metrics.jsonl",
+        "reference/commands.md": "every command and flag",
+        "reference/api.md": "public functions and classes",
     },
-    "Research": {
-        "docs/research/methods.md": "Measured side by side at equal cost, with what did not help",
-        "docs/research/claims.md": "What papers say, and what came out here",
-        "docs/research/hacking.md": "Runs that hack their reward, and what stops them",
-        "docs/research/embedded-run.md": "How the settings of the demo were found",
-        "docs/research/rlg.md": "Scales of guidance beside search and another KL",
-        "docs/research/rewards.md": "Judges that err, discriminators that learn",
-        "docs/research/speed.md": "Seconds of the embedded model, and beside flow_grpo",
-        "docs/research/serving.md": "Requests per second, alone and under load",
-        "docs/research/trials.md": "What was tried that takes minutes, and how",
+    "Measured": {
+        "docs/research/methods.md": "side by side at equal cost, with what did not help",
+        "docs/research/claims.md": "what papers say, and what came out here",
+        "docs/research/hacking.md": "runs that hack their reward",
+        "docs/research/embedded-run.md": "how the settings of the demo were found",
+        "docs/research/rlg.md": "scales of guidance, beside search and another KL",
+        "docs/research/rewards.md": "judges that err, discriminators that learn",
+        "docs/research/speed.md": "the embedded model, and flow_grpo's script beside it",
+        "docs/research/serving.md": "requests per second, alone and under load",
+        "docs/research/trials.md": "bad input, kills, power cuts and more",
     },
     "Project": {
-        "docs/upgrading.md": "Runs, caches and names of older versions",
-        "docs/versions.md": "Versions of libraries",
-        "CONTRIBUTING.md": "How to contribute",
+        "docs/upgrading.md": "what becomes of your runs and caches",
+        "docs/versions.md": "oldest and newest that were tested",
+        "CONTRIBUTING.md": "how to contribute",
     },
 }
 """Section -> page -> what a reader wants there. A page that is not there is left out; one of docs/ that is not named
@@ -147,7 +147,7 @@ def sources() -> dict[str, str]:
 
 
 def front_page(pages: dict[str, str]) -> str:
-    """The first page: sections of the navigation with a line for each page."""
+    """The first page: what flowrl is, and sections of the navigation with a line for each page."""
     sections = {
         name: {page: said for page, said in found.items() if page in pages} for name, found in NAVIGATION.items()
     }
@@ -156,8 +156,11 @@ def front_page(pages: dict[str, str]) -> str:
         sections["More"] = more
     out = [
         "# flowrl",
-        "Fine-tune diffusion and flow-matching generators of images and video with reinforcement learning, and trust "
-        "the numbers.",
+        "**Fine-tune diffusion and flow-matching models of images and video with reinforcement learning, and trust the "
+        "numbers.**",
+        "![Six prompts before and after training, same start noise](docs/gallery/before_after.png)",
+        "```\nmake demo                                  # a laptop, no download: about ten minutes\n"
+        ".venv/bin/flowrl train sd35m_evening       # one 24 GB card: Stable Diffusion 3.5 Medium, one evening\n```",
     ]
     for name, found in sections.items():
         toc = "\n".join(f"{title_of(pages[page])} <{page.removesuffix('.md')}>" for page in found)

@@ -107,7 +107,7 @@ def metrics_page() -> str:
 def rewards_page() -> str:
     """Every built-in reward with its options."""
     out = [
-        "# Rewards by name",
+        "# Every reward and its options",
         "Every built-in reward: what it measures, what a published name reproduces, and its options (`options:` of its "
         "entry in `rewards`). How to choose, combine and check them is in [Rewards](../docs/rewards.md).",
     ]
@@ -129,7 +129,7 @@ def rewards_page() -> str:
 def methods_page() -> str:
     """Every method with its formulas and options."""
     out = [
-        "# Methods and their formulas",
+        "# Every method and its formula",
         "A method is a setting. What each computes, from the text of the code that computes it; measured side by side "
         "in [Methods compared](../docs/research/methods.md).",
     ]
@@ -151,10 +151,10 @@ def families_page() -> str:
     """Every model family with its published checkpoints."""
     tables = read_json(ROOT / "pipelines" / "published.json")
     out = [
-        "# Model families and checkpoints",
+        "# Every model family and checkpoint",
         "Every family that has a file of its own, and the checkpoints whose dimensions are known without a download. "
         "Any other checkpoint of these stock classes loads from a folder or the hub. How to choose by card is in "
-        "[Cards](../docs/cards.md), what was checked of each in [Model families](../docs/families.md).",
+        "[Cards](../docs/cards.md), what each needs and what was checked: [families](../docs/families.md).",
     ]
     for name, family in tables["families"].items():
         sampling = ", ".join(f"{key} {value}" for key, value in family.get("sampling", {}).items())
@@ -182,7 +182,7 @@ def configurations_page() -> str:
             (link, cell(first), f"[`{base}`](configurations/{base}.md)" if base else "")
         )
     out = [
-        "# Recipes: shipped configurations",
+        "# Every shipped configuration",
         "`flowrl train NAME` runs one, `flowrl plan NAME` says before any download what it needs, `base: NAME` builds "
         "on it. A heading is a folder of `configs/`: the bundled models, then one a family. Files for real checkpoints "
         "load in the tests and their networks are built there without weights; they have not been trained here.",

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import shutil
+import sys
 import textwrap
 from typing import TYPE_CHECKING
 
@@ -25,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(parsed: argparse.Namespace) -> int:
-    """Prints one line for each, or one of them in full.
+    """Prints one line for each, cut at the terminal's width and whole in a pipe, or one of them in full.
 
     Raises:
         ValueError: there is none of that name.
@@ -55,11 +57,12 @@ def run(parsed: argparse.Namespace) -> int:
 
 def _lines(found: list[CatalogueEntry]) -> str:
     width = min(max(len(entry.name) for entry in found), 34)
+    room = shutil.get_terminal_size((COLUMNS, 0)).columns if sys.stdout.isatty() else sys.maxsize
     lines = []
     for group, inside in itertools.groupby(found, key=lambda entry: entry.group):
         indent = "  " if group else ""
         lines += [group] if group else []
-        lines += [cut(f"{indent}{entry.name:<{width}}  {entry.text}".rstrip(), COLUMNS) for entry in inside]
+        lines += [cut(f"{indent}{entry.name:<{width}}  {entry.text}".rstrip(), room) for entry in inside]
     return "\n".join(lines)
 
 

@@ -86,7 +86,7 @@ def balance(flags_NT: Bool[Tensor, " N T"], values_NT: Float[Tensor, " N T1"]) -
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TpGrpo:
-    """Gain of every step, at turning points replaced by all that came from there on.
+    """TP-GRPO: gain of a step; at a turning point, all that came from there on.
 
     `V_T - V_j` at turning points (where it is 0 the gain stays) and `d_j` elsewhere, normalised over the same step
     under the same prompt. Balancing is over the trajectories of all processes; the release balances those of each

@@ -15,7 +15,7 @@ from flowrl.trajectory import Credit, Sampled
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Vgpo:
-    """Discounted reward of all that follows a step, relative to the group and, early on, in itself.
+    """VGPO: discounted reward of all that follows a step, relative to the group and, early on, in itself.
 
     A reconstruction of VGPO (arXiv 2512.12387) from its description: neither its final formula (eq. 13) nor code was
     available, nor the values of gamma and k. Step j is paid `R_j`, the reward of the one-step clean estimate of the

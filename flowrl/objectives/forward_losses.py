@@ -184,6 +184,10 @@ class Awm:
     exponential of new minus old log-probability. On policy, the default, the old one is the new one detached: the loss
     is -A' and its gradient `A' d psi`. The ratio is taken for each draw of (sigma, noise) ("exp_first"). Metrics:
     error, ratio.
+
+    With weighting uniform that gradient is `A' (v_new - v)` up to a factor: the step of reward-based velocity matching
+    (RVM, arXiv 2608.23664), whose pull to the base is kl_coef. With kl_coef 1 and the reward itself as A it is
+    reinforce adjoint matching (RAM, arXiv 2605.10759), and its fixed point the optimum of reward minus KL.
     """
 
     weighting: Weighting = "ghuber"

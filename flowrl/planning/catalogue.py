@@ -116,8 +116,9 @@ def _methods() -> Iterator[CatalogueEntry]:
 
 def _families() -> Iterator[CatalogueEntry]:
     for name, facts in families().items():
-        text = first_sentence(ast.get_docstring(tree_of(f"flowrl.pipelines.families.{name}")) or "")
+        own = (ast.get_docstring(tree_of(f"flowrl.pipelines.families.{name}")) or "").partition(": any")[0]
         models = [f"{model} ({known['licence']})" for model, known in facts["checkpoints"].items()]
+        text = f"{first_sentence(own)}: {', '.join(dict.fromkeys(m.split('/')[-1] for m in facts['checkpoints']))}"
         yield CatalogueEntry(
             name=name, text=text, more=(("classes", ", ".join(facts["stock"])), ("models", "\n".join(models)))
         )

@@ -19,7 +19,7 @@ from flowrl.training.sampler_checks import check_density
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Online:
-    """Options of objective dpo."""
+    """Online Diffusion-DPO (arXiv 2311.12908) on the best and the worst image of each group that is drawn."""
 
     beta: float = 100.0
     """For mean squared errors; 100 to 5000 are published."""
@@ -34,7 +34,7 @@ class Online:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Offline:
-    """Options of objective dpo_offline."""
+    """Diffusion-DPO (arXiv 2311.12908) on a file of preferred and rejected images; nothing is drawn."""
 
     pairs: str
     """A JSONL file of pairs, or a folder with `pairs.jsonl` (`flowrl.prompts.pairs`)."""
@@ -47,7 +47,7 @@ class Offline:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Steps:
-    """Options of objective d3po."""
+    """D3PO (arXiv 2311.13231): DPO on the transitions of two sampled trajectories, step by step."""
 
     beta: float = 0.1
     """For log-ratios per latent dimension (`log_ratio: mean`)."""

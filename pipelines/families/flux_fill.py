@@ -1,4 +1,4 @@
-"""FLUX.1 Fill: parts of an image drawn new from a prompt, any checkpoint that stock `FluxFillPipeline` loads.
+"""FLUX.1 Fill, a part of an image drawn new from a prompt: any checkpoint that stock `FluxFillPipeline` loads.
 
 A prompt has two source images: the image, and a mask that is white where it is drawn new and black where it stays.
 Both are brought to the size that is drawn in the same way; the mask is made black and white at half grey.

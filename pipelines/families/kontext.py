@@ -1,4 +1,4 @@
-"""FLUX.1 Kontext: edits of one source image, any checkpoint that stock `FluxKontextPipeline` loads.
+"""FLUX.1 Kontext, edits of one source image: any checkpoint that stock `FluxKontextPipeline` loads.
 
 The network is FLUX.1's; it reads the source's latents as further tokens, whose positions differ in the first
 coordinate. Sources are brought to the size that is drawn.

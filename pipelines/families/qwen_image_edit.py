@@ -1,4 +1,4 @@
-"""Qwen-Image-Edit: images from an instruction and source images, by two stock pipelines.
+"""Qwen-Image-Edit, edits of one to several source images: any checkpoint of its two stock pipelines.
 
 `QwenImageEditPipeline` (Qwen-Image-Edit) reads one source, `QwenImageEditPlusPipeline` (-2509, -2511) one to three; the
 checkpoint says which it is. A source enters twice: its latents stand beside the noisy ones as further tokens, and the

@@ -1,4 +1,4 @@
-"""Wan VACE: clips drawn along a control video, by any checkpoint that stock `WanVACEPipeline` loads.
+"""Wan VACE, clips drawn along a control video: any checkpoint that stock `WanVACEPipeline` loads.
 
 Sources of a prompt are told apart by their dimensions. Clips `[F, 3, h, w]` come first: the control video, then its
 mask, white where the clip is drawn and black where the control video stays; images `[3, h, w]` are references. Without

@@ -52,7 +52,7 @@ CRITERIA = ("style, logic and identity",)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GridConsistency:
-    """Whether images that belong together do so; see the module for the modes.
+    """Whether the cells of a grid, or images, show the same subject, by a judge (PaCo-RL); modes: see the module.
 
     An item has failed ("missing_field") if its prompt names no grid of two cells or more, if it lacks a source image
     in `edit`, or if it has not as many sub-prompts as cells in `clip_text`; and if any of its questions failed.

@@ -45,7 +45,7 @@ DIGITS = {str(digit): float(digit) for digit in range(6)}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EditScore:
-    """How well an edit carries out its instruction, in [0, 1].
+    """How well a judge finds an edit to carry out its instruction, in [0, 1].
 
     `digits`: `sum_i i p_i / 5`, with p the judge's probabilities of the digits 0 to 5 as the first answered token,
     renormalised. `ratings`: `sqrt(SC PQ)`, a tenth of the published overall; semantic consistency SC and perceptual

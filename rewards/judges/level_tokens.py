@@ -41,7 +41,7 @@ OWNER = "reward 'level_tokens'"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LevelTokens:
-    """The expected level of each image, in [1, 5] for `deqa`, [0, 1] for `qalign`, [0.2, 1] for `zero_one`.
+    """DeQA-Score or Q-Align: the expected level, in [1, 5] (`deqa`), [0, 1] (`qalign`) or [0.2, 1] (`zero_one`).
 
     A template is the question, a line `<|answer|>`, and the beginning of the answer, after which the level follows.
     Published scores of Q-Align and DeQA need their models and templates (repositories Q-Future/Q-Align and

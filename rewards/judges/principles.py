@@ -165,7 +165,7 @@ def given_principles(record: Mapping[str, Any], limit: int) -> Plan | None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EditPrinciples:
-    """An edit held to the principles of its instruction, in [0, 1].
+    """How far an edit keeps to the principles that a judge derives from its instruction, in [0, 1] (Edit-R1).
 
     A planner reads the instruction and the source image and writes principles of three kinds: what must be kept,
     what must follow the instruction, what must look right. A prompt's metadata may bring them instead, as

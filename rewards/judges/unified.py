@@ -107,7 +107,7 @@ STYLES: dict[str, RatingStyle] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class UnifiedReward:
-    """A judge's written rating of each image, or of each edit of a source image.
+    """UnifiedReward's written rating of each image, or of each edit of a source image.
 
     An answer without the score that was asked for is a failed item ("unparsed"), as is an edit without a source image
     ("missing_field"). A number outside the scale is cut to its end. Sub-scores are unscaled.

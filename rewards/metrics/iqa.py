@@ -46,7 +46,7 @@ NOT_OF_AN_IMAGE = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pyiqa:
-    """A metric's value on its own scale, or minus it where lower is better, so that higher is better for all.
+    """An image-quality metric of pyiqa on its own scale, negated where lower is better.
 
     `negated` in the version says which; the log's part `metric` has the number as papers print it. A metric that needs
     a reference takes the largest value over the sample's images of `against`, which must have its size (an item

@@ -25,7 +25,7 @@ DEFAULT_MODEL = "laion/clap-htsat-unfused"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClapScore:
-    """The cosine of sound and prompt, in float32."""
+    """CLAP's cosine of sound and prompt, in float32."""
 
     reproduces: ClassVar[str] = (
         "CLAP's similarity of sound and text (arXiv 2211.06687); equal to the logits of transformers' own ClapModel by "

@@ -246,6 +246,49 @@ def test_awm_on_policy_value_and_gradient() -> None:
     assert torch.allclose(uniform, plain, atol=1e-14)  # advantage-weighted flow matching
 
 
+def test_nft_awm_rvm_and_ram_have_one_gradient_on_policy() -> None:
+    """`A (v - u)`; RVM and RAM add lambda (v - v_ref), RAM with lambda 1 and the reward as A."""
+    velocity, reference = double([[0.1, 0.4, -0.6, 0.2]]), double([[-0.5, 1.2, -0.8, 0.1]])
+    matched = Matched(
+        clean=double([[0.2, -0.5, 1.0, 0.3]]), noise=double([[-0.4, 0.9, 0.1, 0.6]]), sigma=double([0.5]),
+        velocity=velocity, old=velocity, reference=reference, advantage=double([0.75]), reward=double([0.75]),
+        group=torch.tensor([0]),
+    )  # fmt: skip
+    shared = double([[0.525, -0.75, 0.225, -0.075]])
+    awm = method_gradient("awm", matched, weighting="uniform", advantage_max=5.0)
+    assert torch.allclose(awm * 4 / 2, shared, atol=1e-14)
+    for beta in (0.1, 0.5, 1.0):
+        nft = method_gradient("nft", matched, adaptive=False, beta=beta)
+        assert torch.allclose(nft * 4 / (2 * 0.5**2), shared, atol=1e-12)
+    held = gradient(lambda v: velocity_kl(v, reference), velocity)
+    assert torch.allclose((awm + 0.25 * held) * 4 / 2, double([[0.675, -0.95, 0.275, -0.05]]), atol=1e-14)
+    assert torch.allclose((awm + held) * 4 / 2, double([[1.125, -1.55, 0.425, 0.025]]), atol=1e-14)
+
+
+def test_the_fixed_point_of_ram_is_the_optimum_of_reward_minus_kl() -> None:
+    """Base N(0, 1), reward a x: the optimum is N(a, 1), whose velocity is a closed form; there the mean gradient is 0."""
+    a, sigma, x_sigma = 0.3, 0.8, 0.4
+    scale = (1 - sigma) ** 2 + sigma**2
+    nodes, weights = np.polynomial.hermite_e.hermegauss(40)
+    mean = a + (1 - sigma) * (x_sigma - (1 - sigma) * a) / scale  # of clean given x_sigma under the optimum
+    clean = double(mean + nodes * sigma / math.sqrt(scale))[:, None]
+    noise = (x_sigma - (1 - sigma) * clean) / sigma
+    best = float(((noise - clean)[:, 0] * double(weights)).sum() / weights.sum())
+    base = x_sigma * (sigma - (1 - sigma)) / scale
+    assert best - base == pytest.approx(-a * sigma / scale) == pytest.approx(-0.352941, abs=5e-7)
+    b = len(nodes)
+    matched = Matched(
+        clean=clean, noise=noise, sigma=double([sigma] * b), velocity=double([[best]] * b), advantage=a * clean[:, 0],
+        reward=a * clean[:, 0], group=torch.zeros(b, dtype=torch.long),
+    )  # fmt: skip
+
+    def ram(v: Tensor) -> Tensor:
+        policy, _ = Awm(weighting="uniform", advantage_range=99.0, advantage_max=99.0)(replace(matched, velocity=v))
+        return policy + velocity_kl(v, double([[base]] * b))
+
+    assert float((gradient(ram, matched.velocity)[:, 0] * double(weights)).sum()) == pytest.approx(0, abs=1e-12)
+
+
 # ---- DGPO, CRD -------------------------------------------------------------------------------------------------------
 
 

@@ -70,11 +70,24 @@ def test_one_in_full_and_all_as_json(capsys: pytest.CaptureFixture[str]) -> None
     assert [entry["name"] for entry in json.loads(capsys.readouterr().out)] == list(dotted_keys(TrainConfig))
     assert cli.main(["list", "configs"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert max(map(len, lines)) <= 80
     assert [line.split()[0] for line in lines if line.startswith("  ")] == list(config_files())
     folders = [line for line in lines[:-2] if not line.startswith("  ")]
     assert folders == list(dict.fromkeys(path.parent.name for path in config_files().values()))
     assert folders[0] == "embedded"
+
+
+def test_a_line_is_cut_at_the_width_of_a_terminal_and_whole_in_a_pipe(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def longest(columns: str | None) -> int:
+        monkeypatch.setenv("COLUMNS", columns or "")
+        monkeypatch.setattr(sys.stdout, "isatty", lambda: columns is not None)
+        assert cli.main(["list", "benchmarks"]) == 0
+        return max(map(len, capsys.readouterr().out.splitlines()))
+
+    assert longest("80") == 80
+    assert longest("120") == 120
+    assert longest(None) > 200
 
 
 def test_a_wrong_name_is_answered_with_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
