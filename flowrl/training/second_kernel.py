@@ -22,6 +22,7 @@ from flowrl.pipelines import Pipeline
 from flowrl.pipelines.arithmetic.attention import give_kernel, kernels_put_back
 from flowrl.pipelines.arithmetic.attention_words import usable
 from flowrl.runtime.capabilities import this_machine
+from flowrl.runtime.failures import lost_process
 from flowrl.runtime.scrubbing import one_line
 from flowrl.runtime.scrubbing import say as print
 from flowrl.training.learner import GradientSum, NotFinite, Statistics
@@ -46,8 +47,7 @@ def apply_finite(
     before them: it was not too large if one gives a finite gradient, and stays.
 
     Args:
-        ready: the run's settings.
-        pipeline: whose attention it is.
+        ready, pipeline: the run's settings, and whose attention it is.
         filled: a gradient, and the statistics of its rows.
         again: fills both; None where that cannot be done twice.
         how: arguments of `GradientSum.apply`.
@@ -59,21 +59,21 @@ def apply_finite(
     counters, where = gradient.counters, f"iteration {how[-1]}"
     try:
         norm = gradient.apply(*how)
-        if norm is None and again is not None and gradient.doubted:
-            fell, low = counters["loss_scale_fell"], counters["loss_scale_log2"]
-            counters |= {"loss_scale_log2": low + fell, "loss_scale_fell": 0}
-            try:
-                scale = f" The loss scale is 2^{low + fell} as before, since it was not what overflowed."
-                second_gradient(ready, pipeline, how[0], again, filled, where, scale)
-                norm = gradient.apply(*how)
-                counters["kernel_failed"] = 1
-            except NotFinite:
-                counters |= {"loss_scale_log2": low, "kernel_failed": 0}
     except NotFinite:
         if again is None:
             raise
-        second_gradient(ready, pipeline, how[0], again, filled, where)
+        if tried := second_gradient(ready, pipeline, how[0], again, filled, where):
+            raise NotFinite(where, tried) from None
         norm = gradient.apply(*how)
+    if norm is None and again is not None and gradient.doubted:
+        low, before = counters["loss_scale_log2"], counters["loss_scale_log2"] + counters["loss_scale_fell"]
+        counters |= {"loss_scale_log2": before, "loss_scale_fell": 0}
+        more = f" The loss scale is 2^{before} as before, since it was not what overflowed."
+        if second_gradient(ready, pipeline, how[0], again, filled, where, more):
+            counters |= {"loss_scale_log2": low, "kernel_failed": 0}
+        else:
+            norm = gradient.apply(*how)
+            counters["kernel_failed"] = 1
     stats.settle()
     return norm
 
@@ -86,14 +86,17 @@ def second_gradient(
     filled: tuple[GradientSum, Statistics],
     where: str,
     more: str = "",
-) -> None:
+) -> str:
     """Fills a sum with the first finite gradient of other kernels; attention is as before afterwards.
 
     What is logged stays that of the run's own kernel, which drew the rollout, unless it is not finite itself. `more` is
     said where a kernel is found.
 
+    Returns:
+        What was tried, in words, where none gave one; else "".
+
     Raises:
-        NotFinite: it is finite under none, with those that were tried.
+        NotFinite: this process failed while others wait for its part.
     """
     gradient, stats = filled
     known, dtype = ready.family.attends(ready.location), DTYPES[ready.config.pipeline.dtype]
@@ -115,7 +118,7 @@ def second_gradient(
             break
         failed[word] = fault
     else:
-        raise NotFinite(where, _tried(failed) + split)
+        return _tried(failed) + split
     stats.replace_not_finite(unread)
     if run.main:
         print(
@@ -124,6 +127,7 @@ def second_gradient(
             file=sys.stderr,
             flush=True,
         )
+    return ""
 
 
 def to_try(told: Sequence[tuple[str, Sequence[str]]], parallel: ParallelConfig) -> tuple[list[str], str]:
@@ -145,10 +149,15 @@ def to_try(told: Sequence[tuple[str, Sequence[str]]], parallel: ParallelConfig) 
 
 
 def _fault(work: Callable[[], object]) -> str:
-    """What work ends with, whatever it is, memory's end or a compiler's: the other processes wait for the answer."""
+    """What work ends with, whatever it is, memory's end or a compiler's: the other processes wait for the answer.
+
+    But for the end of another process, which says why itself.
+    """
     try:
         work()
     except Exception as error:
+        if lost_process(error):
+            raise
         return one_line(f"{type(error).__name__}: {error}")
     return ""
 

@@ -277,6 +277,17 @@ def test_a_process_that_fails_alone_within_ends_at_once() -> None:
     with pytest.raises(NotFinite, match=r"attention=math; native could not run \(OutOfMemoryError: CUDA"):
         updates.update()
     assert len(asked) == 2  # the list, and whether the kernel was given
+    updates.answers["native"] = RuntimeError("Connection closed by peer [127.0.0.1]:46")  # what the others get then
+    with pytest.raises(RuntimeError, match="closed by peer"):
+        updates.update()
+
+
+def test_it_ends_in_float16_too() -> None:
+    answers, context = {"math": NAN, "native": ERRORS[0]}, ParallelConfig(context=2)
+    updates = Updates(answers=answers, dtype="float16", attention="math", parallel=context)
+    assert [updates.update() for _ in range(2)] == [None, None]
+    with pytest.raises(NotFinite, match="native could not run"):
+        updates.update()
 
 
 def _two(rank: int) -> None:
