@@ -18,7 +18,7 @@ from warm_forks import start_forks
 from flowrl.config.sections import ParallelConfig
 from flowrl.pipelines.arithmetic import attention
 from flowrl.pipelines.arithmetic.attention import give_kernel
-from flowrl.pipelines.arithmetic.attention_words import Known
+from flowrl.pipelines.arithmetic.attention_words import Known, usable
 from flowrl.training import second_kernel
 from flowrl.training.learner import GradientSum, NotFinite, Statistics
 from flowrl.training.processes.devices import accelerator_of
@@ -271,7 +271,12 @@ def test_where_processes_compute_together_torchs_own_choice_alone_is_tried(split
 def test_a_process_that_fails_alone_within_ends_at_once() -> None:
     """The others wait within for its part of the weights, and not for its answer."""
     run, asked = one_process(), list[Any]()
-    run.of_all = lambda mine: asked.append(mine) or [mine]
+
+    def of_all(mine: Any) -> list[Any]:
+        asked.append(mine)
+        return [mine]
+
+    run.of_all = of_all
     parallel = ParallelConfig(shard=2)
     updates = Updates(answers={"math": NAN, "native": ERRORS[0]}, attention="math", parallel=parallel, run=run)
     with pytest.raises(NotFinite, match=r"attention=math; native could not run \(OutOfMemoryError: CUDA"):
@@ -283,8 +288,8 @@ def test_a_process_that_fails_alone_within_ends_at_once() -> None:
 
 
 def test_it_ends_in_float16_too() -> None:
-    answers, context = {"math": NAN, "native": ERRORS[0]}, ParallelConfig(context=2)
-    updates = Updates(answers=answers, dtype="float16", attention="math", parallel=context)
+    answers: dict[str, Answer] = {"math": NAN, "native": ERRORS[0]}
+    updates = Updates(answers=answers, dtype="float16", attention="math", parallel=ParallelConfig(context=2))
     assert [updates.update() for _ in range(2)] == [None, None]
     with pytest.raises(NotFinite, match="native could not run"):
         updates.update()
@@ -295,7 +300,7 @@ def _two(rank: int) -> None:
     run = Run.__new__(Run)
     run.accelerator, run.layout = accelerator_of("cpu"), Layout(replicate=2)
     run.device, run.main, run.processes, run.first = run.accelerator.device, rank == 0, 2, True
-    usable, check = second_kernel.usable, attention.check_backward
+    check = attention.check_backward
 
     def refusing(word: str, **settings: Any) -> None:
         if word == "float32":
