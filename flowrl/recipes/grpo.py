@@ -17,6 +17,7 @@ change the result.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -226,7 +227,9 @@ def update(
             if len(blocks) > number + 1 and (not pieces or deviation > 0):
                 rows = record.with_old_of_updates(rows, blocks[number + 1 :])
             first_update = False
-        loop.update(gradient, stats, again=None if config.keep_graphs else how)
+        # Graphs that the rollout kept have been walked back.
+        again = partial(descend, replace(record, graphs=None), *how.args[1:], **how.keywords)
+        loop.update(gradient, stats, again=again)
     if record.graphs is not None:
         record.graphs.clear()
 

@@ -6,13 +6,15 @@ shows in the result; but for the gradients of a network's own weights.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from flowrl.pipelines.weights.trained_weights import TrainedWeights
 from flowrl.runtime.placement import sent_wide
@@ -24,6 +26,10 @@ from flowrl.trajectory import Conditioning
 
 _FIRST_SCALE_LOG2 = 14  # of float16 losses
 _SCALE_RISES_AFTER = 2000  # updates without overflow, GradScaler's growth_interval
+# An overflow by the scale is gone after a halving or two, since the scale rises by one at a time; a kernel that fails
+# fails again. Whether it is NaN or infinity says nothing of the two: float16 gives infinity, and the next layer's
+# backward pass makes NaN of it (inf - inf in a softmax, inf * 0), while kernels that fail may overflow themselves.
+_DOUBTED_AFTER = 3  # overflows in a row
 _JOINED = 2**28  # bytes of gradients that travel together
 _EVALUATIONS = ("rollout", "completion", "update", "reference", "backward")  # what evaluations are counted as
 
@@ -107,16 +113,14 @@ class NetworkCounter:
 
 
 class NotFinite(ValueError):
-    """A gradient that holds NaN or infinity; no step was taken."""
+    """A gradient whose norm is NaN or infinity; no step was taken."""
 
-    def __init__(self, where: str, kernels: Sequence[str] = ()) -> None:
-        """`where` it is, in words; and under which kernels of attention, where several were tried."""
-        tried = f" under pipeline.attention={', '.join(kernels)}" if kernels else ""
+    def __init__(self, where: str, tried: str = "") -> None:
+        """`where` it is, and under which kernels of attention, where several were `tried`; both in words."""
         super().__init__(
             f"{where}: the gradient is not finite{tried}, so no step was taken: lower optim.lr or "
             "sampler.noise_level, or set pipeline.dtype to bfloat16 or float32"
         )
-        self.where = where
 
 
 class GradientSum:
@@ -124,7 +128,8 @@ class GradientSum:
 
     float16 networks lose small gradients, so there the loss is multiplied by a power of two, and the sum divided by it.
     The power falls by one where a gradient overflows, and that update is left out; it rises by one after 2000 updates
-    in a row, as in torch's GradScaler. It is kept in `counters` and so in checkpoints.
+    in a row, as in torch's GradScaler. It is kept in `counters` and so in checkpoints. There too: how often it fell
+    since an update was taken or `doubted` was answered, and whether the last one was taken under another kernel.
     """
 
     def __init__(self, policy: TrainedWeights, counters: dict[str, Any], *, scale_loss: bool) -> None:
@@ -137,11 +142,18 @@ class GradientSum:
             self.total = [piece.view_as(p) for piece, p in zip(pieces, self.trained, strict=True)]
         else:
             self.total = [torch.zeros_like(p, dtype=policy.sum_dtype(p.device)) for p in self.trained]
-        self.counters, self.scale_loss = counters, scale_loss
         counters.setdefault("loss_scale_log2", _FIRST_SCALE_LOG2 if scale_loss else 0)
-        if scale_loss:
-            counters.setdefault("loss_scale_held", 0)
+        self.counters, self.scale_loss = counters, scale_loss or counters["loss_scale_log2"] > 0
+        if self.scale_loss:
+            for name in ("loss_scale_held", "loss_scale_fell", "kernel_failed"):
+                counters.setdefault(name, 0)
         self._joined = False
+
+    def clear(self) -> None:
+        """Drops what was added, so that the sum can be taken again in the same memory."""
+        self._joined = False
+        for total in self.total:
+            total.zero_()
 
     def add(self, loss: Tensor) -> None:
         """Back-propagates a loss and adds its gradient."""
@@ -164,30 +176,42 @@ class GradientSum:
         Raises:
             NotFinite: the gradient is not finite; the weights are left as they were.
         """
-        self._join(run)
-        if self.counters["loss_scale_log2"] > 0 and not self.is_finite(run):
-            self.counters |= {"loss_scale_log2": self.counters["loss_scale_log2"] - 1, "loss_scale_held": 0}
+        gradients = self._gradients(run)
+        norm = get_total_norm(gradients)
+        if not bool(torch.isfinite(norm)):
+            if self.counters["loss_scale_log2"] == 0:
+                raise NotFinite(f"iteration {iteration}")
+            fell = {"loss_scale_fell": self.counters["loss_scale_fell"] + 1, "loss_scale_held": 0}
+            self.counters |= {"loss_scale_log2": self.counters["loss_scale_log2"] - 1, **fell}
             return None
         parameters = list(self.policy.parameters.values())
-        for parameter, total in zip(parameters, self.total, strict=True):
-            parameter.grad = total.to(parameter.device, torch.float32)
-        norm = torch.nn.utils.clip_grad_norm_(parameters, max_norm)
-        if not bool(torch.isfinite(norm)):
-            optimizer.zero_grad(set_to_none=True)
-            raise NotFinite(f"iteration {iteration}")
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.grad = gradient
+        clip_grads_with_norm_(parameters, max_norm, norm)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         self.policy.settle()
         if self.scale_loss:
+            self.counters |= {"loss_scale_fell": 0, "kernel_failed": 0}
             self.counters["loss_scale_held"] += 1
             if self.counters["loss_scale_held"] == _SCALE_RISES_AFTER:
                 self.counters |= {"loss_scale_log2": self.counters["loss_scale_log2"] + 1, "loss_scale_held": 0}
         return norm
 
     def is_finite(self, run: Run) -> bool:
-        """Whether the sum over all processes is finite."""
+        """Whether `apply` takes a step: the norm of the sum over all processes is finite in float32."""
+        return bool(torch.isfinite(get_total_norm(self._gradients(run))))
+
+    @property
+    def doubted(self) -> bool:
+        """Whether an overflow looks like a kernel's: the third in a row, or the next of a kernel that has failed."""
+        return self.counters["loss_scale_fell"] >= (1 if self.counters["kernel_failed"] else _DOUBTED_AFTER)
+
+    def _gradients(self, run: Run) -> list[Tensor]:
+        """The sum over all processes as the optimizer takes it: in float32, where its weights lie."""
         self._join(run)
-        return bool(torch.stack([torch.isfinite(total).all() for total in self.total]).all())
+        weights = self.policy.parameters.values()
+        return [total.to(weight.device, torch.float32) for weight, total in zip(weights, self.total, strict=True)]
 
     def _join(self, run: Run) -> None:
         """Replaces the sums by those over all processes, once, some hundred million bytes at a time."""
@@ -221,6 +245,22 @@ class Statistics:
         self._largest: dict[str, float] = {}
         self._shared: dict[str, list[float]] = defaultdict(list)
         self._waiting: list[tuple[str, bool, Tensor, Tensor | None]] = []  # name, whether summed, values, live rows
+        self.settle()
+
+    def settle(self) -> None:
+        """What was added so far stays where the newest rows are replaced."""
+        self._settled = dict(self._sums), dict(self._counts), dict(self._largest), list(self._waiting)
+
+    def replace_not_finite(self, other: Statistics) -> None:
+        """Rows that were added since `settle` give way to those of another where there is NaN or infinity in them."""
+        self._read()
+        if all(map(math.isfinite, (*self._sums.values(), *self._largest.values()))):
+            return
+        names = self._largest  # those that every process knows stay
+        self._sums, self._counts, self._largest, self._waiting = self._settled
+        self._waiting += other._waiting
+        self._read()
+        self._largest = dict.fromkeys(names, 0.0) | self._largest
 
     def mean(self, keep: Tensor | None, **values_b: Tensor) -> None:
         """Adds values of rows, of which the mean is wanted; only live rows count, all where `keep` is None.

@@ -50,7 +50,7 @@ from flowrl.training.checkpoints import prune, restore, save_lora
 from flowrl.training.draws import Draws
 from flowrl.training.drift import KL_PROMPTS, BaseSide, base_sides, spread, velocity_distances
 from flowrl.training.heldout import Drawing, evaluate
-from flowrl.training.learner import GradientSum, NetworkCounter, NotFinite, Statistics, total_of
+from flowrl.training.learner import GradientSum, NetworkCounter, Statistics, total_of
 from flowrl.training.model_files import MODEL, hub_commit
 from flowrl.training.optimizers import make_optimizer, rate_of, set_rate, updates_of
 from flowrl.training.parts import (
@@ -71,7 +71,7 @@ from flowrl.training.resume_check import model_of, reproduced_in, versions_of
 from flowrl.training.reward_watch import Compared, RewardWatch
 from flowrl.training.run import Run
 from flowrl.training.scoring import Scorer, check_groups, scored_beside
-from flowrl.training.second_kernel import Descend, second_gradient
+from flowrl.training.second_kernel import Descend, apply_finite
 from flowrl.training.stages import Stages
 from flowrl.training.watchdog import (
     evaluation_warnings,
@@ -319,13 +319,7 @@ class Loop(Draws):
         """
         set_rate(self.optimizer, self.rate(self.counters["updates"]))
         how = (self.run, self.optimizer, self.config.optim.max_grad_norm, self.iteration)
-        try:
-            norm = gradient.apply(*how)
-        except NotFinite as error:
-            if again is None:
-                raise
-            other = second_gradient(self.ready, self.pipeline, self.run, again, (gradient, stats), error)
-            norm = other.apply(*how)
+        norm = apply_finite(self.ready, self.pipeline, (gradient, stats), again, how)
         if norm is None:
             return False
         stats.shared(grad_norm=norm)

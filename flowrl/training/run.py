@@ -364,6 +364,10 @@ class Run:
             return mine
         return list(_gather(mine if self.first else []))
 
+    def of_all(self, mine: T) -> list[T]:
+        """What each process has, in their order, those of one rank by themselves; every process calls it."""
+        return [mine] if self.processes == 1 else _gather([mine])
+
     def of_first(self, mine: T) -> T:
         """What the first process of this rank has; every process calls it."""
         if self.layout.context == 1:

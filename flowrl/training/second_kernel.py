@@ -2,17 +2,28 @@
 
 Backward passes of attention kernels overflow, or read masked rows as NaN, in places where others do not. A run that has
 learned for days does not end for that: the update takes a finite gradient, and the log says which kernel failed.
+
+Every process tries the same kernels, and goes on to the next one where a kernel fails on any of them. Where weights or
+tokens are split, a process that fails leaves the others waiting for its part. There torch's own choice alone is tried,
+which takes every mask, head and dtype. Should memory run out under it, that process ends, which ends the others.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
+import torch
+from torch import Tensor
+
+from flowrl.config.sections import ParallelConfig
 from flowrl.pipelines import Pipeline
-from flowrl.pipelines.arithmetic.attention import give_kernel
+from flowrl.pipelines.arithmetic.attention import give_kernel, kernels_put_back
 from flowrl.pipelines.arithmetic.attention_words import usable
 from flowrl.runtime.capabilities import this_machine
+from flowrl.runtime.failures import lost_process
+from flowrl.runtime.scrubbing import one_line
 from flowrl.runtime.scrubbing import say as print
 from flowrl.training.learner import GradientSum, NotFinite, Statistics
 from flowrl.training.parts import DTYPES
@@ -23,56 +34,144 @@ Descend = Callable[[GradientSum, Statistics], None]
 """Adds up the gradient of an update, and notes what is logged of it."""
 
 
+def apply_finite(
+    ready: Ready,
+    pipeline: Pipeline,
+    filled: tuple[GradientSum, Statistics],
+    again: Descend | None,
+    how: tuple[Run, torch.optim.Optimizer, float, int],
+) -> Tensor | None:
+    """`GradientSum.apply`; where the gradient is not finite, of one that `again` computes under another kernel.
+
+    Overflows in float16 are the loss scale's until they are `doubted`. Then kernels are asked under the scale from
+    before them: it was not too large if one gives a finite gradient, and stays.
+
+    Args:
+        ready, pipeline: the run's settings, and whose attention it is.
+        filled: a gradient, and the statistics of its rows.
+        again: fills both; None where that cannot be done twice.
+        how: arguments of `GradientSum.apply`.
+
+    Raises:
+        NotFinite: as `GradientSum.apply`, under every kernel that could be tried.
+    """
+    gradient, stats = filled
+    counters, where = gradient.counters, f"iteration {how[-1]}"
+    try:
+        norm = gradient.apply(*how)
+    except NotFinite:
+        if again is None:
+            raise
+        if tried := second_gradient(ready, pipeline, how[0], again, filled, where):
+            raise NotFinite(where, tried) from None
+        norm = gradient.apply(*how)
+    if norm is None and again is not None and gradient.doubted:
+        low, before = counters["loss_scale_log2"], counters["loss_scale_log2"] + counters["loss_scale_fell"]
+        counters |= {"loss_scale_log2": before, "loss_scale_fell": 0}
+        more = f" The loss scale is 2^{before} as before, since it was not what overflowed."
+        if second_gradient(ready, pipeline, how[0], again, filled, where, more):
+            counters |= {"loss_scale_log2": low, "kernel_failed": 0}
+        else:
+            norm = gradient.apply(*how)
+            counters["kernel_failed"] = 1
+    stats.settle()
+    return norm
+
+
 def second_gradient(
     ready: Ready,
     pipeline: Pipeline,
     run: Run,
     descend: Descend,
     filled: tuple[GradientSum, Statistics],
-    error: NotFinite,
-) -> GradientSum:
-    """The first finite gradient of other kernels, joined over the processes; attention is as before afterwards.
+    where: str,
+    more: str = "",
+) -> str:
+    """Fills a sum with the first finite gradient of other kernels; attention is as before afterwards.
+
+    What is logged stays that of the run's own kernel, which drew the rollout, unless it is not finite itself. `more` is
+    said where a kernel is found.
+
+    Returns:
+        What was tried, in words, where none gave one; else "".
+
+    Raises:
+        NotFinite: this process failed while others wait for its part.
+    """
+    gradient, stats = filled
+    known, dtype = ready.family.attends(ready.location), DTYPES[ready.config.pipeline.dtype]
+    told = run.of_all((pipeline.attention, usable(this_machine(run.device.type), dtype, known)))
+    failed = {" and ".join(dict.fromkeys(own for own, _ in told)): ""}
+    words, split = to_try(told, ready.config.parallel)
+    for word in words:
+        gradient.clear()
+        unread = Statistics(*stats.names)
+        with kernels_put_back(pipeline.denoiser):
+            given = _fault(partial(give_kernel, [pipeline.denoiser], word, known, dtype, run.device))
+            fault = _of_any(run, given)
+            if not fault:
+                mine = _fault(partial(descend, gradient, unread))
+                if mine and split:
+                    raise NotFinite(where, _tried(failed | {word: mine}) + split)
+                fault = _of_any(run, mine)
+        if not fault and gradient.is_finite(run):
+            break
+        failed[word] = fault
+    else:
+        return _tried(failed) + split
+    stats.replace_not_finite(unread)
+    if run.main:
+        print(
+            f"flowrl: warning, {where}: the gradient is not finite{_tried(failed)}, and under {word} it is, so this "
+            f"update takes that one.{more} If it comes back, set pipeline.attention={word}",
+            file=sys.stderr,
+            flush=True,
+        )
+    return ""
+
+
+def to_try(told: Sequence[tuple[str, Sequence[str]]], parallel: ParallelConfig) -> tuple[list[str], str]:
+    """Kernels that are tried, in their order, the same on every process; and what is said of those that are not.
 
     Kernels of the hub are left out: a run does not download. Those that hold the scores of all tokens come last.
 
     Args:
-        ready: the run's settings.
-        pipeline: whose attention it is.
-        run: of all processes, which come here together.
-        descend: fills a sum.
-        filled: what the first gradient and its statistics are in.
-        error: of the first gradient.
-
-    Raises:
-        NotFinite: it is finite under none, with those that were tried.
+        told: by each process, its own kernel and those that its machine has.
+        parallel: how processes lie.
     """
-    own, stats = filled
-    known, failed = ready.family.attends(ready.location), [pipeline.attention]
-    dtype, device = DTYPES[ready.config.pipeline.dtype], run.device
-    words = usable(this_machine(device.type), dtype, known)
-    for word in sorted(words, key=lambda word: word == "math"):
-        # With a context in parallel, kernels are bound to the exchange of tokens.
-        if word == pipeline.attention or word.endswith("_hub") or ready.config.parallel.context > 1:
-            continue
-        try:
-            give_kernel([pipeline.denoiser], word, known, dtype, device)
-        except ValueError:
-            continue
-        gradient, unread = GradientSum(own.policy, own.counters, scale_loss=own.scale_loss), Statistics(*stats.names)
-        try:
-            descend(gradient, unread)
-        finally:
-            give_kernel([pipeline.denoiser], pipeline.attention, known, dtype, device)
-        if not gradient.is_finite(run):
-            failed.append(word)
-            continue
-        if run.main:
-            print(
-                f"flowrl: warning, {error.where}: the gradient is not finite under pipeline.attention="
-                f"{', '.join(failed)}, and under {word} it is, so this update takes that one. If it comes back, set "
-                f"pipeline.attention={word}",
-                file=sys.stderr,
-                flush=True,
-            )
-        return gradient
-    raise NotFinite(error.where, failed) from error
+    own = {word for word, _ in told}
+    words = [word for word in told[0][1] if {word} != own and all(word in here for _, here in told)]
+    words = sorted((word for word in words if not word.endswith("_hub")), key=lambda word: word == "math")
+    if parallel.shard * parallel.context == 1:
+        return words, ""
+    split = f"; only native is tried with parallel.shard={parallel.shard} and parallel.context={parallel.context}"
+    return [word for word in words if word == "native"], split
+
+
+def _fault(work: Callable[[], object]) -> str:
+    """What work ends with, whatever it is, memory's end or a compiler's: the other processes wait for the answer.
+
+    But for the end of another process, which says why itself.
+    """
+    try:
+        work()
+    except Exception as error:
+        if lost_process(error):
+            raise
+        return one_line(f"{type(error).__name__}: {error}")
+    return ""
+
+
+def _of_any(run: Run, mine: str) -> str:
+    """What the first process has that has a fault; every process calls it."""
+    found = run.of_all(mine)
+    return next(
+        (f"process {rank}: {fault}" if len(found) > 1 else fault for rank, fault in enumerate(found) if fault), ""
+    )
+
+
+def _tried(failed: Mapping[str, str]) -> str:
+    """Kernels in words: those whose gradient was not finite, then those that could not run, each with the reason."""
+    ran = ", ".join(word for word, fault in failed.items() if not fault)
+    faults = (f"; {word} could not run ({fault})" for word, fault in failed.items() if fault)
+    return f" under pipeline.attention={ran}{''.join(faults)}"

@@ -19,7 +19,8 @@ the network's dtype, here it is float32 too.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from copy import copy
 from functools import cache, partial, wraps
 from typing import Any
@@ -216,6 +217,18 @@ def give_within(network: nn.Module, word: str) -> None:
     Then whoever calls torch's attention on their behalf gets the kernel too.
     """
     _give(network, word, within=True)
+
+
+@contextmanager
+def kernels_put_back(network: nn.Module) -> Iterator[None]:
+    """Afterwards every attention has the very processor that it had, whatever was given or raised inside."""
+    found = [module for module in network.modules() if isinstance(module, Attention | AttentionModuleMixin)]
+    kept: list[tuple[Any, Any]] = [(module, module.processor) for module in found]
+    try:
+        yield
+    finally:
+        for module, processor in kept:
+            module.set_processor(processor)
 
 
 def _give(network: nn.Module, word: str, *, within: bool = False) -> int:
