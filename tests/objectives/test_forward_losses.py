@@ -266,7 +266,7 @@ def test_nft_awm_rvm_and_ram_have_one_gradient_on_policy() -> None:
 
 
 def test_the_fixed_point_of_ram_is_the_optimum_of_reward_minus_kl() -> None:
-    """Base N(0, 1), reward a x: the optimum is N(a, 1), whose velocity is a closed form; there the mean gradient is 0."""
+    """Base N(0, 1), reward a x: the optimum is N(a, 1), whose velocity is known; there the mean gradient is 0."""
     a, sigma, x_sigma = 0.3, 0.8, 0.4
     scale = (1 - sigma) ** 2 + sigma**2
     nodes, weights = np.polynomial.hermite_e.hermegauss(40)
