@@ -1,4 +1,4 @@
-"""What the licence of a base model asks of whoever passes on a LoRA for it, and what the hub calls it: `base_licences.yaml`, read."""
+"""What the licence of a base model asks of those who pass on a LoRA for it: `base_licences.yaml`, read."""
 
 from __future__ import annotations
 
