@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, cast
 
 import torch
@@ -16,7 +15,7 @@ from flowrl.config.train import TrainConfig
 from flowrl.credit import CREDIT, Method
 from flowrl.runtime.placement import host_rows, put, settle
 from flowrl.runtime.randomness import counter_integers
-from flowrl.samplers import Kernel, Velocity, rollout
+from flowrl.samplers import Kernel, rollout
 from flowrl.samplers.branching import NodeNoise, sample_branches
 from flowrl.samplers.completion import complete, sample_trajectories
 from flowrl.samplers.tree import sample_tree, sibling_noise, window_law, window_start
@@ -228,7 +227,11 @@ def _plan(draws: Draws, batch: Batch, method: Method, how: Paths) -> Sampled:
         group, columns = batch.group[start : start + len(part)], part.columns()
         with draws.network.counting("completion"):  # images are finished from every step too, by the ODE
             columns["values"] = complete(
-                partial(_velocity_of, draws, batch, group), part, how.schedule, mode=mode, batch_size=size
+                lambda index, group=group: draws.velocity(batch.asked.cond_of(group[index.cpu()])),  # type: ignore[misc]
+                part,
+                how.schedule,
+                mode=mode,
+                batch_size=size,
             )
         del columns["velocity"], columns["final"]
         _keep(rows, start, len(batch.own), columns)
@@ -237,11 +240,6 @@ def _plan(draws: Draws, batch: Batch, method: Method, how: Paths) -> Sampled:
     settle(draws.device)
     values = rows.pop("values")
     return sample_trajectories(Trajectory(kept=kept, steps=steps, final=values[:, -1], **rows), batch.group, values)
-
-
-def _velocity_of(draws: Draws, batch: Batch, group: Tensor, index: Tensor) -> Velocity:
-    """The velocity of some of the samples of these groups `[b]`."""
-    return draws.velocity(batch.asked.cond_of(group[index.cpu()]))
 
 
 def _branches(draws: Draws, batch: Batch, how: Paths) -> Sampled:
