@@ -14,7 +14,7 @@ from flowrl.pipelines.shared.prompt_embeddings import CACHED_BYTES, EMBEDDING_CA
 from flowrl.planning.network import Network
 from flowrl.planning.published_models import Parts
 from flowrl.planning.weights import DenoiserWeights
-from flowrl.recipes.counting import Record
+from flowrl.recipes.counting import RolloutRecord
 from flowrl.runtime.placement import PINNED
 
 GIB = 2**30
@@ -82,7 +82,7 @@ class Facts:
     evaluates: bool
     at_once: bool = False
     latent: int = 0
-    record: Record = field(default_factory=Record)
+    record: RolloutRecord = field(default_factory=RolloutRecord)
     scored: int = 0
     prompt: int = 0
     prompts: int | None = None

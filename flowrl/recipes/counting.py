@@ -50,7 +50,7 @@ STEP = 8
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Record:
+class RolloutRecord:
     """Latents of an iteration's rollout, of all processes.
 
     Attributes:
@@ -95,7 +95,7 @@ class RecipeCounts:
     micro_batch_size: Callable[[int], int] | None = None
     graphs: Callable[[], int] = lambda: 1
     through_rewards: bool = False
-    record: Callable[[], Record] = Record
+    record: Callable[[], RolloutRecord] = RolloutRecord
 
 
 def only_here(config: TrainConfig) -> str:

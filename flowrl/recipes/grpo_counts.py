@@ -8,7 +8,7 @@ from flowrl.config.train import Geometry, TrainConfig
 from flowrl.credit import CREDIT, Method
 from flowrl.credit.trees import BranchGrpo
 from flowrl.objectives.policy_gradient import OBJECTIVES
-from flowrl.recipes.counting import STEP, Counts, Passes, RecipeCounts, Record, walked
+from flowrl.recipes.counting import STEP, Counts, Passes, RecipeCounts, RolloutRecord, walked
 from flowrl.samplers.windows import flash_tail, thinned_steps
 from flowrl.training.assignment import credit_options
 from flowrl.training.paths import stochastic_steps, tree_steps
@@ -47,7 +47,7 @@ def counts(config: TrainConfig) -> RecipeCounts:
             backward=trained * walked(sampler.train_negative, sampler.guidance_scale, passes),
         )
 
-    def record() -> Record:
+    def record() -> RolloutRecord:
         windows = {stochastic_steps(sampler, config.seed, iteration) for iteration in range(config.num_iterations)}
         found = [_paths(config, method, 0, steps) for steps in sorted(windows - {()})]
         paths = max(found, key=lambda one: one.states + one.images + one.transitions * objective.needs_old_mean)
@@ -55,7 +55,7 @@ def counts(config: TrainConfig) -> RecipeCounts:
         if method.whole_paths:  # states, means, start noise, the last latent; of each step output and value
             each = paths.states + means + 2 * config.num_images + method.values * (paths.transitions + paths.images)
             batches = ((each // config.num_images + STEP, config.num_images),)
-        return Record(
+        return RolloutRecord(
             columns=(paths.states, paths.images, means, *paths.passing),
             rounds=config.curriculum.max_rounds,
             batches=batches,
@@ -77,7 +77,7 @@ def counts(config: TrainConfig) -> RecipeCounts:
 class _Paths:
     """What one way of sampling evaluates: rows of the rollout and of completions without guidance, images, and the
     latents that the transitions of each stochastic step start at; and what it records:
-    states and transitions. What else is on the host at once, and the batches of `Record`."""
+    states and transitions. What else is on the host at once, and the batches of `RolloutRecord`."""
 
     rollout: int
     completion: int

@@ -48,7 +48,7 @@ from flowrl.planning.memory import (
 from flowrl.planning.network import Network, Trained, few_blocks, measure, without_gradient
 from flowrl.planning.traces import Trace
 from flowrl.planning.weights import DenoiserWeights, weights_of
-from flowrl.recipes.counting import Record
+from flowrl.recipes.counting import RolloutRecord
 from flowrl.runtime.files import read_json
 from flowrl.session.preflight import recipe_of
 from flowrl.training.learner import GradientSum
@@ -364,7 +364,7 @@ def test_every_column_takes_a_power_of_two_by_itself() -> None:
     own, mib = facts(), 2**20
 
     def host(**record: Any) -> float:
-        counted = memory_of(replace(own, latent=mib, record=Record(**record)), SETTINGS)
+        counted = memory_of(replace(own, latent=mib, record=RolloutRecord(**record)), SETTINGS)
         return counted.host.get("record of a rollout", 0) / mib
 
     assert host(columns=(600, 700, 0)) == 1024 + 1024
@@ -377,7 +377,7 @@ def test_what_is_scored_after_all_is_drawn_is_counted_by_itself() -> None:
     own, mib = facts(), 2**20
 
     def stages(**record: Any) -> dict[str, int]:
-        return dict(memory_of(replace(own, latent=mib, scored=96, record=Record(**record)), SETTINGS).stages)
+        return dict(memory_of(replace(own, latent=mib, scored=96, record=RolloutRecord(**record)), SETTINGS).stages)
 
     plain = stages(batches=((10, 48),))["sampling, decoding, scoring 4 images"]
     assert plain == stages()["sampling, decoding, scoring 4 images"] + 10 * 4 * mib
