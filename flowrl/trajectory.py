@@ -180,19 +180,6 @@ class Trajectory:
         named = ("states", "log_prob", "final", "mean", "velocity")
         return {name: getattr(self, name) for name in named if getattr(self, name) is not None}
 
-    @staticmethod
-    def cat(parts: Sequence[Trajectory]) -> Trajectory:
-        """Join rollouts of the same steps along the batch. Raises ValueError: no part was given, or the parts kept
-        different states, steps, means or velocities."""
-        kinds = {(part.kept, part.steps, part.mean is None, part.velocity is None) for part in parts}
-        if len(kinds) != 1:
-            raise ValueError(
-                f"only trajectories with equal (kept, steps, mean is None, velocity is None) can be joined, got {kinds}"
-            )
-        columns = [part.columns() for part in parts]
-        joined: dict[str, Any] = {name: torch.cat([own[name] for own in columns]) for name in columns[0]}
-        return replace(parts[0], **joined)
-
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Rows:

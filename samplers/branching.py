@@ -5,6 +5,8 @@ A branch differs from its siblings in the noise of one step alone, so the reward
 Replay rule, for trees too: the distinct sources of a step are evaluated in ascending pool order, `batch_size` at a
 time, and the transitions of a chunk are scored together in row order. Networks answer a little differently in another
 batch; an update that keeps to this rule meets the recorded log-densities to the bit.
+
+Latents lie on the host, each level in its place of the pool as it is drawn; the device has those of one network call.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from flowrl.runtime.placement import sent, taken
+from flowrl.runtime.placement import host_rows, put, sent, settle, taken
 from flowrl.runtime.shapes import Float, Int
 from flowrl.samplers.guidance import Velocity
 from flowrl.samplers.kernels import Kernel
@@ -23,31 +25,36 @@ from flowrl.samplers.windows import thinned_steps
 from flowrl.trajectory import Sampled, Schedule, start_state
 
 VelocityOf = Callable[[Tensor], Velocity]  # indexes of prompts [b] -> the guided velocity of a batch of b
+NodeNoise = Callable[[int, range], Tensor]  # (step, some of the latents that it produces) -> [their number, *latent]
 
 
 def chunked_velocities(
-    velocity_of: VelocityOf, x: Tensor, prompt: Tensor, schedule: Schedule, step: int, batch_size: int
-) -> Iterator[tuple[slice, Tensor]]:
-    """Velocities at the latents [n, *latent] of one step, `batch_size` at a time, each with its slice of them."""
+    velocity_of: VelocityOf,
+    x: Tensor,
+    prompt: Tensor,
+    schedule: Schedule,
+    step: int,
+    batch_size: int,
+    device: torch.device,
+) -> Iterator[tuple[int, Tensor, Tensor]]:
+    """The latents [n, *latent] of one step on the device, `batch_size` at a time, from which on and with velocities."""
     for start in range(0, len(x), batch_size):
-        part = slice(start, min(start + batch_size, len(x)))
-        yield part, velocity_of(prompt[part])(x[part], schedule.sigma[step], schedule.timestep[step])
+        own = sent(x[start : start + batch_size], device)
+        index = prompt[start : start + batch_size]
+        yield start, own, velocity_of(index)(own, schedule.sigma[step], schedule.timestep[step])
 
 
 def draw_successors(
-    kernel: Kernel, x: Tensor, part: slice, velocity: Tensor, schedule: Schedule, step: int, noise: Tensor, width: int
+    kernel: Kernel, x: Tensor, start: int, velocity: Tensor, schedule: Schedule, step: int, noise: NodeNoise, width: int
 ) -> Moved:
-    """`width` stochastic successors of each latent of a part; siblings and their noises stand next to each other."""
-    source, output = x[part].repeat_interleave(width, 0), velocity.repeat_interleave(width, 0)
-    own = noise[part.start * width : part.stop * width]
-    return advance(kernel, source, output, schedule.sigma[step], schedule.sigma[step + 1], own)
-
-
-def check_noise(xi: Tensor, shape: Sequence[int], call: str) -> Tensor:
-    """The noise of a step. Raises ValueError: it has not the shape of the latents it is for."""
-    if tuple(xi.shape) != tuple(shape):
-        raise ValueError(f"{call} must give one noise per successor {tuple(shape)}, got {tuple(xi.shape)}")
-    return xi
+    """`width` stochastic successors of each latent of a chunk that begins with number `start`; siblings stand next to
+    each other. Raises ValueError: the noise has not their shape."""
+    nodes = range(start * width, (start + len(x)) * width)
+    xi, shape = noise(step, nodes), (len(nodes), *x.shape[1:])
+    if tuple(xi.shape) != shape:
+        raise ValueError(f"noise({step}, {nodes}) must give one noise per successor {shape}, got {tuple(xi.shape)}")
+    source, output = x.repeat_interleave(width, 0), velocity.repeat_interleave(width, 0)
+    return advance(kernel, source, output, schedule.sigma[step], schedule.sigma[step + 1], xi)
 
 
 def check_start(x: Tensor, prompt_a: Tensor, group_a: Tensor, batch_size: int) -> None:
@@ -71,16 +78,16 @@ def check_steps(steps: Sequence[int], num_steps: int, name: str) -> tuple[int, .
     return ordered
 
 
-def complete_branches(
+def _complete(
     velocity_of: VelocityOf,
-    x: Float[Tensor, " M *latent"],
-    prompt: Int[Tensor, " M"],
+    x_F: Float[Tensor, " F *latent"],
+    prompt_F: Int[Tensor, " F"],
     steps: Sequence[int],
     schedule: Schedule,
-    *,
-    strides: Sequence[int] = (1,),
+    strides: Sequence[int],
     batch_size: int,
-) -> Float[Tensor, " F *latent"]:
+    device: torch.device,
+) -> None:
     """Follow the ODE from the products of stochastic steps to sigma 0, once for every stride.
 
     Stride 1 takes every step of the schedule, others thin it out as G2RPO does, see `windows.thinned_steps`. All
@@ -88,24 +95,23 @@ def complete_branches(
     the second evaluation, whatever the stride, and are evaluated once until then.
 
     Args:
-        x: [M, *latent]; x[i] is at `schedule.sigma[steps[i] + 1]`.
-
-    Returns [M * L, *latent] at sigma 0, ordered (latent, stride).
+        x_F: [M * L, *latent] by (latent, stride), at first at `schedule.sigma[steps[i] + 1]`, then at sigma 0.
     """
-    x_F = x.repeat_interleave(len(strides), 0)
     evaluated = [thinned_steps(schedule.num_steps, after, stride) for after in steps for stride in strides]
     for step in range(min(steps) + 1, schedule.num_steps):
-        if not (alike := _sharing(evaluated, steps, step)):
-            continue
-        leaders = torch.tensor(list(alike))  # on the host, as all that tells rows apart
-        for part, velocity in chunked_velocities(
-            velocity_of, taken(x_F, leaders), prompt[leaders // len(strides)], schedule, step, batch_size
-        ):
-            members = [(place, path) for place, first in enumerate(list(alike)[part]) for path in alike[first]]
-            places, paths = (sent(torch.tensor(column), x.device) for column in zip(*members, strict=True))
+        alike = _sharing(evaluated, steps, step)
+        for leaders in torch.tensor(list(alike)).split(batch_size) if alike else ():
+            members = [(place, path) for place, first in enumerate(leaders.tolist()) for path in alike[first]]
+            begin = members[0][1]  # a chunk's paths stand together; of those between them none is evaluated here
+            x = sent(x_F[begin : members[-1][1] + 1], device)
+            predicted = velocity_of(prompt_F[leaders])
+            velocity = predicted(taken(x, leaders - begin), schedule.sigma[step], schedule.timestep[step])
+            places, paths = (sent(torch.tensor(column), device) for column in zip(*members, strict=True))
             following = [next((s for s in evaluated[p] if s > step), schedule.num_steps) for _, p in members]
-            x_F[paths] = euler(x_F[paths], velocity[places], schedule.sigma[step], schedule.sigma[following])
-    return x_F
+            x[paths - begin] = euler(
+                x[paths - begin], velocity[places], schedule.sigma[step], schedule.sigma[following]
+            )
+            put(x_F, begin, x)
 
 
 def _sharing(evaluated: Sequence[Sequence[int]], steps: Sequence[int], step: int) -> dict[int, list[int]]:
@@ -126,13 +132,14 @@ def sample_branches(
     group_a: Int[Tensor, " a"],
     schedule: Schedule,
     kernel: Kernel,
-    noise: Callable[[int], Tensor],
+    noise: NodeNoise,
     *,
     steps: Sequence[int],
     branches: int,
     strides: Sequence[int] = (1,),
     batch_size: int,
     keep_means: bool = False,
+    device: torch.device | None = None,
 ) -> Sampled:
     """Branch off ODE trajectories: at chosen steps several stochastic successors, each completed by the ODE.
 
@@ -149,11 +156,13 @@ def sample_branches(
         prompt_a: [a] what velocity_of is asked for.
         group_a: [a] prompt group, numbered over all processes.
         kernel: A kernel with noise_level and sigma_max bound.
-        noise: `noise(step) -> [a * branches, *latent]` standard normal, anchor by anchor.
+        noise: `noise(step, nodes) -> [len(nodes), *latent]` standard normal, for these of the step's a * branches
+            successors, which are numbered anchor by anchor.
         steps: The steps that branch, in 0 .. T-1.
         branches: Successors of each anchor state.
         strides: L strides of the completions, see `windows.thinned_steps`.
         keep_means: Record the transition means too.
+        device: Where the network is; None for where x is.
 
     Returns `M = len(steps) * a * branches` transitions ordered (step, anchor, branch), each the only one of its path,
     and `M * L` finished latents ordered (transition, stride). The pool holds the anchor states by (step, anchor), then
@@ -164,37 +173,45 @@ def sample_branches(
     steps = check_steps(steps, schedule.num_steps, "steps")
     if branches < 1 or not strides or min(strides) < 1 or len(set(strides)) != len(strides):
         raise ValueError(f"branches and strides are at least 1, strides distinct, got {branches} and {list(strides)}")
-    a, x = len(x), start_state(x, schedule)
-    anchors, drawn = [], []
+    a, x, device = len(x), start_state(x, schedule), device or x.device
+    sources, count = len(steps) * a, len(steps) * a * branches
+    states, finished = host_rows(x, sources + count, device), host_rows(x, count * len(strides), device)
+    mean, log_probs = host_rows(x, count if keep_means else 0, device), list[Tensor]()
+    level = host_rows(x, a, device)  # of the anchors
     for step in range(steps[-1] + 1):
-        branching = step in steps
-        if branching:
-            anchors.append(x)
-            xi = check_noise(noise(step), (a * branches, *x.shape[1:]), f"noise({step})")
-        following = []
-        for part, velocity in chunked_velocities(velocity_of, x, prompt_a, schedule, step, batch_size):
-            if branching:
-                drawn.append(draw_successors(kernel, x, part, velocity, schedule, step, xi, branches))
-            following.append(euler(x[part], velocity, schedule.sigma[step], schedule.sigma[step + 1]))
-        x = torch.cat(following)
-    produced, log_prob, mean = (torch.cat(parts) for parts in zip(*drawn, strict=True))
-    row = torch.arange(len(produced))
+        for start, own, velocity in chunked_velocities(velocity_of, x, prompt_a, schedule, step, batch_size, device):
+            if step in steps:
+                place = steps.index(step) * a + start
+                moved = draw_successors(kernel, own, start, velocity, schedule, step, noise, branches)
+                put(states, place, own)
+                put(states, sources + place * branches, moved.x_next)
+                put(finished, place * branches * len(strides), moved.x_next.repeat_interleave(len(strides), 0))
+                if keep_means:
+                    put(mean, place * branches, moved.mean)
+                log_probs.append(moved.log_prob)
+                del moved
+            put(level, start, euler(own, velocity, schedule.sigma[step], schedule.sigma[step + 1]))
+            del own, velocity  # the next chunk's network needs the room
+        x = level
+    del x, level
+    row = torch.arange(count)
     anchor = row // branches % a
     step_M = torch.tensor(steps).repeat_interleave(a * branches)
     group = group_a[anchor]
+    prompt = prompt_a[anchor].repeat_interleave(len(strides))
+    _complete(velocity_of, finished, prompt, step_M.tolist(), schedule, strides, batch_size, device)
+    settle(device)
     return Sampled(
-        states=torch.cat([*anchors, produced]),
+        states=states,
         source=row // branches,
-        produced=len(steps) * a + row,
+        produced=sources + row,
         step=step_M,
         sample=row,
         group=group,
         parent=torch.full_like(row, -1),
-        log_prob=log_prob,
+        log_prob=torch.cat(log_probs),
         mean=mean if keep_means else None,
-        finished=complete_branches(
-            velocity_of, produced, prompt_a[anchor], step_M.tolist(), schedule, strides=strides, batch_size=batch_size
-        ),
+        finished=finished,
         finished_group=group.repeat_interleave(len(strides)),
         finished_after=row.repeat_interleave(len(strides)),
     )

@@ -13,6 +13,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from flowrl.runtime.placement import sent, taken
 from flowrl.runtime.shapes import Float, Int
 from flowrl.samplers.guidance import Velocity
 from flowrl.samplers.parametrization import working_dtype
@@ -29,7 +30,7 @@ def complete(
     *,
     mode: Mode,
     batch_size: int,
-) -> Float[Tensor, " b K *latent"]:
+) -> Float[Tensor, " b V *latent"]:
     """Carry the latent before each stochastic step to sigma 0 by the ODE.
 
     The velocity at that latent is the rollout's own and is not evaluated again. All completions run together: turn by
@@ -49,9 +50,9 @@ def complete(
         trajectory: b samples of K stochastic steps with their velocities (`rollout(..., keep_velocity=True)`).
         batch_size: Most rows of one network call.
 
-    Returns [b, K, *latent], entry k from the latent before stochastic step k; the working dtype of the states. Raises
-    ValueError: the trajectory has no velocities or no stochastic step, or steps outside the schedule; mode or
-    batch_size is not as above.
+    Returns the values [b, K + 1, *latent], entry k from the latent before stochastic step k, the last the rollout's own
+    latent; the working dtype of the states. Raises ValueError: the trajectory has no velocities or no stochastic step,
+    or steps outside the schedule; mode or batch_size is not as above.
     """
     states, steps, velocity, b = trajectory.states, trajectory.steps, trajectory.velocity, len(trajectory)
     if velocity is None:
@@ -64,19 +65,19 @@ def complete(
     if batch_size < 1:
         raise ValueError(f"batch_size is the number of rows of one network call and at least 1, got {batch_size}")
     rest = [_remaining(schedule, step, mode) for step in steps]
-    x = states[:, [trajectory.kept.index(step) for step in steps]].to(working_dtype(states))
+    x = torch.cat([states[:, trajectory.kept.index(step), None] for step in steps] + [trajectory.final[:, None]], 1)
+    x = x.to(working_dtype(states))
+    flat, first = x.flatten(0, 1), velocity.flatten(0, 1)
     for turn in range(max(grid.num_steps for grid in rest)):
         active = [k for k, grid in enumerate(rest) if turn < grid.num_steps]
         sample = torch.arange(b).repeat_interleave(len(active))
+        place = sample * x.shape[1] + torch.tensor(active).repeat(b)
         sigma, sigma_next = (torch.stack([rest[k].sigma[turn + i] for k in active]).repeat(b) for i in (0, 1))
         timestep = torch.stack([rest[k].timestep[turn] for k in active]).repeat(b)
-        rows = x[:, active].flatten(0, 1)
-        if turn == 0:
-            predicted = velocity.flatten(0, 1)
-        else:
-            blocks = torch.arange(len(rows)).split(batch_size)
-            predicted = torch.cat([velocity_of(sample[r])(rows[r], sigma[r], timestep[r]) for r in blocks])
-        x[:, active] = euler(rows, predicted, sigma, sigma_next).unflatten(0, (b, len(active)))
+        for r in torch.arange(len(place)).split(batch_size):  # at the first turn all are active
+            rows = taken(flat, place[r])
+            predicted = velocity_of(sample[r])(rows, sigma[r], timestep[r]) if turn else taken(first, r)
+            flat[sent(place[r], x.device)] = euler(rows, predicted, sigma[r], sigma_next[r])
     return x
 
 
@@ -93,7 +94,7 @@ def _remaining(schedule: Schedule, step: int, mode: Mode) -> Schedule:
 
 
 def sample_trajectories(
-    trajectory: Trajectory, group_b: Int[Tensor, " b"], completed: Float[Tensor, " b K *latent"] | None
+    trajectory: Trajectory, group_b: Int[Tensor, " b"], values: Float[Tensor, " b V *latent"] | None
 ) -> Sampled:
     """Flatten a rollout of b samples with K stochastic steps into transitions and finished latents.
 
@@ -103,18 +104,18 @@ def sample_trajectories(
 
     Args:
         group_b: [b] prompt group of each sample, numbered over all processes.
-        completed: [b, K, *latent] from `complete`; None where only finished images are scored.
+        values: [b, K + 1, *latent] from `complete`; None where only finished images are scored.
 
     Raises ValueError: there is no stochastic step, or a shape does not fit.
     """
     b, count = len(trajectory), len(trajectory.steps)
     if count == 0:
         raise ValueError("the trajectory has no stochastic step, so nothing to train: name some in the rollout")
-    wanted = (b, count, *trajectory.final.shape[1:])
-    if group_b.shape != (b,) or (completed is not None and completed.shape != wanted):
+    wanted = (b, count + 1, *trajectory.final.shape[1:])
+    if group_b.shape != (b,) or (values is not None and values.shape != wanted):
         raise ValueError(
-            f"{b} samples of {count} stochastic steps have group_b ({b},) and completions {wanted} or None, got "
-            f"{tuple(group_b.shape)} and {None if completed is None else tuple(completed.shape)}"
+            f"{b} samples of {count} stochastic steps have group_b ({b},) and values {wanted} or None, got "
+            f"{tuple(group_b.shape)} and {None if values is None else tuple(values.shape)}"
         )
     row = torch.arange(b * count).reshape(b, count)
     sample = torch.arange(b).repeat_interleave(count)
@@ -122,9 +123,8 @@ def sample_trajectories(
     position = torch.tensor([trajectory.kept.index(step) for step in trajectory.steps])
     source = sample * len(trajectory.kept) + position.repeat(b)
     finished, after = trajectory.final[:, None], row[:, -1:]
-    if completed is not None:
-        finished = torch.cat([completed.to(finished.dtype), finished], 1)
-        after = torch.cat([torch.full_like(after, -1), row], 1)
+    if values is not None:
+        finished, after = values, torch.cat([torch.full_like(after, -1), row], 1)
     return Sampled(
         states=trajectory.states.flatten(0, 1),
         source=source,

@@ -68,36 +68,39 @@ def rollout(
     steps = _check_steps(stochastic, schedule.num_steps, solver)
     kept = sorted({state for step in steps for state in (step, step + 1)})
     x = start_state(x, schedule)
-    states = {0: x} if 0 in kept else {}
-    log_probs, means, velocities = list[Tensor](), list[Tensor](), list[Tensor]()
+    columns, log_probs = dict[str, Tensor](), list[Tensor]()
+
+    def keep(name: str, place: int, count: int, latents: Tensor) -> None:
+        if name not in columns:  # room for all: a stack would hold them twice
+            columns[name] = latents.new_empty(len(latents), count, *latents.shape[1:])
+        columns[name][:, place] = latents
+
+    if 0 in kept:
+        keep("states", 0, len(kept), x)
     tail = schedule.num_steps if solver == "euler" else max(steps, default=-1) + 1
     for step in range(tail):
         sigma, sigma_next = schedule.sigma[step], schedule.sigma[step + 1]
         predicted = velocity(x, sigma, schedule.timestep[step])
         if step in steps:
             x, log_prob, mean = advance(kernel, x, predicted, sigma, sigma_next, noise(step))
-            log_probs.append(log_prob)
             if keep_means:
-                means.append(mean)
+                keep("mean", len(log_probs), len(steps), mean)
             if keep_velocity:
-                velocities.append(predicted.to(x.dtype))
+                keep("velocity", len(log_probs), len(steps), predicted.to(x.dtype))
+            log_probs.append(log_prob)
         else:
             x = euler(x, predicted, sigma, sigma_next)
         if step + 1 in kept:
-            states[step + 1] = x
-    final = solve(velocity, x, schedule, first=tail)
-
-    def joined(columns: list[Tensor]) -> Tensor:
-        return torch.stack(columns, 1) if columns else x.new_empty(len(x), 0, *x.shape[1:])
-
+            keep("states", kept.index(step + 1), len(kept), x)
+    none = x.new_empty(len(x), 0, *x.shape[1:])
     return Trajectory(
-        states=joined([states[state] for state in kept]),
+        states=columns.get("states", none),
         kept=tuple(kept),
         steps=steps,
         log_prob=torch.stack(log_probs, 1) if steps else x.new_empty(len(x), 0),
-        mean=joined(means) if keep_means else None,
-        velocity=joined(velocities) if keep_velocity else None,
-        final=final,
+        mean=columns.get("mean", none) if keep_means else None,
+        velocity=columns.get("velocity", none) if keep_velocity else None,
+        final=solve(velocity, x, schedule, first=tail),
     )
 
 

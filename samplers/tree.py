@@ -9,26 +9,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from itertools import accumulate
 
 import torch
 from torch import Tensor
 
+from flowrl.runtime.placement import host_rows, put, settle
 from flowrl.runtime.randomness import counter_integers
 from flowrl.runtime.shapes import Float, Int
 from flowrl.samplers.branching import (
+    NodeNoise,
     VelocityOf,
-    check_noise,
     check_start,
     check_steps,
     chunked_velocities,
     draw_successors,
 )
 from flowrl.samplers.kernels import Kernel
-from flowrl.samplers.step import Moved, euler
+from flowrl.samplers.step import euler
 from flowrl.trajectory import Sampled, Schedule, start_state
-
-NodeNoise = Callable[[int, int], Tensor]  # (step, nodes) -> [nodes, *latent]
 
 
 def sample_tree(
@@ -45,6 +45,7 @@ def sample_tree(
     stochastic: Sequence[int],
     batch_size: int,
     keep_means: bool = False,
+    device: torch.device | None = None,
 ) -> Sampled:
     """Grow a tree from each start noise: splits give every node several stochastic children, other steps one.
 
@@ -56,9 +57,9 @@ def sample_tree(
     so is the replay rule. Wrap the call in `torch.no_grad()`.
 
     Args:
-        noise: `noise(step, nodes) -> [nodes, *latent]` standard normal for all nodes that a stochastic step produces;
-            node i belongs to tree `i // (nodes / a)`. Name each number by step, tree and place in the tree, so that it
-            does not depend on the other trees.
+        noise: `noise(step, nodes) -> [len(nodes), *latent]` standard normal for these of the n nodes that a stochastic
+            step produces; node i belongs to tree `i // (n / a)`. Name each number by step, tree and place in the tree,
+            so that it does not depend on the other trees.
         splits: Steps at which nodes split; at least one.
         children: Of each node that splits; at least 2.
         stochastic: Stochastic steps, splits included; the others are ODE steps and leave no transition.
@@ -72,49 +73,55 @@ def sample_tree(
     check_start(x, prompt_a, group_a, batch_size)
     steps = check_steps(stochastic, schedule.num_steps, "stochastic steps")
     splits = _check_splits(check_steps(splits, schedule.num_steps, "splits"), steps, children)
-    x, device = start_state(x, schedule), x.device
-    prompt, group = prompt_a.to(device), group_a.to(device)
-    incoming = torch.full((len(x),), -1, device=device)  # last transition on the way to each node
-    pool, pooled, count = [], 0, 0  # kept levels; states in them; transitions so far
-    columns: list[dict[str, Tensor]] = []
-    drawn: list[Moved] = []
+    x, device = start_state(x, schedule), device or x.device
+    prompt, group, incoming = prompt_a, group_a, torch.full((len(x),), -1)  # last transition on the way to each node
+    sizes = [len(x) * children ** sum(split < level for split in splits) for level in range(schedule.num_steps + 1)]
+    kept = sorted({level for step in steps for level in (step, step + 1)})
+    begins = dict(zip(kept, accumulate((sizes[level] for level in kept), initial=0), strict=False))  # in the pool
+    states = host_rows(x, sum(sizes[level] for level in kept), device)
+    mean = host_rows(x, sum(sizes[step + 1] for step in steps) if keep_means else 0, device)
+    columns, log_probs, count = list[dict[str, Tensor]](), list[Tensor](), 0  # transitions so far
+    loose: Tensor | None = None  # a level that is not kept, which the next one takes the place of
+    if 0 in begins:
+        put(states, 0, x)
     for step in range(schedule.num_steps):
-        width = children if step in splits else 1
-        if step in steps:
-            if step - 1 not in steps:  # otherwise this level has been kept as products
-                pool.append(x)
-                pooled += len(x)
-            xi = check_noise(noise(step, len(x) * width), (len(x) * width, *x.shape[1:]), f"noise({step}, nodes)")
-        following = []
-        for part, velocity in chunked_velocities(velocity_of, x, prompt, schedule, step, batch_size):
+        width, size = children if step in splits else 1, sizes[step + 1]
+        if step + 1 in begins:
+            following, loose = states[begins[step + 1] : begins[step + 1] + size], None
+        else:
+            following = loose = host_rows(x, size, device) if loose is None else loose
+        for start, own, velocity in chunked_velocities(velocity_of, x, prompt, schedule, step, batch_size, device):
             if step in steps:
-                drawn.append(draw_successors(kernel, x, part, velocity, schedule, step, xi, width))
-                following.append(drawn[-1].x_next)
+                moved = draw_successors(kernel, own, start, velocity, schedule, step, noise, width)
+                put(following, start * width, moved.x_next)
+                if keep_means:
+                    put(mean, count + start * width, moved.mean)
+                log_probs.append(moved.log_prob)
+                del moved
             else:
-                following.append(euler(x[part], velocity, schedule.sigma[step], schedule.sigma[step + 1]))
-        level, x = len(x), torch.cat(following)
+                put(following, start, euler(own, velocity, schedule.sigma[step], schedule.sigma[step + 1]))
+            del own, velocity  # the next chunk's network needs the room
+        x = following
         prompt, group, incoming = (column.repeat_interleave(width) for column in (prompt, group, incoming))
         if step in steps:
-            node = torch.arange(len(x), device=device)
+            node = torch.arange(size)
             alone = step >= splits[-1]
             columns.append(
                 {
-                    "source": pooled - level + node // width,
-                    "produced": pooled + node,
+                    "source": begins[step] + node // width,
+                    "produced": begins[step + 1] + node,
                     "step": torch.full_like(node, step),
                     "sample": node if alone else torch.full_like(node, -1),
                     "group": group,
                     "parent": incoming,
                 }
             )
-            incoming = count + node
-            pool.append(x)
-            pooled, count = pooled + len(x), count + len(x)
-    _, log_prob, mean = (torch.cat(parts) for parts in zip(*drawn, strict=True))
+            incoming, count = count + node, count + size
+    settle(device)
     return Sampled(
         **{name: torch.cat([part[name] for part in columns]) for name in columns[0]},
-        states=torch.cat(pool),
-        log_prob=log_prob,
+        states=states,
+        log_prob=torch.cat(log_probs),
         mean=mean if keep_means else None,
         finished=x,
         finished_group=group,
@@ -149,10 +156,10 @@ def sibling_noise(
     if not scale >= 0:
         raise ValueError(f"scale is the size of a sibling's own noise and must not be negative, got {scale}")
 
-    def noise(step: int, nodes: int) -> Tensor:
+    def noise(step: int, nodes: range) -> Tensor:
         if step not in splits:
             return own(step, nodes)
-        common = shared(step, nodes // children).repeat_interleave(children, 0)
+        common = shared(step, range(nodes.start // children, nodes.stop // children)).repeat_interleave(children, 0)
         return (common + scale * own(step, nodes)) / (1 + scale**2) ** 0.5
 
     return noise

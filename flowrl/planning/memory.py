@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from flowrl.pipelines.shared.prompt_embeddings import CACHED_BYTES, EMBEDDING_CACHE
 from flowrl.planning.network import Network
 from flowrl.planning.published_models import Parts
 from flowrl.planning.weights import DenoiserWeights
+from flowrl.recipes.counting import RolloutRecord
 from flowrl.runtime.placement import PINNED
 
 GIB = 2**30
@@ -56,9 +57,8 @@ class Facts:
         evaluates: whether there are evaluations.
         at_once: whether denoiser and text encoders are loaded together, also where the latter are freed then.
         latent: bytes of a latent.
-        images: of an iteration, over all processes.
-        record: latents that it keeps for its update: on the host, and of those how many are on the devices together
-            when the rollout ends.
+        record: what the recipe says of its latents.
+        scored: finished latents that are scored at once, at most, where not each batch is as it is drawn.
         prompt: numbers of what a prompt is embedded as.
         prompts: of the run; None where their number is not known.
         cached: whether a folder has the embeddings that the host does not keep.
@@ -82,8 +82,8 @@ class Facts:
     evaluates: bool
     at_once: bool = False
     latent: int = 0
-    images: int = 0
-    record: tuple[int, int] = (0, 0)
+    record: RolloutRecord = field(default_factory=RolloutRecord)
+    scored: int = 0
     prompt: int = 0
     prompts: int | None = None
     cached: bool = False
@@ -182,15 +182,16 @@ def memory_of(facts: Facts, chosen: MemorySettings) -> Memory:
         else:
             held |= names
     draws = working + chosen.rollout_batch_size * facts.passes[0] * network.working // split
-    images = 2 * chosen.rollout_batch_size * facts.image
-    decoded = _decoded(facts.decode, chosen, chosen.rollout_batch_size)
-    ranks = max(1, chosen.processes // split)
-    piece = facts.record[0] * facts.latent * chosen.rollout_batch_size // max(1, facts.images)
-    # Finished images are decoded and scored beside the sampling.
-    here = (draws + max(piece, facts.record[1] * facts.latent // ranks)) * (not chosen.rollouts)
-    stages[f"{'sampling, ' * bool(here)}decoding, scoring {chosen.rollout_batch_size} images"] = (
-        here + images + decoded + away
-    )
+    record, ranks = facts.record, max(1, chosen.processes // split)
+    batches = (each * min(chosen.rollout_batch_size, math.ceil(rows / ranks)) for each, rows in record.batches)
+    draws += facts.latent * max([record.held // ranks, *batches])
+    here, size = draws * (not chosen.rollouts), chosen.rollout_batch_size
+    if record.finished:
+        stages |= {"sampling": here} if here else {}
+        here, size = 0, min(facts.scored, math.ceil(record.finished / ranks))
+    # Else finished images are decoded and scored beside the sampling.
+    decoded = _decoded(facts.decode, chosen, size) + size * (2 * facts.image + facts.latent)
+    stages[f"{'sampling, ' * bool(here)}decoding, scoring {size} images"] = here + decoded + away
     if facts.evaluates:
         size = chosen.eval_batch_size
         drawn = size * facts.passes[1] * facts.eval_working // split
@@ -303,7 +304,9 @@ def _trained(facts: Facts, chosen: MemorySettings) -> dict[str, int]:
 def _host(facts: Facts, chosen: MemorySettings, parts: tuple[int, int, int]) -> dict[str, int]:
     """What a process takes of the host's memory; `parts` are bytes of text encoders, autoencoder and rewards."""
     ranks, trained = max(1, chosen.processes // chosen.context), facts.network.trained
-    record = pinned(facts.record[0] * facts.latent // ranks)
+    columns = [count * facts.latent // ranks for count in facts.record.columns]
+    rounds = facts.record.rounds
+    record = rounds * (sum(map(pinned, columns)) + sum(columns) * (rounds > 1))
     found = {"record of a rollout": record} if record else {}
     if facts.prompts is not None and facts.prompt:
         count = facts.prompts if chosen.free_text_encoders else min(facts.prompts, EMBEDDING_CACHE)
@@ -318,7 +321,7 @@ def _host(facts: Facts, chosen: MemorySettings, parts: tuple[int, int, int]) -> 
 
 
 def pinned(size: int) -> int:
-    """Bytes of host memory that a record of so many takes: up to a limit it is pinned, in powers of two."""
+    """Bytes of host memory that a tensor of so many takes: up to a limit it is pinned, in powers of two."""
     return size if size > PINNED or not size else 1 << (size - 1).bit_length()
 
 

@@ -45,6 +45,29 @@ class Counts:
         return self.forward + self.backward
 
 
+STEP = 8
+"""Latents of a row while a step is taken: source, output, noise, and what a kernel makes of them on the way."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RolloutRecord:
+    """Latents of an iteration's rollout, of all processes.
+
+    Attributes:
+        columns: of each tensor that waits on the host for the update of a round; the host makes room for each.
+        rounds: of an iteration at most; the columns of several are joined when all are there.
+        batches: latents on the device of a row of the batches that are drawn, and how many rows there are.
+        held: latents on the devices until the update, whatever the batch.
+        finished: that are scored after all are drawn; 0 where each batch is as it is drawn.
+    """
+
+    columns: tuple[int, ...] = ()
+    rounds: int = 1
+    batches: tuple[tuple[int, int], ...] = ()
+    held: int = 0
+    finished: int = 0
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RecipeCounts:
     """What a configuration's recipe counts.
@@ -60,8 +83,7 @@ class RecipeCounts:
         micro_batch_size: its size for so many processes that draw, where it is not that of `config.resolve_batch`.
         graphs: network calls whose activations a trained image holds at once.
         through_rewards: whether decoder and rewards keep activations too.
-        record: latents that an iteration keeps for its update, of all processes: on the host, and of those how many are
-            on the devices together when the rollout ends.
+        record: latents of an iteration's rollout.
     """
 
     objective: str
@@ -73,7 +95,7 @@ class RecipeCounts:
     micro_batch_size: Callable[[int], int] | None = None
     graphs: Callable[[], int] = lambda: 1
     through_rewards: bool = False
-    record: Callable[[], tuple[int, int]] = lambda: (0, 0)
+    record: Callable[[], RolloutRecord] = RolloutRecord
 
 
 def only_here(config: TrainConfig) -> str:

@@ -9,7 +9,7 @@ from flowrl.config.options import build_parts, entry_of
 from flowrl.config.readers import refuse_unread
 from flowrl.config.train import Geometry, TrainConfig, largest_fitting
 from flowrl.objectives.forward_losses import FORWARD, ForwardMethod, Loss, old_decay
-from flowrl.recipes.counting import Counts, Passes, RecipeCounts, walked
+from flowrl.recipes.counting import STEP, Counts, Passes, RecipeCounts, RolloutRecord, walked
 from flowrl.samplers.times import permuted_steps, steps_in_reach, strata
 from flowrl.training.assignment import check_advantages
 from flowrl.training.processes.mesh import data_ranks
@@ -112,7 +112,7 @@ def counts(config: TrainConfig) -> RecipeCounts:
         slots=len(slot_decays(config)),
         multiple=config.group_size if objective.whole_groups else 1,
         micro_batch_size=lambda ranks: micro_batch_size(config, ranks),
-        record=lambda: (config.num_images, 0),
+        record=lambda: RolloutRecord(columns=(config.num_images,), batches=((2 + STEP, config.num_images),)),
     )
 
 

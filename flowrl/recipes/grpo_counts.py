@@ -8,7 +8,7 @@ from flowrl.config.train import Geometry, TrainConfig
 from flowrl.credit import CREDIT, Method
 from flowrl.credit.trees import BranchGrpo
 from flowrl.objectives.policy_gradient import OBJECTIVES
-from flowrl.recipes.counting import Counts, Passes, RecipeCounts, walked
+from flowrl.recipes.counting import STEP, Counts, Passes, RecipeCounts, RolloutRecord, walked
 from flowrl.samplers.windows import flash_tail, thinned_steps
 from flowrl.training.assignment import credit_options
 from flowrl.training.paths import stochastic_steps, tree_steps
@@ -29,11 +29,12 @@ def counts(config: TrainConfig) -> RecipeCounts:
         everything = sum(paths.sources.values())
         trained = _trained(config, iteration, paths.sources)
         # Every update but the first one compares with its own evaluations of before, where the rollout's are of other
-        # batches or weights; and a ratio of whole trajectories takes all of its steps before each of them.
+        # batches or weights, or may differ; and a ratio of whole trajectories takes all of its steps before each of
+        # them.
         updates = config.updates_per_rollout
         subset = sampler.trained_fraction < 1 and sampler.trained_steps == "random"
         alike = geometry.micro_batch_size == geometry.rollout_batch_size and method.whole_paths and not subset
-        times = (config.workers.staleness > 0 or not alike) + (config.ratio != "step")
+        times = (not alike or not rounds_alike(config)) + (config.ratio != "step")
         again = times * (trained if subset else everything) * (updates - 1) // updates
         rows = passes(sampler.guidance_scale)
         replayed = 0 if config.keep_graphs else again + trained
@@ -46,12 +47,20 @@ def counts(config: TrainConfig) -> RecipeCounts:
             backward=trained * walked(sampler.train_negative, sampler.guidance_scale, passes),
         )
 
-    def record() -> tuple[int, int]:
-        paths = _paths(config, method, 0, stochastic_steps(sampler, config.seed, 0))
-        count = paths.states + paths.images + paths.transitions * objective.needs_old_mean
-        velocities = paths.transitions * method.values
-        rounds = config.curriculum.max_rounds  # of several the record is joined, and there twice meanwhile
-        return count * (rounds if rounds == 1 else 2 * rounds), (count + velocities) * (not method.of_outcomes)
+    def record() -> RolloutRecord:
+        windows = {stochastic_steps(sampler, config.seed, iteration) for iteration in range(config.num_iterations)}
+        found = [_paths(config, method, 0, steps) for steps in sorted(windows - {()})]
+        paths = max(found, key=lambda one: one.states + one.images + one.transitions * objective.needs_old_mean)
+        means, batches = paths.transitions * objective.needs_old_mean, paths.batches
+        if method.whole_paths:  # states, means, start noise, the last latent; of each step output and value
+            each = paths.states + means + 2 * config.num_images + method.values * (paths.transitions + paths.images)
+            batches = ((each // config.num_images + STEP, config.num_images),)
+        return RolloutRecord(
+            columns=(paths.states, paths.images, means, *paths.passing),
+            rounds=config.curriculum.max_rounds,
+            batches=batches,
+            finished=paths.images * (not method.of_outcomes),
+        )
 
     objective = OBJECTIVES[config.objective.name or "clip"]
     graphs = (lambda: len(stochastic_steps(sampler, config.seed, 0))) if config.keep_graphs else (lambda: 1)
@@ -68,7 +77,7 @@ def counts(config: TrainConfig) -> RecipeCounts:
 class _Paths:
     """What one way of sampling evaluates: rows of the rollout and of completions without guidance, images, and the
     latents that the transitions of each stochastic step start at; and what it records:
-    states and transitions."""
+    states and transitions. What else is on the host at once, and the batches of `RolloutRecord`."""
 
     rollout: int
     completion: int
@@ -76,6 +85,17 @@ class _Paths:
     sources: dict[int, int]
     states: int
     transitions: int
+    passing: tuple[int, ...] = ()
+    batches: tuple[tuple[int, int], ...] = ()
+
+
+def rounds_alike(config: TrainConfig) -> bool:
+    """Whether rollout and update are sure to compute the same numbers of the same batch: both in float32 on one CPU, by
+    the same code. On other devices and in other dtypes kernels differ where a graph is built."""
+    pipeline = config.pipeline
+    plain = (pipeline.dtype, pipeline.quantize, pipeline.compile) == ("float32", "none", "none")
+    alone = config.parallel.shard * config.parallel.context == 1 and not config.workers.rollouts
+    return pipeline.device == "cpu" and plain and alone
 
 
 def _trained(config: TrainConfig, iteration: int, sources: dict[int, int]) -> int:
@@ -118,6 +138,7 @@ def _branches(config: TrainConfig, num_steps: int, steps: tuple[int, ...]) -> _P
     """Anchors run to their last branching; completions that coincide are evaluated once (`samplers.branching`)."""
     width = config.credit.branches or config.group_size
     anchors, strides = config.num_images // width, config.credit.strides
+    images = anchors * width * len(steps) * len(strides)
     completion = 0
     for branched in steps:
         evaluated = [thinned_steps(num_steps, branched, stride) for stride in strides]
@@ -127,10 +148,12 @@ def _branches(config: TrainConfig, num_steps: int, steps: tuple[int, ...]) -> _P
     return _Paths(
         rollout=anchors * (max(steps) + 1 + width * completion),
         completion=0,
-        images=anchors * width * len(steps) * len(strides),
+        images=images,
         sources=dict.fromkeys(steps, anchors),
         states=anchors * (1 + width) * len(steps),
         transitions=anchors * width * len(steps),
+        passing=(anchors, anchors),  # start noise and the anchors of a step
+        batches=((2 + width * max(STEP, 2 + len(strides)), anchors), (STEP * (1 + len(strides)), images)),
     )
 
 
@@ -146,4 +169,13 @@ def _tree(config: TrainConfig, iteration: int, num_steps: int, steps: tuple[int,
             states += children + nodes * (step - 1 not in stochastic)  # else it was kept as a product
             transitions += children
         nodes = children
-    return _Paths(rollout=rollout, completion=0, images=nodes, sources=sources, states=states, transitions=transitions)
+    return _Paths(
+        rollout=rollout,
+        completion=0,
+        images=nodes,
+        sources=sources,
+        states=states,
+        transitions=transitions,
+        passing=(config.prompts_per_step,),  # start noise
+        batches=((2 + STEP * config.credit.children, nodes),),
+    )

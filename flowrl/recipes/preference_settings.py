@@ -9,7 +9,7 @@ from flowrl.config.options import build_options, entry_of
 from flowrl.config.readers import refuse_unread
 from flowrl.config.train import Geometry, TrainConfig, resolve_path
 from flowrl.prompts.pairs import read_pairs
-from flowrl.recipes.counting import Counts, Passes, RecipeCounts, walked
+from flowrl.recipes.counting import STEP, Counts, Passes, RecipeCounts, RolloutRecord, walked
 from flowrl.recipes.forward_settings import check_times, readers_of_times
 from flowrl.samplers.windows import flash_tail
 from flowrl.training.paths import stochastic_steps
@@ -109,11 +109,12 @@ def counts(config: TrainConfig) -> RecipeCounts:
             backward=compared * walked(sampler.train_negative, sampler.guidance_scale, passes),
         )
 
-    def record() -> tuple[int, int]:
+    def record() -> RolloutRecord:
         if isinstance(options, Offline):
-            return 0, 2 * config.prompts_per_step
+            return RolloutRecord(held=2 * config.prompts_per_step)
         steps = stochastic_steps(sampler, config.seed, 0) if isinstance(options, Steps) else ()
-        return config.num_images * (1 + len({state for step in steps for state in (step, step + 1)})), 0
+        images, states = config.num_images, len({state for step in steps for state in (step, step + 1)})
+        return RolloutRecord(columns=(images * states, images), batches=((states + 2 + STEP, images),))
 
     name = config.objective.name or "dpo"
     return RecipeCounts(objective=name, of_iteration=of_iteration, slots=1, multiple=2, record=record)

@@ -36,12 +36,23 @@ def taken(tensor: Tensor, index: Tensor, device: torch.device | None = None) -> 
     return rows if device is None else sent(rows, device)
 
 
-def host_rows(like: Tensor, count: int) -> Tensor:
+def host_rows(like: Tensor, count: int, device: torch.device) -> Tensor:
     """Room on the host for `count` rows of this kind; up to a size pinned where they come from CUDA, which then copies
     by itself."""
     small = count * like[:1].numel() * like.element_size() <= PINNED
-    pinned = small and like.device.type == "cuda" and torch.cuda.is_available()
+    pinned = small and device.type == "cuda" and torch.cuda.is_available()
     return torch.empty((count, *like.shape[1:]), dtype=like.dtype, device="cpu", pin_memory=pinned)
+
+
+def put(rows: Tensor, start: int, values: Tensor) -> None:
+    """Copies values into rows of the host from `start` on. CUDA does so when it comes to it; see `settle`."""
+    rows[start : start + len(values)].copy_(values, non_blocking=values.device.type == "cuda")
+
+
+def settle(device: torch.device) -> None:
+    """Waits until the device has copied what it was asked for, so that the host can read it."""
+    if device.type == "cuda" and torch.cuda.is_available():
+        torch.cuda.current_stream(device).synchronize()
 
 
 def widest(device: torch.device) -> torch.dtype:

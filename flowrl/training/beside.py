@@ -38,7 +38,8 @@ class Beside:
         if stream is not None:
             ready = torch.cuda.current_stream(stream.device).record_event()
             for tensor in read:
-                tensor.record_stream(stream)
+                if tensor.is_cuda:
+                    tensor.record_stream(stream)
         asked = self._executor.submit(copy_context().run, self._do, work, ready)  # silent where the caller is
         asked.add_done_callback(self._look)  # in the thread, before it takes the next
         self._asked.append(asked)

@@ -23,6 +23,8 @@ from flowrl.training.learner import NetworkCounter
 from flowrl.training.prompting import guided
 from flowrl.trajectory import Conditioning, Sampled, Trajectory
 
+HOST = torch.device("cpu")
+
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Request:
@@ -93,10 +95,13 @@ class Draws:
         scale = self.config.sampler.guidance_scale if scale is None else scale
         return guided(self.pipeline, self.network, cond, scale, self.config.sampler.train_negative)
 
-    def normals(self, tag: str, batch: Batch, places: Sequence[tuple[int, ...]]) -> Tensor:
-        """Standard normal latents `[b, *latent]`, each a function of (seed, tag, iteration, its place)."""
+    def normals(
+        self, tag: str, batch: Batch, places: Sequence[tuple[int, ...]], *, device: torch.device | None = None
+    ) -> Tensor:
+        """Standard normal latents `[b, *latent]`, each a function of (seed, tag, iteration, its place); where latents
+        live, or on a device."""
         keys: list[tuple[Part, ...]] = [(self.config.seed, tag, batch.iteration, *place) for place in places]
-        return sent(sample_normals(self.pipeline.latent_shape, keys), self.device)
+        return sent(sample_normals(self.pipeline.latent_shape, keys), device or self.device)
 
     def start_noise(self, batch: Batch, images: range) -> Tensor:
         """Start noise `[b, *latent]` of some images: a function of (seed, iteration, group, image in the group)."""

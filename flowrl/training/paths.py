@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -13,15 +13,15 @@ from torch import Tensor
 from flowrl.config.sections import SamplerConfig
 from flowrl.config.train import TrainConfig
 from flowrl.credit import CREDIT, Method
-from flowrl.runtime.placement import host_rows, sent
+from flowrl.runtime.placement import host_rows, put, settle
 from flowrl.runtime.randomness import counter_integers
 from flowrl.samplers import Kernel, rollout
-from flowrl.samplers.branching import sample_branches
+from flowrl.samplers.branching import NodeNoise, sample_branches
 from flowrl.samplers.completion import complete, sample_trajectories
 from flowrl.samplers.tree import sample_tree, sibling_noise, window_law, window_start
 from flowrl.samplers.windows import flash_tail, mixgrpo_window
 from flowrl.training.batch import Batch
-from flowrl.training.draws import Draws, DrawsElsewhere, Request, batch_of, without_texts
+from flowrl.training.draws import HOST, Draws, DrawsElsewhere, Request, batch_of, without_texts
 from flowrl.training.kept_graphs import KeptGraphs
 from flowrl.training.loop import Loop
 from flowrl.training.parts import sampler_of
@@ -97,15 +97,21 @@ def sample(loop: Loop, batch: Batch, how: Paths, scoring: Scoring | None) -> Tra
     rows, start = dict[str, Any](), 0
     for part in pieces:
         own, kept, steps = slice(start, start + len(part)), part.kept, part.steps
-        for name, column in part.columns().items():
-            rows.setdefault(name, host_rows(column, len(batch.own)))[own].copy_(column, non_blocking=True)
+        _keep(rows, start, len(batch.own), part.columns())
         if scoring is not None:
-            scoring.add(sent(part.final, loop.device), batch.group[own], batch.own[own])
+            scoring.add(part.final, batch.group[own], batch.own[own])
         start = own.stop
-        del part, column  # the device has room for the next one
-    if loop.device.type == "cuda" and torch.cuda.is_available():
-        torch.cuda.current_stream(loop.device).synchronize()  # for the copies, which the device makes by itself
+        del part  # the device has room for the next one
+    settle(loop.device)
     return Trajectory(kept=kept, steps=steps, **rows)
+
+
+def _keep(rows: dict[str, Tensor], start: int, count: int, columns: Mapping[str, Tensor]) -> None:
+    """Puts a piece's columns into those of all `count` samples on the host, for which the first piece makes room."""
+    for name, column in columns.items():
+        if name not in rows:
+            rows[name] = host_rows(column, count, column.device)
+        put(rows[name], start, column)
 
 
 def _pieces(draws: Draws, batch: Batch, how: Paths, *, keep_velocity: bool = False) -> Iterator[Trajectory]:
@@ -183,7 +189,7 @@ def draw_request(draws: Draws, request: Request) -> Trajectory | Sampled:
     kernel, schedule = sampler_with(draws, request.steps, request.levels)
     how = Paths(kernel=kernel, schedule=schedule, steps=request.steps, keep_means=request.keep_means)
     if not request.plan:
-        drawn = Trajectory.cat(list(_pieces(draws, batch, how)))
+        (drawn,) = _pieces(draws, batch, how)
         columns: dict[str, Any] = {name: column.cpu() for name, column in drawn.columns().items()}
         return replace(drawn, **columns)
     return _plan(draws, batch, CREDIT[draws.config.credit.method], how).on_host()
@@ -192,7 +198,7 @@ def draw_request(draws: Draws, request: Request) -> Trajectory | Sampled:
 def sample_paths(loop: Loop, batch: Batch, method: Method, how: Paths, scoring: Scoring) -> Sampled:
     """Samples what a credit method asks for, with the current weights, and hands finished latents to `scoring`.
 
-    Call it without gradient.
+    Call it without gradient. Latents lie on the host; the device holds those of one batch.
     """
     if method.plan == "trajectories" and not method.values:
         sampled = sample_trajectories(sample(loop, batch, how, scoring), batch.group, None)
@@ -205,7 +211,7 @@ def sample_paths(loop: Loop, batch: Batch, method: Method, how: Paths, scoring: 
     if not method.of_outcomes:  # the rewards of all finished latents at once, which may be more than the images
         count = len(sampled.finished)
         first = batch.own.start // len(batch.own) * count
-        scoring.add(sent(sampled.finished, loop.device), sampled.finished_group, range(first, first + count))
+        scoring.add(sampled.finished, sampled.finished_group, range(first, first + count))
     return sampled
 
 
@@ -215,17 +221,25 @@ def _plan(draws: Draws, batch: Batch, method: Method, how: Paths) -> Sampled:
         return _branches(draws, batch, how)
     if method.plan == "tree":
         return _trees(draws, batch, how)
-    trajectory = Trajectory.cat(list(_pieces(draws, batch, how, keep_velocity=True)))
     mode, size = draws.config.credit.completion or method.completion, draws.geometry.rollout_batch_size
-    with draws.network.counting("completion"):  # images are finished from every step too, by the ODE
-        completed = complete(
-            lambda index: draws.velocity(batch.asked.cond_of(batch.group[index.cpu()])),
-            trajectory,
-            how.schedule,
-            mode=mode,
-            batch_size=size,
-        )
-    return sample_trajectories(trajectory, batch.group, completed)
+    rows, start = dict[str, Any](), 0
+    for part in _pieces(draws, batch, how, keep_velocity=True):
+        group, columns = batch.group[start : start + len(part)], part.columns()
+        with draws.network.counting("completion"):  # images are finished from every step too, by the ODE
+            columns["values"] = complete(
+                lambda index, group=group: draws.velocity(batch.asked.cond_of(group[index.cpu()])),  # type: ignore[misc]
+                part,
+                how.schedule,
+                mode=mode,
+                batch_size=size,
+            )
+        del columns["velocity"], columns["final"]
+        _keep(rows, start, len(batch.own), columns)
+        start, kept, steps = start + len(part), part.kept, part.steps
+        del part, columns
+    settle(draws.device)
+    values = rows.pop("values")
+    return sample_trajectories(Trajectory(kept=kept, steps=steps, final=values[:, -1], **rows), batch.group, values)
 
 
 def _branches(draws: Draws, batch: Batch, how: Paths) -> Sampled:
@@ -234,12 +248,13 @@ def _branches(draws: Draws, batch: Batch, how: Paths) -> Sampled:
     seeds = config.group_size // branches
     anchors = [(int(group), k) for group in groups for k in range(seeds)]
 
-    def noise(step: int) -> Tensor:
-        return draws.normals("branch", batch, [(*anchor, k, step) for anchor in anchors for k in range(branches)])
+    def noise(step: int, nodes: range) -> Tensor:
+        return draws.normals("branch", batch, [(*anchors[i // branches], i % branches, step) for i in nodes])
 
+    starts = [(group, 0 if config.same_latent else k) for group, k in anchors]
     return sample_branches(
         lambda index: draws.velocity(batch.asked.cond[index.cpu()]),
-        draws.normals("start", batch, [(group, 0 if config.same_latent else k) for group, k in anchors]),
+        draws.normals("start", batch, starts, device=HOST),
         torch.arange(len(groups)).repeat_interleave(seeds),
         groups.repeat_interleave(seeds),
         how.schedule,
@@ -250,6 +265,7 @@ def _branches(draws: Draws, batch: Batch, how: Paths) -> Sampled:
         strides=config.credit.strides,
         batch_size=draws.geometry.rollout_batch_size,
         keep_means=how.keep_means,
+        device=draws.device,
     )
 
 
@@ -257,17 +273,22 @@ def _trees(draws: Draws, batch: Batch, how: Paths) -> Sampled:
     credit, groups = draws.config.credit, batch.asked.groups.tolist()
     splits, stochastic = tree_steps(draws.config, how.schedule.num_steps, batch.iteration, how.steps)
 
-    def normals(tag: str) -> Callable[[int, int], Tensor]:
-        return lambda step, nodes: draws.normals(
-            tag, batch, [(group, number, step) for group in groups for number in range(nodes // len(groups))]
-        )
+    def normals(tag: str, *, after: int) -> NodeNoise:
+        """Of the nodes before a step, or of those after it."""
 
-    noise, children = normals("node"), credit.children
+        def drawn(step: int, nodes: range) -> Tensor:
+            each = children ** sum(split < step + after for split in splits)  # nodes of a tree
+            return draws.normals(tag, batch, [(groups[i // each], i % each, step) for i in nodes])
+
+        return drawn
+
+    noise, children = normals("node", after=1), credit.children
     if credit.split_noise is not None:
-        noise = sibling_noise(noise, normals("siblings"), splits=splits, children=children, scale=credit.split_noise)
+        shared = normals("siblings", after=0)
+        noise = sibling_noise(noise, shared, splits=splits, children=children, scale=credit.split_noise)
     return sample_tree(
         lambda index: draws.velocity(batch.asked.cond[index.cpu()]),
-        draws.normals("start", batch, [(group, 0) for group in groups]),
+        draws.normals("start", batch, [(group, 0) for group in groups], device=HOST),
         torch.arange(len(groups)),
         batch.asked.groups,
         how.schedule,
@@ -278,6 +299,7 @@ def _trees(draws: Draws, batch: Batch, how: Paths) -> Sampled:
         stochastic=stochastic,
         batch_size=draws.geometry.rollout_batch_size,
         keep_means=how.keep_means,
+        device=draws.device,
     )
 
 

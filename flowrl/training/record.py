@@ -91,12 +91,12 @@ class Recording:
             # With a graph, as in the update: without one other kernels may answer.
             with network.counting("update"), uncounted(not live), torch.enable_grad(), network.keeping():
                 transition = self.replay(rows[index])
-            if not live:
-                continue
-            order.append(index)
-            found.append(self.kernel.log_prob(self.latents(rows.produced[index]), transition).detach())
-            if mean is not None:
-                mean[index] = transition.mean.detach().cpu()
+            if live:
+                order.append(index)
+                found.append(self.kernel.log_prob(self.latents(rows.produced[index]), transition).detach())
+                if mean is not None:
+                    mean[index] = transition.mean.detach().cpu()
+            del transition  # with its graph, beside which there may be no room for the next one's
         if order:
             log_prob[torch.cat(order)] = torch.cat(found).to(log_prob)
         return log_prob

@@ -29,6 +29,7 @@ from flowrl.rewards import RewardInputs, RewardOutput, TrainedReward, to_uint8
 from flowrl.rewards.base.outputs import join_outputs, move_output
 from flowrl.rewards.compose import WeightedSum
 from flowrl.rewards.judges.usage import USAGE, usage_row
+from flowrl.runtime.placement import sent
 from flowrl.training.batch import Batch
 from flowrl.training.beside import Beside
 from flowrl.training.processes.devices import on_main
@@ -38,8 +39,8 @@ from flowrl.training.stages import Stages
 from flowrl.training.watchdog import Look, diversity_of, look_at, new_history, stop_on_broken
 
 MERGED = ("sum", "geometric", "harmonic")  # ways of reward_aggregation that make one number of an image's rewards
-_SCORED_AT_ONCE = 96  # images that are decoded and scored in one piece where rewards judge them one by one
-_CLIPS_AT_ONCE = 12  # likewise of videos, which are many images each
+SCORED_AT_ONCE = 96  # images that are decoded and scored in one piece where rewards judge them one by one
+CLIPS_AT_ONCE = 12  # likewise of videos, which are many images each
 _PENDING = 64  # pieces on their way at most: a slow reward holds the rollout up instead of filling the memory
 
 
@@ -224,7 +225,10 @@ class Scoring:
 
     @torch.no_grad()
     def add(self, latents: Tensor, group: Tensor, numbers: Sequence[int]) -> None:
-        """Takes finished latents `[F, *latent]` of groups `[F]`; `numbers` name the images."""
+        """Takes finished latents `[F, *latent]` of groups `[F]`; `numbers` name the images.
+
+        Of those on the host, what is scored at once is sent to the device by itself.
+        """
         with self.scorer.stages.of("reward"):
             self.scorer.counters["images"] += len(latents) * self.scorer.run.world
             self.waiting.append((latents, group.cpu(), list(numbers)))
@@ -238,11 +242,12 @@ class Scoring:
         """Decodes and scores the first `count` images of those that wait."""
         if not count:
             return
-        latents = torch.cat([part[0] for part in self.waiting])
+        pieces = [part[0] for part in self.waiting]
+        latents = torch.cat(pieces) if len(pieces) > 1 else pieces[0]  # which may be all of an iteration's: no copy
         group = torch.cat([part[1] for part in self.waiting])
         numbers = [number for part in self.waiting for number in part[2]]
         self.waiting = [(latents[count:], group[count:], numbers[count:])] if count < len(numbers) else []
-        size = count if self.whole_groups else _CLIPS_AT_ONCE if self.scorer.pipeline.fps else _SCORED_AT_ONCE
+        size = count if self.whole_groups else CLIPS_AT_ONCE if self.scorer.pipeline.fps else SCORED_AT_ONCE
         for first in range(0, count, size):
             piece = slice(first, min(first + size, count))
             work = partial(self._ask, latents[piece], group[piece], numbers[piece])
@@ -255,6 +260,7 @@ class Scoring:
         scorer, reward = self.scorer, self.scorer.reward
         if not scorer.run.first:  # others that share these images' tokens are told, see `result`
             return
+        latents = sent(latents, scorer.run.device)
         decoded = decode_once(scorer.pipeline, latents)
         if not scorer.look(decoded, group):  # the run ends in `result`, on every process
             return

@@ -29,7 +29,7 @@ def sampled_of(b: int, n: int, groups: Sequence[int] | None = None, *, values: b
         final=torch.zeros(b, 1),
     )
     group = torch.zeros(b, dtype=torch.long) if groups is None else torch.tensor(groups)
-    return sample_trajectories(trajectory, group, torch.zeros(b, n, 1) if values else None)
+    return sample_trajectories(trajectory, group, torch.zeros(b, n + 1, 1) if values else None)
 
 
 def table_of(values: Sequence[Sequence[float]], groups: Sequence[int] | None = None) -> tuple[Sampled, Tensor]:

@@ -127,6 +127,29 @@ def test_foretold_evaluations_are_those_that_a_run_counts(toy: Path, name: str) 
     assert (foretold.total, foretold.images) == (last["nfe/total"], last["images"])
 
 
+@pytest.mark.parametrize("change", [
+    "pipeline.device=auto", "pipeline.device=cuda", "pipeline.dtype=bfloat16", "pipeline.compile=blocks",
+    "pipeline.quantize=int8", "workers.rollouts=1",
+])  # fmt: skip
+def test_what_may_be_scored_again_is_counted(toy: Path, change: str) -> None:
+    """Only on one CPU in float32 are rollout and update of equal batches sure to give the same numbers."""
+    equal = ("updates_per_rollout=4", "micro_batch_size=2", "rollout_batch_size=2")
+
+    def updates(*more: str) -> int:
+        config = toy_config(toy, *equal, *more)
+        return of_iteration(config, 0, two_passes, config.resolve_batch(1)).update
+
+    assert updates(change) == updates() + updates() * 3 // 4
+    assert updates("micro_batch_size=1", change) == updates("micro_batch_size=1")  # counted anyway
+
+
+def test_a_run_whose_kernels_differ_does_what_was_foretold(toy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flowrl.recipes.grpo.first_deviation", lambda *_, **__: 1e-6)
+    equal = ("updates_per_rollout=4", "micro_batch_size=2", "rollout_batch_size=2", "pipeline.device=auto")
+    config = toy_config(toy, *equal)
+    assert trained(config, toy.parent)[-1]["nfe/update"] == of_run(config, two_passes, 1, 0).total.update
+
+
 def test_offline_pairs_are_compared_and_nothing_is_sampled(toy: Path) -> None:
     options = ("objective.name=dpo_offline", "objective.options.pairs=pairs", "group_size=2")
     config = toy_config(toy, *PAIRS, *options)

@@ -48,6 +48,7 @@ from flowrl.planning.memory import (
 from flowrl.planning.network import Network, Trained, few_blocks, measure, without_gradient
 from flowrl.planning.traces import Trace
 from flowrl.planning.weights import DenoiserWeights, weights_of
+from flowrl.recipes.counting import RolloutRecord
 from flowrl.runtime.files import read_json
 from flowrl.session.preflight import recipe_of
 from flowrl.training.learner import GradientSum
@@ -357,6 +358,35 @@ def test_what_settings_make_of_it() -> None:
     assert worker.worker is not None
     assert worker.worker / GIB == pytest.approx(10 + 1 + 8 + 2, rel=0.01)  # encoders, which are dropped then
     assert "decoding, scoring 4 images" in worker.stages
+
+
+def test_every_column_takes_a_power_of_two_by_itself() -> None:
+    own, mib = facts(), 2**20
+
+    def host(**record: Any) -> float:
+        counted = memory_of(replace(own, latent=mib, record=RolloutRecord(**record)), SETTINGS)
+        return counted.host.get("record of a rollout", 0) / mib
+
+    assert host(columns=(600, 700, 0)) == 1024 + 1024
+    assert host(columns=(1025, 3)) == 1025 + 4  # what is larger is not pinned
+    assert host(columns=(600, 3), rounds=2) == 2 * (1024 + 4) + 2 * 603  # each by itself, then both joined
+    assert host() == 0
+
+
+def test_what_is_scored_after_all_is_drawn_is_counted_by_itself() -> None:
+    own, mib = facts(), 2**20
+
+    def stages(**record: Any) -> dict[str, int]:
+        return dict(memory_of(replace(own, latent=mib, scored=96, record=RolloutRecord(**record)), SETTINGS).stages)
+
+    plain = stages(batches=((10, 48),))["sampling, decoding, scoring 4 images"]
+    assert plain == stages()["sampling, decoding, scoring 4 images"] + 10 * 4 * mib
+    assert stages(batches=((10, 3),))["sampling, decoding, scoring 4 images"] == plain - 10 * mib  # no fourth row
+    apart = stages(batches=((10, 48), (30, 2)), finished=480)
+    assert set(apart) == {"sampling", "decoding, scoring 96 images", "evaluating 4 images"}
+    assert apart["decoding, scoring 96 images"] == 8 * 2**30 + 96 * 3 * mib
+    assert apart["sampling"] == 4 * 2 * 2**30 // 4 + 30 * 2 * mib
+    assert "decoding, scoring 7 images" in stages(finished=7)
 
 
 def test_encoders_that_are_loaded_alone_come_before_the_denoiser() -> None:

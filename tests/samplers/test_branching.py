@@ -58,8 +58,8 @@ def kernel_of(schedule: Schedule, name: str = "flow_sde") -> Kernel:
     return replace(KERNELS[name], noise_level=0.7, sigma_max=schedule.sigma_max)
 
 
-def node_noise(step: int, nodes: int) -> Tensor:
-    return sample_normals(LATENT, [("node", step, node) for node in range(nodes)])
+def node_noise(step: int, nodes: range) -> Tensor:
+    return sample_normals(LATENT, [("node", step, node) for node in nodes])
 
 
 def branches_of(network: Network, anchors: int, branches: int, steps: tuple[int, ...], **options: object) -> Sampled:
@@ -67,8 +67,7 @@ def branches_of(network: Network, anchors: int, branches: int, steps: tuple[int,
     index = torch.arange(anchors) // 2
     return sample_branches(
         network.velocity_of, counter_normal((anchors, *LATENT), "start"), index, index + 10, network.schedule,
-        kernel_of(network.schedule), lambda step: node_noise(step, anchors * branches),
-        steps=steps, branches=branches, **{"batch_size": 5, **options},  # type: ignore[arg-type]
+        kernel_of(network.schedule), node_noise, steps=steps, branches=branches, **{"batch_size": 5, **options},  # type: ignore[arg-type]
     )  # fmt: skip
 
 
@@ -131,7 +130,7 @@ def test_every_branch_is_a_rollout_with_one_stochastic_step() -> None:
         own = slice(anchor * branches + branch, anchor * branches + branch + 1)
 
         def noise(step: int, own: slice = own) -> Tensor:
-            return node_noise(step, anchors * branches)[own]
+            return node_noise(step, range(anchors * branches))[own]
 
         plain = rollout(
             network.velocity_of(torch.tensor([anchor // 2])), start[anchor : anchor + 1], network.schedule,
@@ -159,7 +158,7 @@ def test_every_leaf_is_a_rollout() -> None:
 
         def noise(step: int, leaf: int = leaf) -> Tensor:
             later = 2 ** sum(split > step for split in splits)  # leaves below each node that the step produces
-            return node_noise(step, trees * 4 // later)[leaf // later].unsqueeze(0)
+            return node_noise(step, range(trees * 4 // later))[leaf // later].unsqueeze(0)
 
         tree = leaf // 4
         plain = rollout(
@@ -260,11 +259,11 @@ def test_refuses_what_cannot_be_branched() -> None:
         sample_branches, network.velocity_of, x, schedule=network.schedule, steps=(3,), branches=2, batch_size=2
     )
     with pytest.raises(ValueError, match=r"prompt_a \(1,\)"):
-        run(index[:1], index, kernel=KERNELS["cps"], noise=lambda step: x)
-    with pytest.raises(ValueError, match=r"noise\(3\)"):
-        run(index, index, kernel=KERNELS["cps"], noise=lambda step: x)
+        run(index[:1], index, kernel=KERNELS["cps"], noise=lambda step, nodes: x)
+    with pytest.raises(ValueError, match=r"noise\(3, range\(0, 4\)\)"):
+        run(index, index, kernel=KERNELS["cps"], noise=lambda step, nodes: x)
     with pytest.raises(ValueError, match="std 0"):
-        run(index, index, kernel=KERNELS["cps"], noise=lambda step: torch.zeros(4, *LATENT))
+        run(index, index, kernel=KERNELS["cps"], noise=lambda step, nodes: torch.zeros(4, *LATENT))
 
 
 # ---- credit ----------------------------------------------------------------------------------------------------------

@@ -81,7 +81,7 @@ def one_by_one(trajectory: Trajectory, grid_of: Callable[[int], list[float]]) ->
 @pytest.mark.parametrize("batch_size", [2, 100])
 def test_full_completions_against_integration_one_by_one(steps: tuple[int, ...], batch_size: int) -> None:
     trajectory, network = noisy(steps), Network()
-    got = complete(network, trajectory, SCHEDULE, mode="full", batch_size=batch_size)
+    got = complete(network, trajectory, SCHEDULE, mode="full", batch_size=batch_size)[:, :-1]
     np.testing.assert_allclose(got, one_by_one(trajectory, lambda step: SIGMA[step:].tolist()), rtol=0, atol=1e-10)
     assert sum(network.rows) == B * sum(T - step - 1 for step in steps)
     assert max(network.rows, default=0) <= batch_size
@@ -92,7 +92,7 @@ def test_full_completions_against_integration_one_by_one(steps: tuple[int, ...],
 @pytest.mark.parametrize("count", [1, 2, 5])
 def test_even_substeps_against_integration_one_by_one(steps: tuple[int, ...], count: int) -> None:
     trajectory, network = noisy(steps), Network()
-    got = complete(network, trajectory, SCHEDULE, mode=count, batch_size=4)
+    got = complete(network, trajectory, SCHEDULE, mode=count, batch_size=4)[:, :-1]
     # The grid is float32, like every schedule: hence 1e-6.
     wanted = one_by_one(trajectory, lambda step: np.linspace(SIGMA[step], 0, count + 1).tolist())
     np.testing.assert_allclose(got, wanted, rtol=0, atol=1e-6)
@@ -104,7 +104,7 @@ def test_even_substeps_against_integration_one_by_one(steps: tuple[int, ...], co
 
 def test_clean_is_the_one_step_estimate_without_evaluation() -> None:
     trajectory, network = noisy((0, 2, 3)), Network()
-    got = complete(network, trajectory, SCHEDULE, mode="clean", batch_size=1)
+    got = complete(network, trajectory, SCHEDULE, mode="clean", batch_size=1)[:, :-1]
     assert trajectory.velocity is not None
     x = trajectory.states[:, [trajectory.kept.index(step) for step in (0, 2, 3)]]
     sigma = SCHEDULE.sigma[[0, 2, 3]].double().reshape(1, 3, 1, 1)
@@ -121,7 +121,7 @@ def test_many_substeps_reach_the_exact_end_of_the_flow() -> None:
     end = m + SPREAD * (x - (1 - s) * m) / ((1 - s) ** 2 * SPREAD**2 + s**2).sqrt()
     errors = []
     for count in (50, 100):
-        got = complete(Network(), trajectory, SCHEDULE, mode=count, batch_size=64)
+        got = complete(Network(), trajectory, SCHEDULE, mode=count, batch_size=64)[:, :-1]
         errors.append(float((got - end).abs().max()))
     assert errors[1] < 0.02
     assert errors[0] / errors[1] == pytest.approx(2, rel=0.05)  # Euler is of first order
@@ -132,6 +132,7 @@ def test_a_completion_is_the_rollout_without_noise_to_the_bit() -> None:
     trajectory = noisy((1, 4), torch.float32)
     got = complete(Network(), trajectory, SCHEDULE, mode="full", batch_size=5)
     assert got.dtype == torch.float32
+    assert torch.equal(got[:, -1], trajectory.final)
     for start, k in ((1, 0), (2, 1)):
         rest = Schedule(sigma=SCHEDULE.sigma[start:], timestep=SCHEDULE.timestep[start:])
         alone = rollout(
@@ -166,8 +167,8 @@ def test_refuses_what_cannot_be_completed() -> None:
 def test_flat_table_of_a_rollout(with_values: bool) -> None:
     steps = (0, 2, 3)
     trajectory, group = noisy(steps, torch.float32), torch.tensor([7, 7, 9])
-    completed = counter_normal((B, 3, 2, 4), "completed") if with_values else None
-    flat = sample_trajectories(trajectory, group, completed)
+    values = counter_normal((B, 4, 2, 4), "values") if with_values else None
+    flat = sample_trajectories(trajectory, group, values)
     assert trajectory.mean is not None
     assert flat.mean is not None
     assert len(flat) == B * 3
@@ -180,10 +181,10 @@ def test_flat_table_of_a_rollout(with_values: bool) -> None:
             assert float(flat.log_prob[row]) == float(trajectory.log_prob[i, k])
             given = (int(flat.step[row]), int(flat.sample[row]), int(flat.group[row]), int(flat.parent[row]))
             assert given == (step, i, int(group[i]), row - 1 if k else -1)
-            if completed is not None:
-                assert torch.equal(flat.finished[i * 4 + k], completed[i, k])
+            if values is not None:
+                assert torch.equal(flat.finished[i * 4 + k], values[i, k])
         last = i * 4 + 3 if with_values else i
-        assert torch.equal(flat.finished[last], trajectory.final[i])
+        assert torch.equal(flat.finished[last], trajectory.final[i] if values is None else values[i, 3])
         assert int(flat.finished_after[last]) == i * 3 + 2
     if with_values:
         assert flat.finished_after.tolist() == [-1, 0, 1, 2, -1, 3, 4, 5, -1, 6, 7, 8]
@@ -192,8 +193,8 @@ def test_flat_table_of_a_rollout(with_values: bool) -> None:
 
 def test_flat_table_refuses_what_does_not_fit() -> None:
     trajectory = noisy((0, 2))
-    for group, completed in [(torch.zeros(2), None), (torch.zeros(3), torch.zeros(3, 1, 2, 4))]:
-        with pytest.raises(ValueError, match=r"completions \(3, 2, 2, 4\)"):
-            sample_trajectories(trajectory, group.long(), completed)
+    for group, values in [(torch.zeros(2), None), (torch.zeros(3), torch.zeros(3, 2, 2, 4))]:
+        with pytest.raises(ValueError, match=r"values \(3, 3, 2, 4\)"):
+            sample_trajectories(trajectory, group.long(), values)
     with pytest.raises(ValueError, match="no stochastic step"):
         sample_trajectories(noisy(()), torch.zeros(3, dtype=torch.long), None)

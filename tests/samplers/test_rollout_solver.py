@@ -115,21 +115,10 @@ def test_recorded_velocity_is_the_network_output_at_the_source(solver: str) -> N
     assert empty.shape == (3, 0, 4, 5)
 
 
-def test_velocities_join() -> None:
-    part = run(SCHEDULE, (1, 2), keep_velocity=True)
-    joined = Trajectory.cat([part, part])
-    assert joined.velocity is not None
-    assert part.velocity is not None
-    assert torch.equal(joined.velocity, torch.cat([part.velocity, part.velocity]))
-    assert Trajectory.cat([run(SCHEDULE, (1, 2))] * 2).velocity is None
-
-
 def test_rollout_and_trajectory_refuse() -> None:
     with pytest.raises(ValueError, match="euler or dpm2"):
         run(SCHEDULE, (1,), solver="dpm3")
     part = run(SCHEDULE, (1, 2), keep_velocity=True)
-    with pytest.raises(ValueError, match="velocity is None"):
-        Trajectory.cat([part, run(SCHEDULE, (1, 2))])
     with pytest.raises(ValueError, match="velocity"):
         Trajectory(
             states=part.states,

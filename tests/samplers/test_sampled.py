@@ -45,7 +45,7 @@ def branches(seed: int, strides: tuple[int, ...] = (1,)) -> Sampled:
     """Three branches at each of two steps of two anchors."""
     return sample_branches(
         velocity_of, counter_normal((2, *SHAPE), seed, "x"), torch.zeros(2, dtype=torch.long),
-        torch.arange(2) + 10 * seed, SCHEDULE, KERNEL, lambda step: counter_normal((6, *SHAPE), seed, step),
+        torch.arange(2) + 10 * seed, SCHEDULE, KERNEL, lambda step, nodes: counter_normal((6, *SHAPE), seed, step),
         steps=(0, 1), branches=3, strides=strides, batch_size=8,
     )  # fmt: skip
 
@@ -54,7 +54,8 @@ def tree(seed: int) -> Sampled:
     """Two trees that split at steps 0 and 2; step 1 is an ODE step."""
     return sample_tree(
         velocity_of, counter_normal((2, *SHAPE), seed, "x"), torch.zeros(2, dtype=torch.long),
-        torch.arange(2) + 10 * seed, SCHEDULE, KERNEL, lambda step, n: counter_normal((n, *SHAPE), seed, step),
+        torch.arange(2) + 10 * seed, SCHEDULE, KERNEL,
+        lambda step, nodes: counter_normal((len(nodes), *SHAPE), seed, step),
         splits=(0, 2), children=2, stochastic=(0, 2), batch_size=8,
     )  # fmt: skip
 

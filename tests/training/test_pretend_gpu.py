@@ -24,7 +24,7 @@ ON_MPS = ("tiny_dance_grpo", "tiny_dgpo", "tiny_dhpo", "tiny_dpo", "tiny_nft", "
 MOST_WAITS = 2  # for the device, of a micro-batch
 STAGES = {
     "tiny_grpo_geneval": {"": 2, "reward": 5, "update": 7},
-    "tiny_g2rpo": {"": 5, "reward": 5, "update": 7},
+    "tiny_g2rpo": {"": 3, "reward": 5, "update": 7},
     "tiny_nft": {"": 6, "reward": 5, "update": 3},
     "tiny_dpo": {"": 7, "reward": 5, "update": 3},
     "tiny_draft": {"reward": 4, "update": 4},
