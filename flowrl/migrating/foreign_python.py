@@ -109,9 +109,8 @@ class Reader:
         if self.depth > _DEEPEST:
             raise ValueError(f"{self.path}: its functions call each other more than {_DEEPEST} deep")
         taken = functions[name].args
-        usual = {one.arg: self._value(v, {}, path)
-                 for one, v in zip(taken.args[::-1], taken.defaults[::-1], strict=False)}  # fmt: skip
-        names = {**usual, **given}
+        usual = zip(taken.args[::-1], taken.defaults[::-1], strict=False)
+        names = {**{one.arg: self._value(value, {}, path) for one, value in usual}, **given}
         found = self._follow(functions[name].body, names, path)
         if not isinstance(found, dict):
             raise ValueError(f"{path}: {name}() returns no configuration")

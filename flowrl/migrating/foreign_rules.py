@@ -143,7 +143,12 @@ def _flow_factory_noised(keys: dict[str, Any], method: str) -> dict[str, Made]:
     )
     drawn = count or max(1, int(steps * share))
     found["train.num_train_timesteps"] = {"times.count": drawn}
-    old = train.get("off_policy")
+    return found | _flow_factory_losses(train, method) | _flow_factory_copies(train)
+
+
+def _flow_factory_losses(train: dict[str, Any], method: str) -> dict[str, Made]:
+    """Options of the losses."""
+    found, old = dict[str, Made](), train.get("off_policy")
     if method == "awm":
         found["train.off_policy"] = {"objective.options.off_policy": old}
     else:
@@ -156,7 +161,7 @@ def _flow_factory_noised(keys: dict[str, Any], method: str) -> dict[str, Made]:
     clip, heat = train.get("clip_range") if train.get("clip_dsm", True) else None, train.get("weight_temp")
     found["train.clip_range"] = {"objective.options.clip": clip}
     found["train.weight_temp"] = {"objective.options.temperature": heat if _is_number(heat) and heat > 0 else None}
-    return found | _flow_factory_copies(train)
+    return found
 
 
 def _flow_factory_copies(train: dict[str, Any]) -> dict[str, Made]:

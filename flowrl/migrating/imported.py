@@ -102,7 +102,12 @@ def import_foreign(given: str, model: str | None, reward: str | None) -> Import:
         base = base_for(wish)
     except ValueError as error:
         raise ValueError(f"{given}: {error}; or say with `model` which published model it is") from None
-    below = read_with_base(config_files()[base])
+    return Import(name=Path(given).name, kind=foreign.kind, base=base, done=on_base(done, base))
+
+
+def on_base(done: Translated, base: str) -> Translated:
+    """The keys on top of a configuration, of which no other method is left."""
+    keys, below = done.keys, read_with_base(config_files()[base])
     if "prompts.eval" not in keys and below["prompts"].get("eval") is None:
         done = done.without("eval_every", "there are no held-out prompts: choose prompts.eval and eval_every")
     if "reward_aggregation" in keys and len(keys.get("rewards", below["rewards"])) < 2:
@@ -115,7 +120,7 @@ def import_foreign(given: str, model: str | None, reward: str | None) -> Import:
     for key, value in dotted_items(below):
         if key in OF_METHODS and key not in done.keys and value != usual[key]:
             done.always[key] = usual[key]
-    return Import(name=Path(given).name, kind=foreign.kind, base=base, done=done)
+    return done
 
 
 def read_alone(done: Translated) -> Translated:

@@ -91,7 +91,7 @@ def init(
                 raise ValueError(f"`{name}` is not read with `source`: change the written file")
         if hours is not None and card is None:
             raise ValueError(f"how long {hours:g} hours are depends on the card: give `card`, such as 24")
-        text, base, notes = _translate(str(source), (model, reward), card, hours, path, settings)
+        text, base, notes = _translate(str(source), (model, reward), (card, hours), path, settings)
         config = _load(text, path)
         if not is_here(config.prompts.train):
             notes.append(f"its prompts have to be put at {config.prompts.train} first")
@@ -139,10 +139,10 @@ def _build(wish: Wish, path: Path, hours: float, settings: Mapping[str, Any]) ->
 
 
 def _translate(
-    source: str, chosen: tuple[str | None, str | None], card: int | None, hours: float | None, path: Path,
-    settings: Mapping[str, Any],
-) -> tuple[str, str, list[str]]:  # fmt: skip
-    """As `_build`, of another toolkit's configuration, with another model or reward where they are chosen."""
+    source: str, chosen: tuple[str | None, ...], size: tuple[int | None, float | None], path: Path, settings: Any
+) -> tuple[str, str, list[str]]:
+    """As `_build`, of another toolkit's file, with the model and reward that are chosen, for a card and hours."""
+    card, hours = size
     own = [
         str(value) if isinstance(value, Typed) else f"{key}={value_text(key, value)}"
         for key, value in dotted_items(settings)

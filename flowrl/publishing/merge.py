@@ -11,7 +11,7 @@ from flowrl.pipelines.places.model_folders import stock_folder
 from flowrl.pipelines.places.single_files import is_single_file
 from flowrl.publishing.lora_exports import finite_loras
 from flowrl.publishing.merged_model import MergedModel, merge_files
-from flowrl.runtime.files import is_taken
+from flowrl.runtime.files import is_taken, write_atomically
 from flowrl.runtime.public import public
 from flowrl.training.model_files import model_location
 
@@ -60,5 +60,6 @@ def merge(
         raise ValueError(
             f"the files of {location} are not in this machine's cache: download it to a folder and give that as `base`"
         ) from error
-    kept = {SAMPLING: json.dumps(source.sampling)}
-    return merge_files(folder, loras, out, None if base is not None else source.variant, beside=kept)
+    made = merge_files(folder, loras, out, None if base is not None else source.variant)
+    write_atomically(out / SAMPLING, json.dumps(source.sampling))
+    return made

@@ -14,7 +14,6 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 
 import torch
 from safetensors import safe_open
@@ -49,16 +48,12 @@ class MergedModel:
     lost: float
 
 
-def merge_files(
-    base: Path, loras: Mapping[str, SavedLora], out: Path, variant: str | None = None, *,
-    beside: Mapping[str, str] = MappingProxyType({}),
-) -> MergedModel:  # fmt: skip
+def merge_files(base: Path, loras: Mapping[str, SavedLora], out: Path, variant: str | None = None) -> MergedModel:
     """Writes the folder of the merged model, which appears whole or not at all.
 
     Args:
         loras: as `flowrl.publishing.lora_exports.saved_loras` gives them.
         variant: ending of the base's files, such as "fp16"; those of the merged model have it too.
-        beside: name -> text of further files.
 
     Raises ValueError: the base is no stock folder of safetensors in a float type, a layer is missing there or has
     another shape, or the disk is too small; nothing was written then.
@@ -82,8 +77,6 @@ def merge_files(
                     shutil.copyfile(path, staged / part / path.name)
             for path in paths:
                 _merge_file(path, staged / part / path.name, loras[name], squares, dtypes)
-        for name, text in beside.items():
-            (staged / name).write_text(text, encoding="utf-8")
         staged.replace(out)
     finally:
         shutil.rmtree(staged, ignore_errors=True)

@@ -21,8 +21,8 @@ OURS = set(dotted_keys(TrainConfig))
 def test_what_is_taken_over_has_a_key_here(kind: str) -> None:
     toolkit = WORDS.toolkits[kind]
     entries = [entry for table in (toolkit.keys, *toolkit.of.values()) for entry in table.values()]
-    plain = {name for entry in entries if not entry.startswith(("- ", "! ", "= "))
-             for name in entry.partition(" | ")[0].split(", ")}  # fmt: skip
+    taken = [entry.partition(" | ")[0] for entry in entries if not entry.startswith(("- ", "! ", "= "))]
+    plain = {name for ours in taken for name in ours.split(", ")}
     said = {*plain, *toolkit.always, *(name for made in toolkit.methods.values() for name in made)}
     assert {name.partition(".options.")[0] for name in said} - OURS - {"objective"} == set()
     assert all(len(entry) > 5 for entry in entries if entry[0] in "-!=")  # a reason, not a sign alone
