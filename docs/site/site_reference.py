@@ -243,6 +243,11 @@ def import_tables() -> str:
             (f"`{key}…`" if key.endswith(".") else f"`{key}`", _becomes(entry)) for key, entry in toolkit.keys.items()
         ]
         names = ", ".join(f"`{name}` is `{reward['name']}`" for name, reward in toolkit.rewards.items())
+        rows += [
+            (f"`{key}` ({method})", _becomes(entry))
+            for method, keys in toolkit.of.items()
+            for key, entry in keys.items()
+        ]
         out += [f"### Keys of {kind}", _table(("there", "here"), rows), f"Its rewards: {names}."]
     return _joined(out)
 
@@ -252,7 +257,8 @@ def _becomes(entry: str) -> str:
     sign, said = entry[:2], entry[2:]
     if sign in FATE_OF:
         return f"{FATE_OF[sign]}: {said}"
-    return said if sign == "= " else ", ".join(f"`{key}`" for key in entry.split(", "))
+    ours, _, pairs = entry.partition(" | ")
+    return said if sign == "= " else ", ".join(f"`{key}`" for key in ours.split(", ")) + (pairs and f" ({pairs})")
 
 
 class _Narrow(argparse.HelpFormatter):

@@ -23,8 +23,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--from",
         dest="source",
         metavar="FILE",
-        help="translate a configuration of flow_grpo (FILE.py:FUNCTION), "
-        "Flow-Factory (YAML), verl-omni or DanceGRPO (shell script)",
+        help="translate a configuration of flow_grpo or DiffusionNFT (FILE.py:FUNCTION), "
+        "Flow-Factory or UniRL (YAML), verl-omni, DanceGRPO or MixGRPO (shell script)",
     )
     add("--model", metavar="MODEL", help="a published checkpoint, a diffusers folder or asset:tiny-sd3")
     add("--card", type=count, metavar="GB", help="memory of one card: 24, 40, 48, 80 or 141")

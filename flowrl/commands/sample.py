@@ -46,5 +46,5 @@ def run(parsed: argparse.Namespace) -> int:
     """Draws, and says where the files lie."""
     made = flowrl.sample(**vars(parsed))
     what = plural(len(made.prompts), "video" if made.fps else "image") + (" with sound" if made.sound else "")
-    print(f"wrote {what} and grid.png to {parsed.out}")
+    print(f"wrote {what} and grid.png to {parsed.out}: {made.drawn_with}")
     return 0

@@ -46,8 +46,19 @@ _READ_BY = {
     "sampler.sde_window_stride sampler.published_window",
 }
 """Reader -> keys and sections that it reads."""
-_OF_RECIPE = {"forward": {"advantages", "matching", "rollout", "tail", "noised", "copies"}, "preference": {"densities"}}
+_OF_RECIPE: dict[str, Collection[str]] = {
+    "forward": "advantages matching rollout tail noised stepped continuous copies best extremes".split(),
+    "preference": "densities rollout tail noised stepped continuous window thinned".split(),
+}
 """Recipe -> readers that its runs may have; those of grpo may have any, those of backprop none."""
+
+
+class UnreadError(ValueError):
+    """A key was set that nothing reads."""
+
+    def __init__(self, key: str, said: str) -> None:
+        super().__init__(said)
+        self.key = key
 
 
 def refuse_unread(config: TrainConfig, readers: Collection[str], what: str) -> None:
@@ -61,7 +72,7 @@ def refuse_unread(config: TrainConfig, readers: Collection[str], what: str) -> N
     for key, value in _changed_settings(config):
         wanted = _readers(key) or _readers(key.rpartition(".")[0])
         if wanted and not wanted & set(readers):
-            raise ValueError(f"{key} is set to {value!r}, but {what} does not read it: remove it")
+            raise UnreadError(key, f"{key} is set to {value!r}, but {what} does not read it: remove it")
 
 
 def is_read(key: str, recipe: str, objective: str = "") -> bool:
@@ -69,7 +80,12 @@ def is_read(key: str, recipe: str, objective: str = "") -> bool:
     if key == "clip_range" and objective in ("dppo", "reinforce"):
         return False
     wanted = _readers(key) or _readers(key.rpartition(".")[0])
-    return not wanted or recipe == "grpo" or bool(wanted & _OF_RECIPE.get(recipe, set()))
+    return not wanted or recipe == "grpo" or not wanted.isdisjoint(_OF_RECIPE.get(recipe, ()))
+
+
+def keys_of(*readers: str) -> list[str]:
+    """The keys and sections that readers read."""
+    return [key for reader in readers for key in _READ_BY[reader].split()]
 
 
 def _readers(key: str) -> set[str]:

@@ -139,8 +139,10 @@ class TrainConfig:
     kl_type: Literal["exact", "no_dt"] = "exact"
     """KL of the two transitions, or the published variant without the step length in the variance."""
     kl_reference: Literal["base", "ema"] | int = "base"
-    """What the KL is taken to: the model as it was loaded, the running average, or a copy of the policy that is taken
-    again at every iteration that this number divides."""
+    """What the KL is taken to: the network with the LoRA off (base; so of a run from ``policy.init_lora`` the model
+    without it), the running average, or a copy of the policy that is taken again at every iteration that this number
+    divides: a number beyond ``num_iterations`` stays with what the run started from, the LoRA of ``policy.init_lora``
+    too."""
     log_ratio: Literal["mean", "sum"] = "mean"
     """Log-ratio per latent dimension, as published clip ranges assume, or summed."""
     same_latent: bool = False

@@ -46,6 +46,10 @@ SHIPPED: dict[str, dict[str, Any]] = {
 """How the models that ship with flowrl are sampled unless told otherwise."""
 
 
+SAMPLING = "flowrl_sampling.json"
+"""Of the folder of a merged model: what its run drew evaluations with."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Source:
     """What to sample from, and how its owner samples it."""
@@ -84,6 +88,13 @@ class Source:
     def tuned(self) -> bool:
         """Whether there is a model before training besides this one."""
         return self.lora is not None or self.trained_from is not None
+
+    @property
+    def sampling(self) -> dict[str, Any]:
+        """What a folder with the same model has to keep to be sampled in the same way."""
+        names = ("num_steps", "guidance_scale", "grid", "max_sequence_length", "shift")
+        size = {name: self.options[name] for name in ("height", "width", "num_frames", "fps") if name in self.options}
+        return {name: getattr(self, name) for name in names} | {"options": size}
 
     def before_training(self) -> Source:
         """The model before training, sampled in the same way."""
@@ -135,8 +146,10 @@ class Source:
 
         family = family_of(model_location(model))
         own = FAMILY.sampling(model) if family in GENERIC else usual_sampling(family, model)
-        usual = {"max_sequence_length": None} | own | SHIPPED.get(model, {})
-        return Source(model=model, lora=lora, grid="diffusers", dtype="float32", family=family, **usual)
+        usual = {"max_sequence_length": None, "grid": "diffusers"} | own | SHIPPED.get(model, {})
+        kept = Path(model).expanduser() / SAMPLING
+        usual |= read_json(kept) if kept.is_file() else {}
+        return Source(model=model, lora=lora, dtype="float32", family=family, **usual)
 
 
 def find_source(

@@ -71,6 +71,7 @@ class Samples:
         sound: whether any video has sound.
         grid: one image of them all, with captions.
         folder: where the files are; None if none were written.
+        drawn_with: steps, guidance, size and seeds, in words.
     """
 
     prompts: tuple[str, ...]
@@ -81,6 +82,7 @@ class Samples:
     sound: bool
     grid: Image.Image = field(repr=False)
     folder: Path | None
+    drawn_with: str = ""
 
     def _repr_html_(self) -> str:
         shown = self.images or tuple(frames[0] for frames in self.videos)
@@ -180,7 +182,10 @@ def sample(
         folder.mkdir(parents=True, exist_ok=True)
     pairs = list(product(asked, numbers))
     whole, tracks = draw_pairs(drawing, pairs, batch_size or (1 if fps else BATCH))
-    return _collect(asked, pairs, whole, tracks, fps, folder)
+    height, width = whole.shape[-2:]
+    said = f"{drawn.num_steps} steps, guidance {drawn.guidance_scale:g}, {width} x {height} pixels, "
+    said += f"seed {numbers[0]}" if len(numbers) == 1 else f"{len(numbers)} seeds from {numbers[0]} to {numbers[-1]}"
+    return replace(_collect(asked, pairs, whole, tracks, fps, folder), drawn_with=said)
 
 
 def _check_models(drawn: Source, settings: RLG | None) -> None:

@@ -12,13 +12,14 @@ from typing import Any, Literal
 from flowrl.config.strict_yaml import dotted_items, parse_yaml, read_mapping
 from flowrl.migrating.foreign_python import Reader, choose_function
 
-Kind = Literal["flow_grpo", "DanceGRPO", "Flow-Factory", "verl-omni"]
+Kind = Literal["flow_grpo", "DiffusionNFT", "DanceGRPO", "MixGRPO", "Flow-Factory", "verl-omni", "UniRL"]
 SIGNS = (
-    "a .py file with functions that fill a ConfigDict (flow_grpo), YAML with 'model' and 'train', which names a "
-    "trainer_type (Flow-Factory), a shell script that starts verl_omni with key=value (verl-omni), or one that starts "
-    "train_grpo_….py with --flags (DanceGRPO)"
+    "a .py file with functions that fill a ConfigDict (flow_grpo, DiffusionNFT), YAML with 'model' and 'train', which "
+    "names a trainer_type (Flow-Factory), YAML whose algorithm is a class of unirl (UniRL), a shell script that starts "
+    "verl_omni with key=value (verl-omni), or one that starts train_grpo_….py with --flags (DanceGRPO, MixGRPO)"
 )
 _SCRIPT = re.compile(r"train_grpo_\w+\.py")
+_PLACE = re.compile(r"\$\{([^${}]*)\}")
 _LONGEST = 10_000  # characters of a variable: lines that double one have no end else
 
 
@@ -40,7 +41,7 @@ def read_foreign(given: str) -> Foreign:
     """Reads ``FILE`` or ``FILE.py:FUNCTION``; nothing of it is run.
 
     Raises:
-        ValueError: there is no such file, it is of none of the four toolkits, or it cannot be read.
+        ValueError: there is no such file, it is of none of the toolkits, or it cannot be read.
     """
     file, _, function = given.partition(".py:")
     path = Path(f"{file}.py" if function else given)
@@ -53,8 +54,9 @@ def read_foreign(given: str) -> Foreign:
             keys = _flat(tree)
         except RecursionError:
             raise ValueError(f"{path}: its configuration holds itself, so it has no end") from None
-        processes = reader.numbers.get("gpu_number")
-        return Foreign(kind="flow_grpo", keys=keys, said=frozenset(reader.said), processes=processes)
+        processes = reader.numbers.get("gpu_number", reader.numbers.get("n_gpus"))
+        kind: Kind = "DiffusionNFT" if "decay_type" in keys else "flow_grpo"
+        return Foreign(kind=kind, keys=keys, said=frozenset(reader.said), processes=processes)
     if path.suffix in (".yaml", ".yml"):
         return _yaml(path)
     try:
@@ -72,13 +74,15 @@ def read_foreign(given: str) -> Foreign:
 
 def _yaml(path: Path) -> Foreign:
     data = read_mapping(path)
-    train = data.get("train")
+    train, algorithm = data.get("train"), data.get("algorithm")
+    if isinstance(algorithm, dict) and str(algorithm.get("_target_")).startswith("unirl."):
+        return Foreign(kind="UniRL", keys=_resolved(_flat(data)), processes=data.get("num_devices"))
     if not isinstance(train, dict) or "trainer_type" not in train or not isinstance(data.get("model"), dict):
         raise ValueError(f"{path} is of no toolkit that is known here; looked for {SIGNS}")
     for key in ("rewards", "eval_rewards"):  # one reward may stand without a list
         if isinstance(data.get(key), dict):
             data[key] = [data[key]]
-    return Foreign(kind="Flow-Factory", keys=_flat(data))
+    return Foreign(kind="Flow-Factory", keys=_flat(data), processes=data.get("num_processes"))
 
 
 def _hydra(path: Path, text: str, line: str) -> Foreign:
@@ -91,24 +95,30 @@ def _hydra(path: Path, text: str, line: str) -> Foreign:
 
 
 def _flags(path: Path, text: str, line: str) -> Foreign:
-    variables, keys = _variables(text), dict[str, Any]()
+    variables = _variables(text)
     words = _words(path, line, variables)
     place = next(k for k, word in enumerate(words) if _SCRIPT.search(word))
-    started = dict(word.lstrip("-").split("=", 1) for word in words[:place] if word.startswith("--") and "=" in word)
-    rest = words[place + 1 :]
-    for word, after in zip(rest, [*rest[1:], "--"], strict=True):
+    started, keys = _options(words[:place], variables), _options(words[place + 1 :], variables)
+    nodes, each = started.get("nnodes", 1), started.get("nproc_per_node")
+    known = isinstance(nodes, int) and isinstance(each, int)
+    kind: Kind = "MixGRPO" if "iters_per_group" in keys else "DanceGRPO"
+    return Foreign(kind=kind, keys=keys, processes=nodes * each if known else None, script=Path(words[place]).name)
+
+
+def _options(words: list[str], variables: dict[str, str]) -> dict[str, Any]:
+    """``--flags`` with their values, true of those without."""
+    found = dict[str, Any]()
+    for word, after in zip(words, [*words[1:], "--"], strict=True):
         if word.startswith("--"):
             name, equals, value = word[2:].partition("=")
-            keys[name] = _parsed(_filled(value if equals else "true" if after.startswith("--") else after, variables))
-    nodes, each = (_parsed(_filled(started.get(k, v), variables)) for k, v in (("nnodes", "1"), ("nproc_per_node", "")))
-    known = isinstance(nodes, int) and isinstance(each, int)
-    return Foreign(
-        kind="DanceGRPO", keys=keys, processes=nodes * each if known else None, script=Path(words[place]).name
-    )
+            found[name] = _parsed(_filled(value if equals else "true" if after.startswith("--") else after, variables))
+    return found
 
 
 def _words(path: Path, line: str, variables: dict[str, str]) -> list[str]:
     line = re.sub(r"\$\(\(.*?\)\)", lambda found: _filled(found[0], variables), line.rstrip().rstrip("\\"))
+    if line.count('"') % 2:  # of a command that another machine is told in quotes
+        line = line.removesuffix('"')
     try:
         return shlex.split(line, comments=True)
     except ValueError as error:
@@ -144,6 +154,20 @@ def _parsed(text: str) -> Any:
         return parse_yaml(text, "a value")
     except ValueError:
         return text
+
+
+def _resolved(keys: dict[str, Any]) -> dict[str, Any]:
+    """Keys with what ``${oc.env:NAME,value}`` and ``${section.key}`` stand for, in place."""
+
+    def told(found: re.Match[str]) -> str:
+        name, _, rest = found[1].partition(":")
+        variable, comma, default = rest.partition(",")
+        return (default if comma else f"${variable}") if name == "oc.env" else rest or str(keys.get(name, name))[:1000]
+
+    for key, value in keys.items():
+        while isinstance(value, str) and len(value) <= _LONGEST and (text := _PLACE.sub(told, value)) != value:
+            keys[key] = _parsed(value := text)
+    return keys
 
 
 def _flat(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

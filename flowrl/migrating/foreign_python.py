@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import ast
 import operator
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from flowrl.config.spelling import closest
 
 _DEEPEST = 20
+_MOST = 10_000  # lines that are followed: a loop may have no end
 _LONGEST = 100_000  # characters of a value: a few lines can double one without end
 _SUMS = {
     ast.Add: operator.add,
@@ -20,6 +22,16 @@ _SUMS = {
     ast.Div: operator.truediv,
     ast.FloorDiv: operator.floordiv,
     ast.Mod: operator.mod,
+}
+_COMPARED: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+    ast.In: lambda one, many: one in many,
+    ast.NotIn: lambda one, many: one not in many,
 }
 _CALLS: dict[str, Callable[..., Any]] = {"int": int, "float": float, "max": max, "min": min, "round": round}
 
@@ -69,7 +81,7 @@ def choose_function(path: Path, name: str | None) -> str:
 
 @dataclass(slots=True)
 class Reader:
-    """Follows a function's assignments.
+    """Follows a function's assignments, choices and loops.
 
     Attributes:
         path: the file.
@@ -81,12 +93,14 @@ class Reader:
     said: set[str] = field(default_factory=set)
     numbers: dict[str, Any] = field(default_factory=dict)
     depth: int = 0
+    lines: int = 0
 
-    def call(self, path: Path, name: str) -> dict[str, Any]:
-        """The configuration that ``name()`` of a file returns, as nested mappings.
+    def call(self, path: Path, name: str, given: Mapping[str, Any] = MappingProxyType({})) -> dict[str, Any]:
+        """The configuration that ``name(...)`` of a file returns, as nested mappings.
 
         Raises:
-            ValueError: a line is more than values, attributes and sums of them, or what is called is not there.
+            ValueError: a line is more than values, attributes, sums and choices of them, or what is called is not
+                there.
         """
         functions = functions_of(path)
         if name not in functions:
@@ -94,31 +108,61 @@ class Reader:
         self.depth += 1
         if self.depth > _DEEPEST:
             raise ValueError(f"{self.path}: its functions call each other more than {_DEEPEST} deep")
-        names: dict[str, Any] = {}
-        for line in functions[name].body:
-            if isinstance(line, ast.Return) and line.value is not None:
-                found = self._value(line.value, names, path)
-                if isinstance(found, dict):
-                    self.depth -= 1
-                    self.numbers |= {key: v for key, v in names.items() if isinstance(v, int)}
-                    return found
-            if isinstance(line, ast.Assign):
-                self._assign(line, names, path)
-            elif not isinstance(line, (ast.Assert, ast.Pass)) and not (
-                isinstance(line, ast.Expr) and isinstance(line.value, ast.Constant)
-            ):
-                raise _refusal(path, line)
-        raise ValueError(f"{path}: {name}() returns no configuration")
+        taken = functions[name].args
+        usual = zip(taken.args[::-1], taken.defaults[::-1], strict=False)
+        names = {**{one.arg: self._value(value, {}, path) for one, value in usual}, **given}
+        found = self._follow(functions[name].body, names, path)
+        if not isinstance(found, dict):
+            raise ValueError(f"{path}: {name}() returns no configuration")
+        self.depth -= 1
+        self.numbers |= {key: v for key, v in names.items() if isinstance(v, int)}
+        return found
 
-    def _assign(self, line: ast.Assign, names: dict[str, Any], path: Path) -> None:
-        value = self._value(line.value, names, path)
+    def _follow(self, body: Iterable[ast.stmt], names: dict[str, Any], path: Path) -> Any:
+        """What a body returns; None where it ends, `ast.Break` where it leaves its loop."""
+        for line in body:
+            self.lines += 1
+            if self.lines > _MOST:
+                raise ValueError(f"{self.path}: more than {_MOST:,} lines of it would be followed: has it no end?")
+            found = None
+            match line:
+                case ast.Return(value=ast.expr() as value):
+                    return self._value(value, names, path)
+                case ast.Assign(targets=targets, value=value):
+                    self._assign(line, targets, self._value(value, names, path), names, path)
+                case ast.AugAssign(target=ast.Name() as target, op=op, value=value):
+                    made = ast.BinOp(left=ast.Name(target.id), op=op, right=value)
+                    self._assign(line, [target], self._value(ast.copy_location(made, line), names, path), names, path)
+                case ast.If() | ast.While(orelse=[]):
+                    found = self._branch(line, names, path)
+                case ast.Break():
+                    return ast.Break
+                case ast.Assert() | ast.Pass() | ast.Expr(value=ast.Constant()):
+                    pass
+                case _:
+                    raise _refusal(path, line)
+            if found is not None:
+                return found
+        return None
+
+    def _branch(self, line: ast.If | ast.While, names: dict[str, Any], path: Path) -> Any:
+        if isinstance(line, ast.If):
+            return self._follow(line.body if self._value(line.test, names, path) else line.orelse, names, path)
+        found = None
+        while found is None and self._value(line.test, names, path):
+            found = self._follow(line.body, names, path)
+        return None if found is ast.Break else found
+
+    def _assign(
+        self, line: ast.stmt, targets: Iterable[ast.expr], value: Any, names: dict[str, Any], path: Path
+    ) -> None:
         try:
             is_short = len(repr(value)) <= _LONGEST
         except (ValueError, RecursionError):  # a number of thousands of digits, or nested without end
             is_short = False
         if not is_short:
             raise _refusal(path, line)
-        for target in line.targets:
+        for target in targets:
             if isinstance(target, ast.Name):
                 names[target.id] = value
             elif isinstance(target, ast.Attribute):
@@ -162,14 +206,28 @@ class Reader:
                 return "".join(map(str, map(of, node.values)))
             case ast.FormattedValue():
                 return of(node.value)
-            case ast.Call(keywords=[]):
-                return self._evaluate_call(node, list(map(of, node.args)), path)
+            case ast.Call():
+                named = {one.arg: of(one.value) for one in node.keywords if one.arg is not None}
+                return self._evaluate_call(node, list(map(of, node.args)), named, path)
+        return self._choose(node, of, path)
+
+    def _choose(self, node: ast.expr, of: Callable[[ast.expr], Any], path: Path) -> Any:
+        """A value that is chosen or compared."""
+        match node:
+            case ast.Compare(left=left, ops=[op], comparators=[right]) if type(op) in _COMPARED:
+                return _COMPARED[type(op)](of(left), of(right))
+            case ast.BoolOp(op=op, values=values):
+                return (all if isinstance(op, ast.And) else any)(map(of, values))
+            case ast.IfExp(test=test, body=body, orelse=other):
+                return of(body) if of(test) else of(other)
+            case ast.UnaryOp(op=ast.Not(), operand=operand):
+                return not of(operand)
         raise _refusal(path, node)
 
-    def _evaluate_call(self, node: ast.Call, given: list[Any], path: Path) -> Any:
+    def _evaluate_call(self, node: ast.Call, given: list[Any], named: dict[str, Any], path: Path) -> Any:
         name = ast.unparse(node.func)
         if name.endswith("ConfigDict"):
-            return dict(*given)
+            return dict(*given, **named)
         if name == "os.getcwd":
             return "."
         if name == "os.path.join":
@@ -182,14 +240,14 @@ class Reader:
         file = path.with_name(f"{module}.py") if module else path
         if not file.is_file():
             raise ValueError(f"{path} calls {name}(), and there is no {file.name} beside it: put it there")
-        return self.call(file, function)
+        return self.call(file, function, named)
 
 
 def _refusal(path: Path, node: ast.AST) -> ValueError:
     """What is said of a line that is not read."""
     return ValueError(
         f"{path} is read, never run: line {getattr(node, 'lineno', '?')}, '{ast.unparse(node)[:60]}', is more than "
-        "values, attributes and sums of them; write the value that it comes to"
+        "values, attributes, sums and choices of them; write the value that it comes to"
     )
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from flowrl.config.foreign import foreign_words
 from flowrl.migrating.foreign_files import Foreign, Kind
@@ -12,14 +13,15 @@ from flowrl.migrating.foreign_files import Foreign, Kind
 Made = dict[str, Any] | str
 """Our keys with their values, or why there are none, as in the tables (``- why``, ``! why``)."""
 _STAYS = "so that of the base stays"
+_NEVER = 1_000_000  # iterations that no run has
 
 
-def apply_rules(given: Foreign) -> dict[str, Made]:
-    """What is made of those keys of a file that its table leaves to a rule."""
-    return {key: made for key, made in _RULES[given.kind](given).items() if key in given.keys}
+def apply_rules(given: Foreign, method: str) -> dict[str, Made]:
+    """What is made of those keys of a file that its table leaves to a rule, where it trains by a method."""
+    return {key: made for key, made in _RULES[given.kind](given, method).items() if key in given.keys}
 
 
-def _flow_grpo(given: Foreign) -> dict[str, Made]:
+def _flow_grpo(given: Foreign, method: str) -> dict[str, Made]:
     keys, said = given.keys, given.said
     found = _rewards(given, [(key, key.removeprefix("reward_fn."), value, ()) for key, value in keys.items()
                              if key.startswith("reward_fn.")])  # fmt: skip
@@ -40,13 +42,7 @@ def _flow_grpo(given: Foreign) -> dict[str, Made]:
         if "num_epochs" in said
         else (f"! its default only means that a run is stopped by hand, {_STAYS}")
     )
-    found["use_lora"] = {"policy.train": "lora" if keys.get("use_lora") else "full"}
-    found["sample.global_std"] = {"adv_std": "global" if keys.get("sample.global_std") else "group"}
-    revision = keys.get("pretrained.revision")
-    found["pretrained.revision"] = {"pipeline.revision": None if revision == "main" else revision}
-    found["train.use_8bit_adam"] = {"optim.name": "adamw_8bit" if keys.get("train.use_8bit_adam") else "adamw"}
-    betas = {"optim.betas": [keys.get("train.adam_beta1", 0.9), keys.get("train.adam_beta2", 0.999)]}
-    found["train.adam_beta1"] = found["train.adam_beta2"] = betas
+    found |= _betas(keys, "train.")
     averaged = {"policy.ema_decay": 0.9, "policy.ema_every": 8}
     found["train.ema"] = averaged if keys.get("train.ema") else {"policy.ema_decay": 0.0}
     beta = keys.get("train.beta")
@@ -56,7 +52,13 @@ def _flow_grpo(given: Foreign) -> dict[str, Made]:
         if "sample.eval_guidance_scale" in said
         else "! only its default: sample.guidance_scale is taken"
     )
-    return found | _flow_grpo_steps(given) | _flow_grpo_prompts(keys)
+    every = _count(keys, "train.ref_update_step")
+    found["train.ref_update_step"] = {"objective.options.ref_update_every": every if 0 < every < _NEVER else None}
+    found |= _flow_grpo_prompts(keys)
+    if method == "grpo":
+        return found | _flow_grpo_steps(given)
+    law = {} if method == "nft" else {"times.kind": "logit_normal", "times.shift": 3.0}
+    return found | _share(keys, "train.timestep_fraction", "sample.num_steps", **law)
 
 
 def _flow_grpo_steps(given: Foreign) -> dict[str, Made]:
@@ -94,7 +96,7 @@ def _flow_grpo_prompts(keys: dict[str, Any]) -> dict[str, Made]:
     return {"dataset": {ours: f"{folder}/{file.format(theirs)}" for ours, theirs in places.items()}}
 
 
-def _flow_factory(given: Foreign) -> dict[str, Made]:
+def _flow_factory(given: Foreign, method: str) -> dict[str, Made]:
     keys = given.keys
     found: dict[str, Made] = {}
     for section, ours in (("rewards", "rewards"), ("eval_rewards", "eval.rewards")):
@@ -111,7 +113,6 @@ def _flow_factory(given: Foreign) -> dict[str, Made]:
     folder = Path(str(keys.get("data.dataset_dir") or "."))
     ending = "txt" if (folder / "train.txt").is_file() and not (folder / "train.jsonl").is_file() else "jsonl"
     found["data.dataset_dir"] = {"prompts.train": f"{folder}/train.{ending}", "prompts.eval": f"{folder}/test.{ending}"}
-    found["train.global_std"] = {"adv_std": "global" if keys.get("train.global_std") else "group"}
     found["model.target_modules"] = _modules(keys.get("model.target_modules"))
     lora = keys.get("model.resume_path") and keys.get("model.resume_type") == "lora"
     found["model.resume_path"] = (
@@ -122,21 +123,79 @@ def _flow_factory(given: Foreign) -> dict[str, Made]:
     found["log.save_freq"] = _often(keys.get("log.save_freq"))
     for key, ours in (("clip_range", "clip_range"), ("adv_clip_range", "adv_clip_range")):
         found[f"train.{key}"] = _clip(ours, keys.get(f"train.{key}"))
-    return found | _flow_factory_kl_and_steps(keys)
+    found |= _flow_factory_kl_and_steps(given, method)
+    return found if method in ("grpo", "guard", "dppo") else found | _flow_factory_noised(keys, method)
 
 
-def _flow_factory_kl_and_steps(keys: dict[str, Any]) -> dict[str, Made]:
+def _flow_factory_noised(keys: dict[str, Any], method: str) -> dict[str, Made]:
+    """Keys of the methods that noise finished images again."""
+    found, train = dict[str, Made](), {key.removeprefix("train."): value for key, value in keys.items()}
+    reach, count = train.get("timestep_range"), train.get("num_train_timesteps")
+    start, end = reach if isinstance(reach, list) and len(reach) == 2 else (0, reach)
+    law = train.get("time_sampling_strategy", train.get("weighting_scheme")) in ("logit_normal", "uniform")
+    found["train.time_shift"] = {"times.shift": train.get("time_shift")} if law else "! its strategy does not read it"
+    found["train.timestep_range"] = {"times.fraction": end}
+    if law or start:
+        found["train.timestep_range"] = f"- {'a continuous law has no range' if law else 'levels begin at noise'} here"
+    steps, share = (
+        _count(keys, "train.num_inference_steps"),
+        end - start if _is_number(start) and _is_number(end) else 0,
+    )
+    drawn = count or max(1, int(steps * share))
+    found["train.num_train_timesteps"] = {"times.count": drawn}
+    return found | _flow_factory_losses(train, method) | _flow_factory_copies(train)
+
+
+def _flow_factory_losses(train: dict[str, Any], method: str) -> dict[str, Made]:
+    """Options of the losses."""
+    found, old = dict[str, Made](), train.get("off_policy")
+    if method == "awm":
+        found["train.off_policy"] = {"objective.options.off_policy": old}
+    else:
+        found["train.off_policy"] = f"{'!' if old else '-'} images are drawn by the old policy"
+    bound = _clip("adv_clip_range", train.get("adv_clip_range"))
+    if isinstance(bound, dict):
+        most, ranges = bound["adv_clip_range"], ["advantage_range", *(["advantage_max"] if method == "awm" else [])]
+        bound |= {f"objective.options.{one}": most for one in ranges}
+    found["train.adv_clip_range"] = bound
+    clip, heat = train.get("clip_range") if train.get("clip_dsm", True) else None, train.get("weight_temp")
+    found["train.clip_range"] = {"objective.options.clip": clip}
+    found["train.weight_temp"] = {"objective.options.temperature": heat if _is_number(heat) and heat > 0 else None}
+    return found
+
+
+def _flow_factory_copies(train: dict[str, Any]) -> dict[str, Made]:
+    """How a copy of the policy follows it: by schedule, or by start, decay there, slope and end in one text."""
+    most, kind = train.get("ema_decay"), train.get("ema_decay_schedule", "power")
+    names, made = ["ema_decay", "ema_decay_schedule", "flat_steps", "ramp_rate", "warmup_steps"], _follows(())
+    if kind == "constant":
+        made = {"slots.old_decay": "constant", "slots.old_decay_value": most}
+    elif kind == "piecewise_linear":
+        made = _follows((train.get("flat_steps", 0), 0, train.get("ramp_rate", 0.001), most))
+    found = {f"train.{name}": made for name in names}
+    given = [train.get("ema_ref_max_decay"), train.get("ema_ref_ramp_rate")]
+    found |= {f"train.ema_ref_{name}": _follows((0, 0, *given[::-1])) for name in ("max_decay", "ramp_rate")}
+    parts = re.findall(r"\d+(?:\.\d+)?", str(train.get("old_model_decay")))
+    return found | {"train.old_model_decay": _follows(tuple(map(float, parts)))}
+
+
+def _flow_factory_kl_and_steps(given: Foreign, method: str) -> dict[str, Made]:
+    keys = given.keys
     off, found = not keys.get("train.kl_beta"), dict[str, Made]()
     other = "- the KL here is of transitions (kl_coef), theirs a square of velocities or latents: another number"
     found["train.kl_beta"] = {"kl_coef": 0.0} if off else other
     found["train.kl_type"] = "! there is no KL: kl_beta is 0" if off else "- the KL here is of transitions: kl_type"
-    steps = _count(keys, "train.gradient_step_per_epoch")
-    if keys.get("train.gradient_accumulation_steps", "auto") == "auto":
-        found["train.gradient_step_per_epoch"] = {"updates_per_rollout": steps}
+    steps, parts = _count(keys, "train.gradient_step_per_epoch"), _count(keys, "train.gradient_accumulation_steps")
+    if parts:  # of a process's batches, or of its pairs
+        images = _count(keys, "train.unique_sample_num_per_epoch")
+        images *= 1 if method == "dpo" else _count(keys, "train.group_size")
+        batches = images // max(1, (given.processes or 1) * _count(keys, "train.per_device_batch_size"))
+        steps = max(1, batches // parts)
+        found["train.gradient_accumulation_steps"] = {"updates_per_rollout": steps}
+        found["train.gradient_step_per_epoch"] = "! gradient_accumulation_steps says it"
     else:
-        found["train.gradient_step_per_epoch"] = (
-            f"! not read there beside gradient_accumulation_steps, {_STAYS}: choose updates_per_rollout"
-        )
+        found["train.gradient_step_per_epoch"] = {"updates_per_rollout": steps}
+        found["train.gradient_accumulation_steps"] = "! it follows from updates_per_rollout"
     every = _count(keys, "train.ema_update_interval") * max(steps, 1)
     found["train.ema_update_interval"] = {"policy.ema_every": every} if every else f"! no number, {_STAYS}"
     where, size = keys.get("scheduler.sde_steps"), keys.get("scheduler.num_sde_steps")
@@ -152,7 +211,7 @@ def _flow_factory_kl_and_steps(keys: dict[str, Any]) -> dict[str, Made]:
     return found
 
 
-def _verl(given: Foreign) -> dict[str, Made]:
+def _verl(given: Foreign, method: str) -> dict[str, Made]:
     keys = given.keys
     actor, model, reward = "actor_rollout_ref.actor.", "actor_rollout_ref.model.", "reward.custom_reward_function.name"
     found = _rewards(given, [(reward, str(keys[reward]), 1.0, ())] if reward in keys else [])
@@ -167,8 +226,17 @@ def _verl(given: Foreign) -> dict[str, Made]:
     found[f"{model}target_modules"] = _modules(keys.get(f"{model}target_modules"))
     kl = keys.get(f"{actor}kl_loss_coef") if keys.get(f"{actor}use_kl_loss") else 0.0
     found[f"{actor}kl_loss_coef"] = {"kl_coef": kl}
-    window = "actor_rollout_ref.rollout.algo.sde_window_range"
-    found[window] = {"sampler.sde_window_range": keys.get(window)}
+    algo = "actor_rollout_ref.rollout.algo."
+    interval = keys.get(f"{algo}iters_per_group", 1)
+    strategy = "uniform" if interval == 1 else keys.get(f"{algo}sample_strategy", "random")
+    moves = strategy != "uniform"
+    found[f"{algo}sample_strategy"] = {"sampler.sde_window": strategy}
+    found[f"{algo}iters_per_group"] = "! each iteration draws one"
+    found[f"{algo}sde_window_range"] = {"sampler.sde_window_range": keys.get(f"{algo}sde_window_range")}
+    if moves:
+        found[f"{algo}iters_per_group"] = {"sampler.sde_window_interval": interval}
+        found[f"{algo}sde_window_range"] = "- a window that moves does so over all steps but the last"
+    found |= _share(keys, "algorithm.timestep_fraction", "actor_rollout_ref.rollout.pipeline.num_inference_steps")
     found["trainer.save_freq"] = _often(keys.get("trainer.save_freq"))
     often = keys.get("trainer.test_freq")
     found["trainer.test_freq"] = {"eval_every": max(often, 0) if isinstance(often, int) else often}
@@ -178,7 +246,7 @@ def _verl(given: Foreign) -> dict[str, Made]:
     return found
 
 
-def _dance(given: Foreign) -> dict[str, Made]:
+def _dance(given: Foreign, method: str) -> dict[str, Made]:
     keys = given.keys
     found = _rewards(given, [(key, key, 1.0, ()) for key in keys if key.startswith("use_") and key[4:] not in (
         "group", "ema", "cpu_offload")])  # fmt: skip
@@ -197,15 +265,87 @@ def _dance(given: Foreign) -> dict[str, Made]:
     found["t"] = {"pipeline.num_frames": keys.get("t")} if _count(keys, "t") > 1 else "! one frame is an image"
     share = {"sampler.trained_fraction": keys.get("timestep_fraction"), "sampler.trained_steps": "random"}
     found["timestep_fraction"] = share
+    if given.kind == "MixGRPO":
+        weights = {key.removesuffix("_weight"): key for key in keys if key.endswith("_weight")}
+        chosen = str(keys.get("reward_model")).replace("hpsv2", "hps")
+        named = [name for name in weights if name in chosen or chosen == "multi_reward"]
+        found |= {key: "! reward_model leaves it out" for key in weights.values()}
+        found |= _rewards(given, [(weights[name], name, keys[weights[name]], ("reward_model",)) for name in named])
+        solver = keys.get("dpm_algorithm_type")
+        found["dpm_algorithm_type"] = {"sampler.solver": "dpm2" if solver else "euler"}
+        found["dpm_post_compress_ratio"] = (
+            {"sampler.flash_tail": keys.get("dpm_post_compress_ratio")} if solver else "! dpm_algorithm_type is null"
+        )
     return found
 
 
-_RULES: dict[Kind, Callable[[Foreign], dict[str, Made]]] = {
+def _unirl(given: Foreign, method: str) -> dict[str, Made]:
+    keys = given.keys
+    rewards = [key for key in keys if key.startswith("reward.backend.config.reward_weights.")]
+    scorer = "reward.backend._target_"
+    named = [(key, key.rpartition(".")[2], keys[key], (scorer,)) for key in rewards]
+    alone = [(scorer, str(keys.get(scorer)).rpartition(".")[2], 1.0, ())]
+    found = _rewards(given, named or alone) | _betas(keys, "backend.optimizer_cfg.")
+    for key in ("pipeline.strategy._target_", "strategy._target_"):
+        name = str(keys.get(key)).rpartition(".")[2]
+        found[key] = {"sampler.kernel": foreign_words().kernels.get(name, name)}
+    frames, steps = _count(keys, "sampling.num_frames"), _count(keys, "sampling.num_inference_steps")
+    found["sampling.num_frames"] = {"pipeline.num_frames": frames} if frames > 1 else "! one frame is an image"
+    plan, share = "sampling.scheduler.", keys.get("sampling.scheduler.timestep_fraction")
+    low, high = share if isinstance(share, list) and len(share) == 2 and all(map(_is_number, share)) else (0, 1)
+    reach = [int(steps * low), min(int(steps * high), steps - 1)]
+    found[f"{plan}timestep_fraction"] = {"sampler.sde_window_range": reach}
+    found[f"{plan}num_sde_steps"] = {"sampler.sde_window_size": _count(keys, f"{plan}num_sde_steps")}
+    stride = _count(keys, f"{plan}config.window_size") - _count(keys, f"{plan}config.overlap_size")
+    found[f"{plan}config.overlap_size"] = {"sampler.sde_window_stride": max(1, stride)}
+    copy = [keys.get(f"backend.ema_lora_cfg.ema_{name}") for name in ("flat_steps", "uprate", "uphold")]
+    made, kind = _follows((copy[0] or 0, 0, *copy[1:])), keys.get("backend.ema_lora_cfg.ema_decay_type")
+    if kind == "constant":
+        made = {"slots.old_decay": "constant", "slots.old_decay_value": keys.get("backend.ema_lora_cfg.ema_decay")}
+    names = ("ema_decay", "ema_decay_type", "ema_flat_steps", "ema_uprate", "ema_uphold")
+    found |= {f"backend.ema_lora_cfg.{name}": made for name in names}
+    return found | _share(keys, "algorithm.training_timestep_fraction", "sampling.num_inference_steps")
+
+
+_RULES: dict[Kind, Callable[[Foreign, str], dict[str, Made]]] = {
     "flow_grpo": _flow_grpo,
+    "DiffusionNFT": _flow_grpo,
     "Flow-Factory": _flow_factory,
     "verl-omni": _verl,
     "DanceGRPO": _dance,
+    "MixGRPO": _dance,
+    "UniRL": _unirl,
 }
+_FOLLOWS = {
+    (0, 0, 0.001, 0.5): "linear",
+    (75, 0, 0.0075, 0.999): "delayed",
+    (0, 0, 0.001, 0.3): "awm",
+    (0, 0.25, 0.005, 0.999): "crd",
+}
+"""Updates before a copy of the policy begins to follow, its decay there, the slope and the end -> `slots.old_decay`."""
+
+
+def _follows(rule: tuple[Any, ...]) -> Made:
+    kind = next((kind for one, kind in _FOLLOWS.items() if one == rule), None)
+    return {"slots.old_decay": kind} if kind else "- no copy of the policy follows it so here: choose slots.old_decay"
+
+
+def _share(keys: dict[str, Any], share: str, steps: str, **more: Any) -> dict[str, Made]:
+    """Levels that an image is noised to: a share of the steps, and what is made of it beside."""
+    count, part = _count(keys, steps), keys.get(share)
+    if not _is_number(part):
+        return {share: "! no share: choose times.count"}
+    return {share: {"times.count": max(1, int(count * part)), **more}}
+
+
+def _is_number(value: Any) -> TypeGuard[float]:
+    return isinstance(value, (int, float))
+
+
+def _betas(keys: dict[str, Any], section: str) -> dict[str, Made]:
+    names = [f"{section}adam_beta1", f"{section}adam_beta2"]
+    betas = [keys.get(name, usual) for name, usual in zip(names, (0.9, 0.999), strict=True)]
+    return {name: {"optim.betas": betas} for name in names}
 
 
 def _rewards(

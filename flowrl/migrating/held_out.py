@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from pathlib import Path
 
 from flowrl.config.prompt_sets import PROMPT_SETS
-from flowrl.runtime.files import write_atomically
+from flowrl.prompts.foreign_rows import PROMPTS
+from flowrl.prompts.prompt_files import SEPARATOR
+from flowrl.runtime.files import read_text, write_atomically
 
 SHARE = 10
 """One of so many prompts is held out."""
@@ -21,7 +24,7 @@ def hold_out(prompts: str) -> tuple[str, str] | None:
     side alone. Of prompts that ship the pair ships.
 
     Args:
-        prompts: a .txt or .jsonl file, or asset:NAME.
+        prompts: a .txt, .jsonl or .csv file, or asset:NAME.
 
     Raises:
         ValueError: one of the two exists with other contents, or the folder cannot be written.
@@ -30,7 +33,7 @@ def hold_out(prompts: str) -> tuple[str, str] | None:
         if found.ships is not None and found.ships[0] == prompts:
             return found.ships
     path = Path(prompts).expanduser()
-    if path.suffix not in (".txt", ".jsonl") or not path.is_file():
+    if path.suffix not in (".txt", ".jsonl", ".csv") or not path.is_file():
         return None
     texts = split_lines(path)
     if texts is None:
@@ -49,9 +52,17 @@ def hold_out(prompts: str) -> tuple[str, str] | None:
 
 
 def split_lines(path: Path) -> dict[str, str] | None:
-    """The lines to train on and the held-out ones, each prompt on one side alone; None where there are too few."""
-    lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-    keys = {line: prompt_of(line, path.suffix) for line in lines}
+    """The lines to train on and the held-out ones, each prompt on one side alone; None where there are too few.
+
+    Of a .csv file rows, as they stand there, over which its header is kept on both sides.
+    """
+    head, keys = list[str](), dict[str, str]()
+    if path.suffix == ".csv":
+        head, keys = csv_rows(path)
+        lines = list(keys)
+    else:
+        lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+        keys = {line: prompt_of(line, path.suffix) for line in lines}
     distinct = list(dict.fromkeys(keys.values()))
     step = max(SHARE, -(-len(distinct) // MOST))
     held = set(distinct[step - 1 :: step])
@@ -59,7 +70,30 @@ def split_lines(path: Path) -> dict[str, str] | None:
         return None
     sides = {"train": [line for line in lines if keys[line] not in held]}
     sides["heldout"] = [line for line in keys if keys[line] in held]
-    return {side: "\n".join([*kept, ""]) for side, kept in sides.items()}
+    return {side: "\n".join([*head, *kept, ""]) for side, kept in sides.items()}
+
+
+def csv_rows(path: Path) -> tuple[list[str], dict[str, str]]:
+    """The lines of the header, and the text of each row with its prompt; a row may go over several lines.
+
+    Of rows that are equal to the last letter one is kept.
+    """
+    lines = read_text(path).rstrip("\n").split("\n")
+    marked = SEPARATOR.match(f"{lines[0]}\n")
+    first = 1 if marked else 0
+    reader = csv.reader(lines[first:], delimiter=marked[1] if marked else ",", skipinitialspace=True)
+    begins, names, rows = first, list[str](), dict[str, str]()
+    head = list[str]()
+    for row in reader:
+        text, begins = "\n".join(lines[begins : first + reader.line_num]), first + reader.line_num
+        if not any(cell.strip() for cell in row):
+            continue
+        if not names:
+            names, head = [name.strip() for name in row], [*lines[:first], text]
+            place = next((names.index(one) for one in ("prompt", *PROMPTS) if one in names), 0)
+        else:
+            rows[text] = row[place].strip() if place < len(row) else text
+    return head, rows
 
 
 def prompt_of(line: str, suffix: str) -> str:

@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
+import functools
 import textwrap
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from flowrl.config.base import config_files, read_with_base
+from flowrl.config.key_docs import key_docs
+from flowrl.config.readers import UnreadError, is_read, keys_of
+from flowrl.config.strict_yaml import dotted_items, parse_yaml
+from flowrl.config.train import TrainConfig, load_config
 from flowrl.migrating.foreign_files import read_foreign
-from flowrl.migrating.translated import Fate, Line, Translated, translate
+from flowrl.migrating.translated import FATE_OF, Fate, Line, Translated, translate
 from flowrl.planning.bases import Wish, base_for
-from flowrl.planning.written import WIDTH, written_keys
+from flowrl.planning.written import WIDTH, settings_on, written_keys
 from flowrl.rendering.terminal_text import COLUMNS
+from flowrl.session.preflight import recipe_of
 
-FATES: tuple[Fate, ...] = ("translated", "without counterpart", "dropped")
+FATES: tuple[Fate, ...] = ("translated", *FATE_OF.values())
+OF_METHODS = (
+    *keys_of("trajectories", "tail", "thinned", "window"),
+    *"ratio loss_aggregation kl_reference same_latent reward_aggregation".split(),
+    *"adv_virtual_max adv_min_std adv_baseline".split(),
+)
+"""Keys that are of a method: where a file says nothing of them, they are as without one, whatever the base has."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,6 +64,10 @@ class Import:
             f"the {what} are those of {self.base}, not of {self.name}: choose {key}"
             for key, what in left.items()
             if key not in self.done.keys
+        ] + [
+            f"{self.base} is for {own}: check what it says of {model}"
+            for own in [read_with_base(config_files()[self.base])["pipeline"]["model"]]
+            if own != (model := self.done.keys["pipeline.model"])
         ]
 
 
@@ -71,6 +87,7 @@ def import_foreign(given: str, model: str | None, reward: str | None) -> Import:
         if value is not None:
             done = done.without(key, "it was said otherwise")
             done.always[key] = value if key == "pipeline.model" else [{"name": value}]
+    done = read_alone(done)
     keys = done.keys
     if "pipeline.model" not in keys:
         raise ValueError(f"{given} names no model: say it with `model`")
@@ -85,13 +102,68 @@ def import_foreign(given: str, model: str | None, reward: str | None) -> Import:
         base = base_for(wish)
     except ValueError as error:
         raise ValueError(f"{given}: {error}; or say with `model` which published model it is") from None
-    below = read_with_base(config_files()[base])
+    return Import(name=Path(given).name, kind=foreign.kind, base=base, done=on_base(done, base))
+
+
+def on_base(done: Translated, base: str) -> Translated:
+    """The keys on top of a configuration, of which no other method is left."""
+    keys, below = done.keys, read_with_base(config_files()[base])
     if "prompts.eval" not in keys and below["prompts"].get("eval") is None:
         done = done.without("eval_every", "there are no held-out prompts: choose prompts.eval and eval_every")
     if "reward_aggregation" in keys and len(keys.get("rewards", below["rewards"])) < 2:
         done = done.without("reward_aggregation", "one reward has no other to be weighed against: it is sum")
         done.always["reward_aggregation"] = "sum"
-    return Import(name=Path(given).name, kind=foreign.kind, base=base, done=done)
+    if "eval.rewards" in done.keys and all(one in done.keys.get("rewards", []) for one in done.keys["eval.rewards"]):
+        done = done.without("eval.rewards", "rewards are measured at evaluations too")
+        done.always["eval.rewards"] = []
+    usual = usual_values()
+    for key, value in dotted_items(below):
+        if key in OF_METHODS and key not in done.keys and value != usual[key]:
+            done.always[key] = usual[key]
+    return done
+
+
+def read_alone(done: Translated) -> Translated:
+    """The keys that the file's method reads."""
+    recipe, objective = done.keys["recipe"], done.keys.get("objective.name", "")
+    for key in done.keys:
+        if not is_read(key, recipe, objective):
+            done = done.without(key, f"{objective or recipe} does not read {key}")
+    if done.keys.get("sampler.kernel") == "ode":
+        done = done.without("sampler.noise_level", "the ODE draws without noise")
+        done.always["sampler.noise_level"] = None
+    return done
+
+
+def settled(found: Import, overrides: Sequence[str]) -> Import:
+    """The same without what its method does not read, of the file or of the base; a plan tells what else is wrong.
+
+    Raises:
+        ValueError: it cannot be read, or an override is not read.
+    """
+    usual = usual_values()
+    while True:
+        config = load_config(settings_on(found.base, found.done.keys), overrides)
+        try:
+            recipe_of(config).check(config)
+        except UnreadError as error:
+            if any(word.partition("=")[0] == error.key for word in overrides):
+                raise
+            done = found.done.without(error.key, f"its method does not read {error.key}")
+            if found.done.keys.get(error.key, usual[error.key]) == usual[error.key]:
+                done.always[error.key] = usual[error.key]
+            found = replace(found, done=done)
+        except ValueError:
+            return found
+        else:
+            return found
+
+
+@functools.cache
+def usual_values() -> dict[str, object]:
+    """What keys are without a word; nothing of those that have to be said."""
+    unsaid = {doc.key: doc.default for doc in key_docs(TrainConfig) if doc.default not in ("", "required")}
+    return {key: parse_yaml(text, key) for key, text in unsaid.items()}
 
 
 def text_of_import(found: Import, overrides: Sequence[str]) -> str:

@@ -8,19 +8,23 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flowrl.config.overrides import Typed, value_text
 from flowrl.config.strict_yaml import dotted_items
 from flowrl.config.train import TrainConfig, is_here, load_config
 from flowrl.migrating.answers import FIRST
 from flowrl.migrating.held_out import hold_out
-from flowrl.migrating.imported import describe_import, import_foreign, text_of_import
+from flowrl.migrating.imported import describe_import, import_foreign, settled, text_of_import
 from flowrl.planning.bases import Wish
 from flowrl.planning.light_libraries import import_lightly, without_compiler
 from flowrl.planning.written import text_of
 from flowrl.runtime.files import write_atomically
 from flowrl.runtime.public import public
+
+if TYPE_CHECKING:
+    from flowrl.planning.gather import Plan
+    from flowrl.planning.refusals import Obstacles
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,8 +71,8 @@ def init(
             ship where those are not here.
         eval_prompts: file of held-out prompts; None holds out a tenth of `prompts`, in two files beside it.
         hours: after which the run ends on such a card; None is 10, an evening.
-        source: a configuration to translate, of flow_grpo (FILE.py:FUNCTION), Flow-Factory (YAML), verl-omni or
-            DanceGRPO (shell script).
+        source: a configuration to translate, of flow_grpo or DiffusionNFT (FILE.py:FUNCTION), Flow-Factory or UniRL
+            (YAML), verl-omni, DanceGRPO or MixGRPO (shell script).
         out: file to write.
         **settings: replace what would be written, as in `train`.
 
@@ -82,10 +86,12 @@ def init(
     if path.exists():
         raise ValueError(f"{path} exists already: name another file with `out`, or move it away")
     if source is not None:
-        for name, given in (("prompts", prompts), ("eval_prompts", eval_prompts), ("hours", hours)):
+        for name, given in (("prompts", prompts), ("eval_prompts", eval_prompts)):
             if given is not None:
                 raise ValueError(f"`{name}` is not read with `source`: change the written file")
-        text, base, notes = _translate(str(source), model, card, reward, path, settings)
+        if hours is not None and card is None:
+            raise ValueError(f"how long {hours:g} hours are depends on the card: give `card`, such as 24")
+        text, base, notes = _translate(str(source), (model, reward), (card, hours), path, settings)
         config = _load(text, path)
         if not is_here(config.prompts.train):
             notes.append(f"its prompts have to be put at {config.prompts.train} first")
@@ -133,31 +139,33 @@ def _build(wish: Wish, path: Path, hours: float, settings: Mapping[str, Any]) ->
 
 
 def _translate(
-    source: str, model: str | None, card: int | None, reward: str | None, path: Path, settings: Mapping[str, Any]
+    source: str, chosen: tuple[str | None, ...], size: tuple[int | None, float | None], path: Path, settings: Any
 ) -> tuple[str, str, list[str]]:
-    """As `_build`, of another toolkit's configuration."""
-    from flowrl.session.preflight import look
-
+    """As `_build`, of another toolkit's file, with the model and reward that are chosen, for a card and hours."""
+    card, hours = size
     own = [
         str(value) if isinstance(value, Typed) else f"{key}={value_text(key, value)}"
         for key, value in dotted_items(settings)
     ]
     with _light_imports():
-        found = import_foreign(source, model, reward)
+        from flowrl.planning.outlook import outlook_of, outlook_words
+        from flowrl.planning.plan import in_time
+
+        found = import_foreign(source, *chosen)
         try:
-            config = _load(text_of_import(found, own), path)
-            overrides, why = _size(config, path.stem, card)
-            # prompts that are here may be the base's, and are changed
-            misfits = look(config, here=False, only_here=True).of_prompts
+            found = settled(found, own)
+            config, words = _load(text_of_import(found, own), path), list[str]()
+            made, obstacles = _plan_but_for_prompts(config, path.stem, 1)
+            if card is not None:
+                config, words = in_time(config, config.pipeline.model, card, hours, make=_plan_but_for_prompts)
+                made, obstacles = _plan_but_for_prompts(config, path.stem, 1)
         except ValueError as error:
             raise ValueError(f"{source} says what is refused here: {error}") from None
-    if overrides is None:
-        raise ValueError(
-            f"{config.pipeline.model} {why}; nothing was written: name a larger card, or see docs/memory.md"
-        )
-    said = f"{describe_import(found)}\nwrote {path}, which builds on {found.base}{f': {why}' if why else ''}"
-    notes = [said, *(f"look: other prompts are needed: {one}" for one in misfits)]
-    return text_of_import(found, [*own, *overrides]), found.base, notes
+    told = outlook_words(made, outlook_of(made, card))
+    notes = [f"{describe_import(found)}\nwrote {path}, which builds on {found.base}", *told]
+    misfits = [one for one in obstacles.of_prompts if one not in obstacles.absent]
+    notes += [f"look: other prompts are needed: {one}" for one in misfits]  # they may be the base's
+    return text_of_import(found, [*own, *words]), found.base, notes
 
 
 @contextmanager
@@ -178,32 +186,20 @@ def _load(text: str, path: Path) -> TrainConfig:
             raise ValueError(str(error).replace(str(file), str(path))) from None
 
 
-def _size(config: TrainConfig, name: str, card: int | None) -> tuple[tuple[str, ...] | None, str]:
-    """What the plan would change for the card, and its verdict in words; None where nothing will do.
-
-    Whatever its prompts are; without a card it is only looked whether a plan takes the configuration.
+def _plan_but_for_prompts(config: TrainConfig, name: str, processes: int) -> tuple[Plan, Obstacles]:
+    """A plan whatever the prompts are.
 
     Raises:
         ValueError: a plan refuses the configuration.
     """
-    from flowrl.planning.fits import fit
     from flowrl.planning.gather import gather
     from flowrl.planning.refusals import obstacles
     from flowrl.planning.throughput import pace
-    from flowrl.planning.verdict import in_the_way
-    from flowrl.planning.words import in_bytes
     from flowrl.training.parts import model_family
 
     family = model_family(config.pipeline)
-    found = obstacles(config, family, 1)
+    found = obstacles(config, family, processes)
     if refused := [fault for fault in found.refused if fault not in found.of_prompts]:
         raise ValueError("; ".join(refused))
-    plan = gather(config, name, family, processes=1, pace=pace(config, None), processor="GPU")
-    if card is None:
-        return (), ""
-    if plan.facts is None:
-        return (), f"whether it fits {card} GB is not known: {plan.unknown}"
-    fitted = fit(plan.facts, plan.settings, plan.choices, card)
-    if fitted.overrides is None:
-        return None, f"does not fit {card} GB with any setting, because {in_the_way(fitted)}"
-    return fitted.overrides, f"at most {in_bytes(fitted.memory.peak)} of a card of {card} GB by the plan"
+    made = gather(config, name, family, processes=processes, pace=pace(config, None), processor="GPU")
+    return made, found

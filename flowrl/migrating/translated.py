@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from flowrl.config.foreign import foreign_words
+from flowrl.config.strict_yaml import parse_yaml
 from flowrl.migrating.foreign_files import Foreign
 from flowrl.migrating.foreign_rules import Made, apply_rules
 
-Fate = Literal["translated", "without counterpart", "dropped"]
-FATE_OF: dict[str, Fate] = {"- ": "without counterpart", "! ": "dropped"}
+Fate = Literal["translated", "without counterpart", "dropped", "unknown"]
+FATE_OF: dict[str, Fate] = {"- ": "without counterpart", "! ": "dropped", "? ": "unknown"}
 """Sign that an entry of `foreign_words.yaml` begins with -> what becomes of its key, for the reason behind the sign."""
 
 
@@ -53,7 +55,7 @@ class Translated:
     def keys(self) -> dict[str, Any]:
         """Our keys, dotted, with their values; the later line wins."""
         return {
-            name: value for made in (*(line.made for line in self.lines), self.always) for name, value in made.items()
+            name: value for made in (self.always, *(line.made for line in self.lines)) for name, value in made.items()
         }
 
     def without(self, ours: str, why: str) -> Translated:
@@ -64,59 +66,78 @@ class Translated:
                 made = {name: value for name, value in line.made.items() if name != ours}
                 line = replace(line, made=made, fate="translated" if made else "dropped", why=why)
             lines.append(line)
-        return Translated(lines=tuple(lines), always=self.always)
+        return Translated(lines=tuple(lines), always={key: v for key, v in self.always.items() if key != ours})
 
 
 def translate(given: Foreign) -> Translated:
-    """Every key of a file is translated, without counterpart, or dropped, each with where or why.
+    """Every key of a file is translated, without counterpart, dropped or unknown, each with where or why.
 
     Raises:
         ValueError: the file trains by an algorithm that is not translated.
     """
-    unsaid = {
-        key: value for key, value in foreign_words().toolkits[given.kind].defaults.items() if key not in given.keys
-    }
+    words = foreign_words()
+    toolkit, method = words.toolkits[given.kind], method_of(given)
+    unsaid = {key: value for key, value in toolkit.defaults.items() if key not in given.keys}
     given = replace(given, keys=unsaid | given.keys)
-    by_rule, lines = apply_rules(given), []
+    always = {**words.methods[method], **toolkit.always, **toolkit.methods.get(method, {})}
+    said: Made = {key: always[key] for key in ("recipe", "objective.name") if key in always}
+    by_rule: dict[str, Made] = {**apply_rules(given, method), **dict.fromkeys(toolkit.algorithm.split(", "), said)}
+    table, lines = {**toolkit.keys, **toolkit.of.get(method, {})}, []
     for key, value in given.keys.items():
-        made = by_rule.get(key) or _by_table(given, key, value)
+        made = _by_table(table, by_rule, key, value)
         if isinstance(made, dict):
             lines.append(Line(key=key, value=value, made=made, fate="translated", unsaid=key in unsaid))
         else:
             sign, why = made[:2], made[2:]
             lines.append(Line(key=key, value=value, made={}, fate=FATE_OF[sign], why=why, unsaid=key in unsaid))
-    always = {"policy.train": "full", "sampler.kernel": "dance_sde"} if given.kind == "DanceGRPO" else {}
     return Translated(lines=tuple(lines), always=always)
 
 
-def _by_table(given: Foreign, key: str, value: Any) -> Made:
-    table, name = foreign_words().toolkits[given.kind].keys, re.sub(r"\[\d+\]", "[]", key)
+def method_of(given: Foreign) -> str:
+    """The method that a file trains by: the first that is not plain GRPO, of the keys that say one.
+
+    Raises:
+        ValueError: it is none that is translated.
+    """
+    words, found = foreign_words(), []
+    toolkit = words.toolkits[given.kind]
+    for key in toolkit.algorithm.split(", "):
+        if (word := str(given.keys.get(key) or "").rpartition(".")[2]) and word not in words.algorithms:
+            raise ValueError(
+                f"its algorithm is {word}, and `source` translates {', '.join(words.methods)}: 'flowrl list configs' "
+                "names what ships"
+            )
+        found += [words.algorithms[word]] if word else [key] if key in words.methods else []
+    method = next((one for one in found if one != "grpo"), "grpo")
+    offline = method == "dpo" and given.keys.get("algorithm.sample_source") == "offline"
+    return "dpo_offline" if offline else method
+
+
+def _by_table(table: Mapping[str, str], by_rule: Mapping[str, Made], key: str, value: Any) -> Made:
+    name = re.sub(r"\[\d+\]", "[]", key)
     entry = table.get(name)
     if entry is None:
         sections = [part for part in table if part.endswith(".") and name.startswith(part)]
         elsewhere = foreign_words().keys.get(key.rpartition(".")[2])
-        unknown = "! not known of this toolkit" + (f"; elsewhere it is {elsewhere}" if elsewhere else "")
+        unknown = "? not known of this toolkit" + (f"; elsewhere it is {elsewhere}" if elsewhere else "")
         entry = table[max(sections, key=len)] if sections else unknown
+    if entry.startswith("= "):
+        return by_rule.get(key, f"! it would be {entry[2:]}")
     if entry[:2] in FATE_OF:
         return entry
     if value is None or value in ("", {}, []):
         return "! it says nothing"
-    if entry.startswith("= "):
-        return f"! it would be {entry[2:]}"
-    return {ours: _value(ours, value) for ours in entry.split(", ")}
+    ours, _, pairs = entry.partition(" | ")
+    words = dict(pair.split("=") for pair in pairs.split(", ") if pair)
+    value = parse_yaml(words[str(value)], entry) if str(value) in words else value
+    return {one: _value(one, value) for one in ours.split(", ")}
 
 
 def _value(ours: str, value: Any) -> Any:
     """A value in our words."""
-    if ours == "recipe" and value not in ("grpo", "flow_grpo"):
-        near = foreign_words().algorithms.get(str(value))
-        hint = f"build on one that ships, base: {near}" if near else "'flowrl list configs' names those that ship"
-        raise ValueError(f"its algorithm is {value}, and `source` translates Flow-GRPO and DanceGRPO alone: {hint}")
-    if ours == "pipeline.model":
-        return foreign_words().models.get(str(value), value)
-    if ours == "sampler.kernel":
-        return foreign_words().kernels.get(str(value), value)
-    return foreign_words().values.get(ours, {}).get(str(value), value)
+    words = foreign_words()
+    table = {"pipeline.model": words.models, "sampler.kernel": words.kernels}.get(ours, words.values.get(ours, {}))
+    return table.get(str(value), value)
 
 
 def _short(name: str, value: Any) -> str:

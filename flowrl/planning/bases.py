@@ -71,7 +71,8 @@ def is_plain(data: Mapping[str, Any]) -> bool:
     """Whether a configuration trains by outcomes alone, as Flow-GRPO and DanceGRPO do, from which the others differ."""
     credit = data.get("credit", {}).get("method", "outcome")
     named = [data.get(section, {}).get("name") for section in ("objective", "shaping", "reward_map")]
-    return data.get("recipe", "grpo") == "grpo" and credit == "outcome" and not any(named)
+    plain = data.get("recipe", "grpo") == "grpo" and credit == "outcome" and "curriculum" not in data
+    return plain and not any(named)
 
 
 def is_model(given: str) -> bool:

@@ -16,6 +16,7 @@ from flowrl.planning.shorter import GIVES_UP, RESERVE, SMALLER, SPANS, Length, b
 from flowrl.planning.verdict import card_for, verdict
 from flowrl.planning.words import note, table
 from flowrl.session.few_steps import few_step_advice, is_few_step
+from flowrl.session.reference_model import reference_notes
 
 MOST_CARDS = 512
 """Cards that are proposed at most."""
@@ -61,7 +62,7 @@ def outlook_of(plan: Plan, card: int | None, price: float | None = None) -> Outl
         price: of one card for an hour.
     """
     card = card_for(plan, card)
-    advice = few_step_advice(plan.config)
+    advice = (*few_step_advice(plan.config), *reference_notes(plan.config))
     if plan.facts is None or plan.cost is None:
         return Outlook(card=card, price=price, advice=advice)
     found = fit(plan.facts, plan.settings, plan.choices, card)

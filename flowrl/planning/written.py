@@ -47,15 +47,21 @@ def text_of(config: TrainConfig, base: str | None, head: Sequence[str], sized: C
 
 def written_keys(base: str, keys: dict[str, Any], overrides: Sequence[str]) -> list[str]:
     """Lines of dotted keys on top of a base, then of ``key=value`` of the plan, with comments."""
+    data = settings_on(base, keys)
+    for override in overrides:
+        apply_override(data, override)
+    return _lines(_plain(data), {override.partition("=")[0] for override in overrides})
+
+
+def settings_on(base: str, keys: dict[str, Any]) -> dict[str, Any]:
+    """Dotted keys on top of a base, section by section."""
     data: dict[str, Any] = {"base": base}
     below = read_with_base(config_files()[base])
     if keys["pipeline.model"] != below["pipeline"]["model"] and "revision" in below["pipeline"]:
         set_at(data, "pipeline.revision", None)
     for key, value in keys.items():
         set_at(data, key, value)
-    for override in overrides:
-        apply_override(data, override)
-    return _lines(_plain(data), {override.partition("=")[0] for override in overrides})
+    return data
 
 
 def placed(file: str) -> str:

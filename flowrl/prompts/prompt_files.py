@@ -47,7 +47,8 @@ REFERENCES = ("reference", "references", "reference_images")
 VIDEO, MASK = "source_video", "mask_video"
 VIDEOS = (".mp4", ".webm", ".gif")
 
-_SEPARATOR = re.compile(r'"?sep=([,;\t|])"?\n', re.IGNORECASE)
+SEPARATOR = re.compile(r'"?sep=([,;\t|])"?\n', re.IGNORECASE)
+"""A first line that names what separates the columns of a .csv file."""
 _MISSING = "needs an object with a non-empty string under 'prompt'"
 
 Find = Callable[[str], Path]
@@ -317,7 +318,7 @@ def _csv_prompts(path: Path, negative: str) -> Iterator[Prompt]:
 def _csv_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
     """Rows that are not blank, each with the line that it begins on."""
     text = read_text(path)
-    if named := _SEPARATOR.match(text):
+    if named := SEPARATOR.match(text):
         text = text[named.end() :]
     delimiter = named[1] if named else ","
     reader = csv.reader(io.StringIO(text), delimiter=delimiter, strict=True, skipinitialspace=True)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
-from flowrl.generation.models import Model, check_source, find_source, lora_of, place_of
+from flowrl.generation.models import SAMPLING, Model, check_source, find_source, lora_of, place_of
 from flowrl.pipelines import stock_of
 from flowrl.pipelines.places.model_folders import stock_folder
 from flowrl.pipelines.places.single_files import is_single_file
 from flowrl.publishing.lora_exports import finite_loras
 from flowrl.publishing.merged_model import MergedModel, merge_files
-from flowrl.runtime.files import is_taken
+from flowrl.runtime.files import is_taken, write_atomically
 from flowrl.runtime.public import public
 from flowrl.training.model_files import model_location
 
@@ -23,7 +24,8 @@ def merge(
 
     Args:
         model: run folder or what `train` returned, or folder of a LoRA.
-        out: folder of the merged model; it must not exist yet.
+        out: folder of the merged model; it must not exist yet. It keeps what the run's evaluations are drawn with, so
+            that `sample` draws it so.
         base: stock folder to merge into; None takes the files of the run's own base.
         unquantised: if the run trained over quantised weights, merge into the base as it is on disk.
         show: has no effect.
@@ -58,4 +60,6 @@ def merge(
         raise ValueError(
             f"the files of {location} are not in this machine's cache: download it to a folder and give that as `base`"
         ) from error
-    return merge_files(folder, loras, out, None if base is not None else source.variant)
+    made = merge_files(folder, loras, out, None if base is not None else source.variant)
+    write_atomically(out / SAMPLING, json.dumps(source.sampling))
+    return made

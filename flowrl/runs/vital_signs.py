@@ -24,6 +24,8 @@ LARGE_WEIGHT = 20.0
 """Of a LoRA; trained ones stay far below 10."""
 COLLAPSED, COLLAPSED_FOR = 0.25, 3
 """Share of the first iterations' diversity, and iterations in a row below it."""
+BLURRED = 0.7
+"""Share of the first evaluation's JPEG files, in bytes, below which images have lost detail."""
 EQUAL_LIMIT = 4
 """Iterations in a row whose groups all agree, each in itself, before the run stops."""
 JUMP = 1000.0
@@ -211,6 +213,13 @@ ALARMS = {
         ruins=True,
         cure=f"{_AGAIN.format('')} or a second reward",
         words="{said}: the policy learns to please the reward, not to draw better; ",
+    ),
+    "blur": Alarm(
+        test=lambda sure, share: sure and share < BLURRED,
+        ruins=True,
+        words="images of the evaluation have lost detail: their JPEG files are {share:.0%} of what they were before "
+        "training ({name} {was:.3g} -> {now:.3g}), so the policy blurs or empties them; ",
+        cure=f"{_AGAIN.format('lower optim.lr or a ')}, or go on from the checkpoint before",
     ),
     "equal_groups": Alarm(
         test=lambda iterations, values: iterations >= EQUAL_LIMIT - 1 and len(values) > 1,

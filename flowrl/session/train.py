@@ -179,23 +179,20 @@ def _note_beginning(run: Run, ready: Ready, *, resumed: bool) -> None:
     begun = f"Starting {run.folder}"
     if resumed:
         from flowrl.training.checkpoints import checkpoints
+        from flowrl.training.optimizers import rate_note
 
         found, text = checkpoints(run.folder), (run.folder / "config.yaml").read_text(encoding="utf-8")
         begun = f"Continuing {run.folder} at iteration {int(found[-1].name) if found else 0}"
         before = re.search(r"^num_iterations: (\d+)$", text, re.MULTILINE)
         if found and config.optim.schedule != "constant" and before and int(before[1]) != config.num_iterations:
-            print(
-                f"Note: optim.schedule={config.optim.schedule} now spans {config.num_iterations} iterations and not "
-                f"{before[1]}: the learning rate goes on from its place in the longer schedule, which may be far "
-                "higher.",
-                flush=True,
-            )
+            print(f"Note: {rate_note(config, int(before[1]), int(found[-1].name))}.", flush=True)
     print(f"{begun}: {what}", flush=True)
     set_sizes = config.rollout_batch_size is not None or config.micro_batch_size is not None
     from flowrl.session.few_steps import few_step_advice
+    from flowrl.session.reference_model import reference_notes
 
     sizes = set_sizes and sizes_line(config, ready.layout.data)
-    for line in filter(None, (sizes, untested_line(versions()), *few_step_advice(config))):
+    for line in filter(None, (sizes, untested_line(versions()), *few_step_advice(config), *reference_notes(config))):
         print(f"Note: {line}.", flush=True)
     if resumed:
         return

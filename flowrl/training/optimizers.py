@@ -122,6 +122,17 @@ def updates_of(config: TrainConfig) -> int:
     return config.num_iterations * config.updates_per_rollout
 
 
+def rate_note(config: TrainConfig, before: int, done: int) -> str:
+    """What becomes of the rate where a run of `before` iterations, of which some are done, has another length now."""
+    updates, optim = config.updates_per_rollout, config.optim
+    was, now = (rate_of(optim, total * updates)(done * updates) for total in (before, config.num_iterations))
+    return (
+        f"optim.schedule={optim.schedule} now spans {config.num_iterations} iterations and not {before}: the learning "
+        f"rate was {was:.3g} at iteration {done} and goes on at {now:.3g}. To hold a rate instead, add "
+        f"optim.schedule=constant optim.lr={was or now:.3g} resume_changed=true"
+    )
+
+
 def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
     """Takes the next steps at a rate."""
     for group in optimizer.param_groups:

@@ -179,7 +179,8 @@ def _of_rewards(history: dict[str, Any], reward_B: Tensor, group_size: int, eps:
 def evaluation_warnings(
     history: dict[str, Any], row: Mapping[str, Any], weights: Mapping[str, float]
 ) -> dict[str, str]:
-    """A trained reward that got better while all that are only measured fell, since one of the evaluations before.
+    """A trained reward that got better while all that are only measured fell, since one of the evaluations before; and
+    images that have lost their detail since the first.
 
     Both by more than two standard errors of the difference, which are taken from the 95 % intervals of its two means:
     evaluations ask the same prompts from the same noise, where iterations ask others. `history` takes it in. Every
@@ -199,10 +200,26 @@ def evaluation_warnings(
     earlier: list[dict[str, list[float]]] = history.setdefault("measured", [])  # not there in older checkpoints
     found = [told for then in earlier if (told := _hacked_since(then, now, weights))]
     earlier.append(now)
+    blurred = _blurred_since(earlier[0], now, weights)
     if not found:
-        return {}
+        return blurred
     _, said = min(found)  # since where the most was lost
-    return alarm("reward_hacking", said, said=said)
+    return blurred | alarm("reward_hacking", said, said=said)
+
+
+def _blurred_since(
+    then: Mapping[str, Sequence[float]], now: Mapping[str, Sequence[float]], weights: Mapping[str, float]
+) -> dict[str, str]:
+    """The warning of images that have lost detail since the first evaluation, by the size of their JPEG files.
+
+    Rewards by that size are proportional to it; those that are trained on are meant to move it.
+    """
+    for name in now:
+        was, size = abs(then[name][0]) if name in then else 0.0, abs(now[name][0])
+        if name.startswith("jpeg_") and weights[name] == 0 and was:
+            sure = abs(_in_errors(then[name], now[name])) > 2
+            return alarm("blur", sure, size / was, name=name, share=size / was, was=then[name][0], now=now[name][0])
+    return {}
 
 
 def _hacked_since(

@@ -50,12 +50,15 @@ def test_an_image_a_prompt_and_seed_and_a_grid(run: Path, tmp_path: Path) -> Non
         assert sheet.size[0] >= 3 * 64
 
 
-def test_another_size_precision_and_batch_are_flags(run: Path, tmp_path: Path) -> None:
+def test_another_size_precision_and_batch_are_flags(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     flags = ("--height", "32", "--width", "48", "--dtype", "bfloat16", "--batch-size", "2", "--device", "cpu")
     files = _sample(run, tmp_path, *flags, "--steps", "2", "--guidance", "1")
     with Image.open(tmp_path / "000_seed0.png") as image:
         assert image.size == (48, 32)
     assert len(files) == 4
+    assert "2 steps, guidance 1, 48 x 32 pixels, 3 seeds from 0 to 5" in capsys.readouterr().out
 
 
 def test_the_lines_of_the_docs_draw_the_same_image_in_stock_diffusers(

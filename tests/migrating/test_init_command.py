@@ -15,6 +15,7 @@ from flowrl.config.base import find_config
 from flowrl.config.train import load_config
 from flowrl.migrating.held_out import hold_out
 from flowrl.planning.bases import Wish, base_for
+from flowrl.prompts.loading import read_prompts
 
 
 @pytest.mark.slow
@@ -59,6 +60,23 @@ def test_a_prompt_is_held_out_or_trained_on_and_never_both(tmp_path: Path) -> No
     file.write_text("".join(f"{json.dumps(row)}\n" for row in rows[:30]))
     assert hold_out(str(file)) is None  # three would tell nothing
     assert hold_out("asset:prompts/everyday.txt") == ("asset:prompts/everyday.txt", "asset:prompts/everyday_eval.txt")
+
+
+def test_a_table_is_split_by_rows_and_keeps_its_header(tmp_path: Path) -> None:
+    file = tmp_path / "p.csv"
+    rows = [f'{k};"cube {k}, or\na ball";"tag ""{k}"""' for k in range(50)]
+    file.write_text("\n".join(["sep=;", "id; prompt;note", *rows, ";;", ""]))
+    train, held_out = hold_out(str(file)) or ("", "")
+    assert (Path(train).name, Path(held_out).name) == ("p_train.csv", "p_heldout.csv")
+    for side in (train, held_out):
+        assert Path(side).read_text().startswith("sep=;\nid; prompt;note\n")
+    sides = [read_prompts(side) for side in (train, held_out)]
+    assert [len(side) for side in sides] == [45, 5]
+    kept = {"id": "9", "prompt": "cube 9, or\na ball", "note": 'tag "9"'}
+    assert sides[1][0].metadata == kept
+    whole = {prompt.text for prompt in read_prompts(str(file))}
+    assert {prompt.text for side in sides for prompt in side} == whole
+    assert not {p.text for p in sides[0]} & {p.text for p in sides[1]}
 
 
 @pytest.mark.slow

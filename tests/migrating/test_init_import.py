@@ -190,7 +190,9 @@ def test_what_is_written_is_planned(kind: str, tmp_path: Path, capsys: pytest.Ca
     said = capsys.readouterr().out
     assert max(map(len, said.splitlines())) <= 80 + len(str(tmp_path))
     text = ours.read_text()
-    counts = re.search(r"# (\d+) keys of \S+: (\d+) translated, (\d+) without counterpart, (\d+) dropped", text)
+    counts = re.search(
+        r"# (\d+) keys of \S+: (\d+) translated, (\d+) without counterpart, (\d+) dropped, (\d+) unknown", text
+    )
     assert counts is not None
     keys, *fates = map(int, counts.groups())
     assert keys == sum(fates) == len(read_foreign(given).keys)
@@ -269,7 +271,7 @@ def _file(name: str, text: str) -> Callable[[Path], str]:
         (lambda folder: _python("def first():\n    return {}\n")(folder) + ":frist", "did you mean"),
         (_file("x.yaml", "a: [1\n"), "not valid YAML"),
         (_file("x.yaml", "model: sd3\ntrain: 3\n"), "of no toolkit that is known"),
-        (_file("x.yaml", FLOW_FACTORY.replace("grpo", "nft")), "its algorithm is nft"),
+        (_file("x.yaml", FLOW_FACTORY.replace("grpo", "opd")), "its algorithm is opd"),
         (_file("x.sh", "echo hello\n"), "of no toolkit that is known"),
         (_file("x.sh", "python -m verl_omni.x data.seed=1 a.b='c\n"), "cannot be read"),
         (_file("x.sh", "A=xx\n" + "A=$A$A\n" * 60 + "torchrun train_grpo_wan.py --seed $A\n"), "names no model"),

@@ -21,6 +21,7 @@ from tiny_models import save_tiny_sd3
 from tiny_runs import TinyRuns, tiny_runs
 
 from flowrl.cli import main
+from flowrl.generation.models import find_source
 from flowrl.pipelines.places.known_checkpoints import checkpoints
 from flowrl.publishing.base_licences import TERMS, terms_of
 from flowrl.publishing.places import settings_without_places, without_places
@@ -243,6 +244,9 @@ def test_the_commands_merge_and_export_take_a_run(
     assert main(["merge", str(run), str(tmp_path / "merged")]) == 0
     assert "15 layers changed, in float32" in capsys.readouterr().out
     assert (tmp_path / "merged" / "model_index.json").is_file()
+    drawn, merged = find_source(str(run)), find_source(str(tmp_path / "merged"))
+    assert merged.sampling == drawn.sampling  # steps and guidance of its evaluations, not the family's own
+    assert (merged.num_steps, merged.guidance_scale) == (drawn.num_steps, drawn.guidance_scale)
     assert main(["merge", str(run), str(tmp_path / "merged")]) == 1
     assert "is there already" in capsys.readouterr().err
     assert main(["export", str(run), "--format", "kohya"]) == 1

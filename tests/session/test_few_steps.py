@@ -11,6 +11,8 @@ from flowrl.config.train import load_config
 from flowrl.health.configuration_checks import diagnose_configuration
 from flowrl.pipelines.places.known_checkpoints import checkpoints
 from flowrl.session.few_steps import few_step_advice, is_few_step, undistilled
+from flowrl.session.reference_model import reference_notes
+from flowrl.training.optimizers import rate_note
 
 FEW = {
     "black-forest-labs/FLUX.1-schnell": "black-forest-labs/FLUX.1-dev",
@@ -64,3 +66,23 @@ def test_doctor_and_plan_say_it(capsys: pytest.CaptureFixture[str]) -> None:
     assert check.state == "warning"
     assert "distilled to few steps" in check.found
     assert "sampler.kernel=cps" in check.cure
+
+
+def test_the_reference_of_a_run_from_a_lora_is_said_to_be_the_model_without_it() -> None:
+    config = load_config(find_config("tiny_grpo_geneval"), ["policy.init_lora=first/lora", "kl_coef=0.01"])
+    (said,) = reference_notes(config)
+    assert "kl_reference=base is the model without first/lora" in said
+    beyond = f"kl_reference={config.num_iterations + 1}"
+    assert beyond in said
+    held = load_config(find_config("tiny_grpo_geneval"), ["policy.init_lora=first/lora", "kl_coef=0.01", beyond])
+    assert reference_notes(held) == ()
+    assert reference_notes(load_config(find_config("tiny_grpo_geneval"))) == ()
+
+
+def test_a_longer_run_says_what_becomes_of_its_rate_and_how_to_hold_one() -> None:
+    words = ["optim.schedule=cosine", "optim.lr=0.002", "num_iterations=40"]
+    said = rate_note(load_config(find_config("tiny_grpo_geneval"), words), 20, 20)
+    assert "was 0 at iteration 20 and goes on at 0.001" in said  # half of the peak, halfway through a cosine
+    assert "optim.schedule=constant optim.lr=0.001 resume_changed=true" in said
+    said = rate_note(load_config(find_config("tiny_grpo_geneval"), words), 30, 15)
+    assert "was 0.001 at iteration 15 and goes on at 0.00138" in said

@@ -253,6 +253,23 @@ def test_what_is_not_hacking_is_not_called_so() -> None:
     assert evaluated(0.7, (0.4, 0.9), error=math.nan) == {}  # how exact the means are is not known
 
 
+def test_images_that_lose_their_detail_are_said_to_blur() -> None:
+    def told(name: str, *values: float, weight: float = 0.0) -> list[dict[str, str]]:
+        history = new_history()
+        rows = [{f"eval/reward/{name}{end}": value + by for end, by in (("", 0.0), ("_low", -0.01), ("_high", 0.01))}
+                for value in values]  # fmt: skip
+        return [evaluation_warnings(history, row, {name: weight}) for row in rows]
+
+    said = told("jpeg_compressibility", -0.5, -0.4, -0.3)  # 500, 400 and 300 kB
+    assert said[:2] == [{}, {}]
+    assert "60% of what they were before training (jpeg_compressibility -0.5 -> -0.3)" in said[2]["blur"]
+    assert told("jpeg_incompressibility", 50.0, 30.0)[1].keys() == {"blur"}
+    assert told("jpeg_compressibility", -0.5, -0.3, weight=1.0)[1] == {}  # which is what it is trained for
+    assert told("jpeg_compressibility", -0.005, -0.003)[1] == {}  # within two standard errors
+    assert told("aesthetic", 5.0, 2.0)[1] == {}
+    assert told("jpeg_compressibility", 0.0, -0.3)[1] == {}
+
+
 # ---- when they are said ----------------------------------------------------------------------------------------------
 
 
