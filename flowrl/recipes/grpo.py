@@ -88,10 +88,8 @@ def iterate(loop: Loop, iteration: int, graphs: KeptGraphs | KeptGradients | Non
 
     # 1. Rollout: sample paths with the current policy, score the images they lead to.
     trains = loop.trains_policy(iteration) and iteration >= config.sampler.calibration.iterations
-    how = Paths(
-        kernel=kernel, schedule=schedule, steps=steps, keep_means=objective.needs_old_mean,
-        graphs=graphs if trains else None,
-    )  # fmt: skip
+    means, kept = objective.needs_old_mean, graphs if trains else None
+    how = Paths(kernel=kernel, schedule=schedule, steps=steps, keep_means=means, graphs=kept)
     record, output, ends = sample_rounds(loop, how)
     loop.stop_on_dead_reward(ends.reward, all_compared(loop, record.sampled, output, ends))
     if not loop.trains_policy(iteration):  # only a jointly trained reward learns

@@ -181,6 +181,11 @@ def by_step(config: TrainConfig) -> bool:
     return not CREDIT[config.credit.method].of_outcomes
 
 
+def by_image(config: TrainConfig) -> bool:
+    """Whether the trained layers have no gradients by sample, so that a graph is walked back for each image."""
+    return config.policy.lora_variant == "dora" or config.pipeline.quantize == "int8_bnb"
+
+
 def dims_of(config: TrainConfig, latent: Tensor) -> int:
     """What log-ratios and the KL of a latent are divided by."""
     return latent.numel() if config.log_ratio == "mean" else 1
@@ -201,12 +206,10 @@ def _at_one(
 ) -> Scored:
     """Rows at advantage 1 and, before the first update, a ratio of 1."""
     log_prob = kernel.log_prob(produced, new)
-    ones = torch.ones_like(log_prob)
-    return Scored(
-        log_ratio=(log_prob - log_prob.detach()) / dims_of(config, produced[0]), advantage=ones, clip_low=ones,
-        clip_high=ones, new=new, old_mean=new.mean.detach(), produced=produced, step_size=float(now - after),
-        sensitivity=kernel_sensitivity(kernel, now, after),
-    )  # fmt: skip
+    log_ratio, ones = (log_prob - log_prob.detach()) / dims_of(config, produced[0]), torch.ones_like(log_prob)
+    row = {"log_ratio": log_ratio, "advantage": ones, "clip_low": ones, "clip_high": ones, "produced": produced}
+    size, sensitivity = float(now - after), kernel_sensitivity(kernel, now, after)
+    return Scored(**row, new=new, old_mean=new.mean.detach(), step_size=size, sensitivity=sensitivity)
 
 
 def _on_host(tensor: Tensor) -> Tensor:

@@ -346,6 +346,7 @@ def check_graphs(config: TrainConfig) -> None:
     pipeline, context = config.pipeline, config.parallel.context
     refused = {
         f"ratio={config.ratio}": config.ratio != "step" and "whose losses are of whole trajectories",
+        "policy.train=full": config.policy.train == "full" and "where that would be a model for every image",
         "pipeline.dtype=float16": pipeline.dtype == "float16" and "whose losses are scaled: that is not built",
         f"pipeline.compile={pipeline.compile}": pipeline.compile != "none"
         and "since compiled blocks have no gradients by image: that is not built",
@@ -354,7 +355,7 @@ def check_graphs(config: TrainConfig) -> None:
     if why := [f"{given}, {reason}" for given, reason in refused.items() if reason]:
         raise ValueError(
             f"keep_graphs=gradients walks each step back before it is rewarded, image by image, which does not go with "
-            f"{'; nor with '.join(why)}: set keep_graphs=true or false"
+            f"{'; nor with '.join(why)}: change that, or set keep_graphs=false"
         )
 
 
