@@ -9,8 +9,8 @@ guidance of each network first, then reinforcement learning guidance between two
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from contextvars import ContextVar
 from typing import Literal
 
@@ -136,15 +136,19 @@ def is_uncounted() -> bool:
     return _UNCOUNTED.get()
 
 
-@contextmanager
-def uncounted(active: bool = True) -> Iterator[None]:
+class uncounted:
     """Marks calls of networks inside, where `active`, as giving nothing new: from a backward pass, for what its forward
-    pass did not keep; or beside other processes, which wait for the call."""
-    before = _UNCOUNTED.set(active or _UNCOUNTED.get())
-    try:
-        yield
-    finally:
-        _UNCOUNTED.reset(before)
+    pass did not keep; or beside other processes, which wait for the call. A graph that is walked back twice enters it
+    twice."""
+
+    def __init__(self, active: bool = True) -> None:
+        self._active = active
+
+    def __enter__(self) -> None:
+        self._before = _UNCOUNTED.set(self._active or _UNCOUNTED.get())
+
+    def __exit__(self, *_: object) -> None:
+        _UNCOUNTED.reset(self._before)
 
 
 def mix_outputs(

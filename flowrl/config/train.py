@@ -93,10 +93,11 @@ class TrainConfig:
     Null is 24."""
     rollout_batch_size: int | None = None
     """Images sampled at once at most: the largest number is taken that divides those of a process. Null is 24."""
-    keep_graphs: bool = False
+    keep_graphs: bool | Literal["gradients"] = False
     """Keep the graphs of the rollout's own evaluations, so that the update evaluates nothing again: the same numbers
     bit for bit in about two thirds of the time, and memory for every trained step of every image of a process at once.
-    For small models, and one update of an iteration."""
+    For small models, and one update of an iteration. ``gradients`` walks each graph back as it is drawn and keeps every
+    image's gradient of the LoRA on the host instead, of each step where steps are credited apart: equal to rounding."""
     clip_range: float | tuple[float, float] = 1e-4
     """PPO clip of the ratio: one number, or a pair [low, high] for 1 - low and 1 + high."""
     adv_std: Literal["group", "global", "none"] = "group"

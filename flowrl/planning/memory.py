@@ -44,6 +44,8 @@ class Facts:
         rows: network rows of an image that is trained, whose graphs are there at once.
         passes: network rows of an image that is drawn, and of one that an evaluation draws.
         keeps: images whose graphs are all kept (`keep_graphs`); 0 where a micro-batch's are.
+        gradients: of what is trained that are kept for each image in their place: on the host, and on the device while
+            it is drawn.
         decode: bytes that decoding one image makes, whole and in tiles; None where not known.
         eval_decode: the same at the evaluations' size.
         image: bytes of a decoded image.
@@ -87,6 +89,7 @@ class Facts:
     prompt: int = 0
     prompts: int | None = None
     cached: bool = False
+    gradients: tuple[int, int] = (0, 0)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -117,10 +120,11 @@ class Memory:
     Attributes:
         held: bytes by what they are, all through the run.
         unknown: what is held too, but of unknown size.
-        image: activations of one image of a micro-batch.
+        image: activations of one image of a micro-batch, and its gradients where they are kept.
         image_checkpointed: the same with gradient checkpointing.
         configured: those of the configured micro-batch.
         micro_batch_size: the configured one.
+        gradients: of its images, which `configured` includes.
         update: what else an update takes, whatever its micro-batch.
         stages: bytes by the other parts of an iteration, beside what is held.
         start: all that is there before text encoders are freed, where they are; else 0.
@@ -135,6 +139,7 @@ class Memory:
     image_checkpointed: int
     configured: int
     micro_batch_size: int
+    gradients: int = 0
     update: int = 0
     stages: Mapping[str, int]
     start: int = 0
@@ -191,14 +196,16 @@ def memory_of(facts: Facts, chosen: MemorySettings) -> Memory:
         here, size = 0, min(facts.scored, math.ceil(record.finished / ranks))
     # Else finished images are decoded and scored beside the sampling.
     decoded = _decoded(facts.decode, chosen, size) + size * (2 * facts.image + facts.latent)
-    stages[f"{'sampling, ' * bool(here)}decoding, scoring {size} images"] = here + decoded + away
+    rollout = here + decoded + away
+    stages[f"{'sampling, ' * bool(here)}decoding, scoring {size} images"] = rollout
     if facts.evaluates:
         size = chosen.eval_batch_size
         drawn = size * facts.passes[1] * facts.eval_working // split
         own = max(drawn, _decoded(facts.eval_decode, chosen, size))
         stages[f"evaluating {size} images"] = working + own + 2 * size * facts.image + away
+    gradients = 4 * network.trained * facts.gradients[1]  # they are there, and graphs, while images are drawn
     each = {
-        checkpointed: (saved + network.beside) * facts.rows // split
+        checkpointed: (saved + network.beside) * facts.rows // split + gradients
         for checkpointed, saved in ((False, network.saved), (True, network.saved_checkpointed))
     }
     graphs = facts.keeps or chosen.micro_batch_size
@@ -209,7 +216,8 @@ def memory_of(facts: Facts, chosen: MemorySettings) -> Memory:
         image_checkpointed=each[True],
         configured=each[chosen.gradient_checkpointing] * graphs,
         micro_batch_size=chosen.micro_batch_size,
-        update=working,
+        gradients=gradients * chosen.micro_batch_size,
+        update=rollout if gradients else working,
         stages=stages,
         start=chosen.free_text_encoders * (encoders + sum(vae.values()) + sum(denoiser.values()) * facts.at_once),
         host=_host(facts, chosen, (encoders, sum(vae.values()), sum(rewards.values()))),
@@ -308,6 +316,9 @@ def _host(facts: Facts, chosen: MemorySettings, parts: tuple[int, int, int]) -> 
     rounds = facts.record.rounds
     record = rounds * (sum(map(pinned, columns)) + sum(columns) * (rounds > 1))
     found = {"record of a rollout": record} if record else {}
+    if facts.gradients[0]:
+        images, piece = facts.images // ranks, chosen.rollout_batch_size
+        found["gradients of its images"] = facts.gradients[0] * images // piece * pinned(4 * trained * piece)
     if facts.prompts is not None and facts.prompt:
         count = facts.prompts if chosen.free_text_encoders else min(facts.prompts, EMBEDDING_CACHE)
         kept = count * facts.prompt * facts.dtype[1]

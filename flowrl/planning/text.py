@@ -162,6 +162,8 @@ def _evaluations(plan: Plan) -> list[str]:
             rows.append((kind, f"{value:,.4g}", mean(total, run.iterations), f"{total:,}"))
     rows.append(("all", f"{sum(each.values()):,.4g}", mean(run.total.total, run.iterations), f"{run.total.total:,}"))
     lines = table(rows)
+    if config.keep_graphs == "gradients":
+        lines += note("backward in the rollout, through every transition that is drawn: the update evaluates nothing")
     if not plan.counts.exact:
         lines += note("update, backward and reference at most: micro-batches that teach nothing are left out")
     if run.evaluations:
@@ -254,7 +256,9 @@ def memory_lines(plan: Plan, card: int | None = None) -> list[str]:
     rows += [(name, "not known") for name in memory.unknown]
     rows.append(("all the time", in_bytes(sum(memory.held.values()))))
     rows += [(f"+ {name}", in_bytes(size)) for name, size in memory.stages.items()]
-    rows.append((f"+ activations, {memory.micro_batch_size} images", in_bytes(memory.configured + memory.update)))
+    where, kept = "sampling, activations" if facts.gradients[1] else "activations", memory.gradients
+    rows.append((f"+ {where}, {memory.micro_batch_size} images", in_bytes(memory.configured + memory.update)))
+    rows += [("of them gradients of images", in_bytes(kept))] if kept else []
     rows.append(("reserve", in_bytes(OVERHEAD)))
     rows.append(("at most", in_bytes(memory.peak)))
     lines = table(rows)

@@ -82,6 +82,7 @@ class RecipeCounts:
         multiple: images that a micro-batch is a multiple of.
         micro_batch_size: its size for so many processes that draw, where it is not that of `config.resolve_batch`.
         graphs: network calls whose activations a trained image holds at once.
+        gradients: of the LoRA that are kept for each image: on the host, and on the device while it is drawn.
         through_rewards: whether decoder and rewards keep activations too.
         record: latents of an iteration's rollout.
     """
@@ -94,6 +95,7 @@ class RecipeCounts:
     multiple: int = 1
     micro_batch_size: Callable[[int], int] | None = None
     graphs: Callable[[], int] = lambda: 1
+    gradients: Callable[[], tuple[int, int]] = lambda: (0, 0)
     through_rewards: bool = False
     record: Callable[[], RolloutRecord] = RolloutRecord
 

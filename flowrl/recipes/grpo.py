@@ -37,7 +37,7 @@ from flowrl.rewards import RewardOutput
 from flowrl.rewards.base.outputs import join_outputs
 from flowrl.runs.vital_signs import DISAGREE, FAULT
 from flowrl.runtime.placement import sent, taken
-from flowrl.samplers import Kernel
+from flowrl.samplers import Velocity
 from flowrl.samplers.guidance import uncounted
 from flowrl.training.assignment import (
     Ends,
@@ -52,7 +52,7 @@ from flowrl.training.assignment import (
     credit_of,
 )
 from flowrl.training.batch import AskedPrompts
-from flowrl.training.kept_graphs import KeptGraphs
+from flowrl.training.kept_graphs import KeptGradients, KeptGraphs, kl_of
 from flowrl.training.learner import GradientSum, Statistics
 from flowrl.training.loop import Loop
 from flowrl.training.paths import Paths, check_plan, readers_of, sample_paths, sampler_at, shared_sources
@@ -61,7 +61,7 @@ from flowrl.training.ready import Ready
 from flowrl.training.record import Recording
 from flowrl.training.run import Run
 from flowrl.training.sampler_checks import check_density
-from flowrl.trajectory import Credit, Rows, Sampled, Schedule
+from flowrl.trajectory import Credit, Rows, Sampled
 
 __all__ = ["REGRESSES", "THROUGH_REWARDS", "check", "counts", "main", "objective_of", "only_here", "trained_scale"]
 
@@ -73,12 +73,13 @@ _MEANS = ("policy_loss", "ratio_mean", "approx_kl", "kl")
 def main(ready: Ready, run: Run) -> bool:
     """Trains to the end or to an interrupt; returns whether it finished. Everything it makes lies in the run folder."""
     loop = Loop(ready, run)
+    graphs = kept_of(loop)
     for iteration in loop:
-        iterate(loop, iteration)
+        iterate(loop, iteration, graphs)
     return loop.finished
 
 
-def iterate(loop: Loop, iteration: int) -> None:
+def iterate(loop: Loop, iteration: int, graphs: KeptGraphs | KeptGradients | None) -> None:
     """One iteration; what it made is freed before the next one samples."""
     run, config, method, (objective, loss_of) = loop.run, loop.config, loop.ready.method, loop.ready.objective
     kernel, schedule, steps = sampler_at(loop, iteration)
@@ -87,7 +88,10 @@ def iterate(loop: Loop, iteration: int) -> None:
         return
 
     # 1. Rollout: sample paths with the current policy, score the images they lead to.
-    record, output, ends = sample_rounds(loop, kernel, schedule, steps, keep_means=objective.needs_old_mean)
+    trains = loop.trains_policy(iteration) and iteration >= config.sampler.calibration.iterations
+    means, kept = objective.needs_old_mean, graphs if trains else None
+    how = Paths(kernel=kernel, schedule=schedule, steps=steps, keep_means=means, graphs=kept)
+    record, output, ends = sample_rounds(loop, how)
     loop.stop_on_dead_reward(ends.reward, all_compared(loop, record.sampled, output, ends))
     if not loop.trains_policy(iteration):  # only a jointly trained reward learns
         loop.log(iteration, reward_metrics(loop, record.sampled, output) | {"live_rows": 0})
@@ -170,15 +174,25 @@ def check(config: TrainConfig) -> None:
 # ---- rollout ---------------------------------------------------------------------------------------------------------
 
 
-def sample_rounds(
-    loop: Loop, kernel: Kernel, schedule: Schedule, steps: tuple[int, ...], *, keep_means: bool
-) -> tuple[Recording, RewardOutput, Ends]:
+def kept_of(loop: Loop) -> KeptGraphs | KeptGradients | None:
+    """What is to keep the rollout's own evaluations."""
+    config = loop.config
+    if config.keep_graphs != "gradients":
+        return KeptGraphs(loop.network) if config.keep_graphs else None
+    from flowrl.pipelines.arithmetic.sample_gradients import SampleGradients  # imports PEFT
+
+    def reference(velocity: Velocity, *given: Tensor) -> Tensor:
+        with loop.policy.under(loop.reference_slot), loop.network.counting("reference"):
+            return velocity(*given)
+
+    apart = SampleGradients(loop.pipeline.denoiser, loop.policy.trained)
+    return KeptGradients(config, loop.network, apart, loop.ready.objective[1], reference)
+
+
+def sample_rounds(loop: Loop, how: Paths) -> tuple[Recording, RewardOutput, Ends]:
     """Samples and scores an iteration's images: more rounds where a method asks for groups that disagree."""
     rounds: list[tuple[AskedPrompts, Sampled, RewardOutput, Ends]] = []
     iteration, method = loop.iteration, loop.ready.method
-    trains = loop.trains_policy(iteration) and iteration >= loop.config.sampler.calibration.iterations
-    graphs = KeptGraphs(loop.network) if loop.config.keep_graphs and trains else None
-    how = Paths(kernel=kernel, schedule=schedule, steps=steps, keep_means=keep_means, graphs=graphs)
     while not rounds or (len(rounds) < loop.config.curriculum.max_rounds and not enough(loop, [r[3] for r in rounds])):
         batch = loop.batch(iteration, round=len(rounds), prompt_ids=choose_prompts(loop, iteration, len(rounds)))
         with loop.scorer.start(batch) as scoring:
@@ -189,7 +203,7 @@ def sample_rounds(
                 output = scoring.result()
         rounds.append((batch.asked, sampled, output, all_ends(loop, batch, sampled, output)))
     asked, table, outputs, ends = zip(*rounds, strict=True)
-    record = Recording(loop, AskedPrompts.cat(asked), Sampled.cat(table), kernel, schedule, graphs)
+    record = Recording(loop, AskedPrompts.cat(asked), Sampled.cat(table), how.kernel, how.schedule, how.graphs)
     return record, join_outputs(list(outputs)), Ends.cat(ends)
 
 
@@ -284,7 +298,7 @@ def descend(
         weight_b, kl_scale_b = (sent(column[index], device) for column in scales_M)
         penalty = torch.zeros_like(descended)
         if reference is not None:
-            kl_b = record.kl(new, reference, scored.step_size)
+            kl_b = kl_of(loop.config, record.kernel, new, reference, *record.levels(part))
             penalty = kl_coef * kl_scale_b * kl_b
             stats.mean(keep, kl=kl_b)
         ratio, loss = scored.log_ratio.exp(), policy_loss + penalty
@@ -292,8 +306,13 @@ def descend(
         stats.largest(keep, ratio_max_deviation=(ratio - 1).abs())
         if cut_name:
             stats.mean(keep, **{cut_name: loss_of.cut(scored) if whole is None else whole[2][index]})
+        if isinstance(record.graphs, KeptGradients):
+            record.graphs.weigh(part, keep, part.weight * scales_M[0][index], kl_coef * scales_M[1][index])
+            continue
         loss_b = (descended + penalty) * sent(part.weight, device) * weight_b
         gradient.add(taken(loss_b, torch.nonzero(keep).flatten()).sum())
+    if isinstance(record.graphs, KeptGradients):
+        record.graphs.add_to(gradient)
 
 
 def rows_of(

@@ -11,6 +11,7 @@ from flowrl.objectives.policy_gradient import OBJECTIVES
 from flowrl.recipes.counting import STEP, Counts, Passes, RecipeCounts, RolloutRecord, walked
 from flowrl.samplers.windows import flash_tail, thinned_steps
 from flowrl.training.assignment import credit_options
+from flowrl.training.kept_graphs import by_image, by_step
 from flowrl.training.paths import stochastic_steps, tree_steps
 
 
@@ -38,13 +39,15 @@ def counts(config: TrainConfig) -> RecipeCounts:
         again = times * (trained if subset else everything) * (updates - 1) // updates
         rows = passes(sampler.guidance_scale)
         replayed = 0 if config.keep_graphs else again + trained
+        kl, in_rollout = config.kl_coef > 0, config.keep_graphs == "gradients"
+        walks = (1 + kl) * (geometry.rollout_batch_size if by_image(config) else 1) if in_rollout else 1
         return Counts(
             rollout=paths.rollout * rows,
             completion=paths.completion * rows,
             update=replayed * rows,
-            reference=trained * rows if config.kl_coef > 0 else 0,
+            reference=trained * rows * kl,
             images=paths.images,
-            backward=trained * walked(sampler.train_negative, sampler.guidance_scale, passes),
+            backward=trained * walks * walked(sampler.train_negative, sampler.guidance_scale, passes),
         )
 
     def record() -> RolloutRecord:
@@ -56,18 +59,25 @@ def counts(config: TrainConfig) -> RecipeCounts:
             each = paths.states + means + 2 * config.num_images + method.values * (paths.transitions + paths.images)
             batches = ((each // config.num_images + STEP, config.num_images),)
         return RolloutRecord(
-            columns=(paths.states, paths.images, means, *paths.passing),
+            # Answers of the networks too, where gradients are kept for each image.
+            columns=(paths.states, paths.images, means, *paths.passing, *[paths.transitions] * sets),
             rounds=config.curriculum.max_rounds,
             batches=batches,
             finished=paths.images * (not method.of_outcomes),
         )
 
     objective = OBJECTIVES[config.objective.name or "clip"]
-    graphs = (lambda: len(stochastic_steps(sampler, config.seed, 0))) if config.keep_graphs else (lambda: 1)
+    sets = (1 + (config.kl_coef > 0)) * (config.keep_graphs == "gradients")
+
+    def steps() -> int:
+        return len(stochastic_steps(sampler, config.seed, 0))
+
     return RecipeCounts(
         objective=config.objective.name or "clip",
         credit=config.credit.method,
-        graphs=graphs,
+        graphs=steps if config.keep_graphs is True else lambda: 1,
+        gradients=lambda: (sets * (steps() if by_step(config) else 1), sets),
+        exact=sets > 0,
         of_iteration=of_iteration,
         record=record,
     )

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from flowrl.pipelines.weights.trained_weights import TrainedWeights
-from flowrl.runtime.placement import sent_wide
+from flowrl.runtime.placement import sent, sent_wide
 from flowrl.runtime.private_names import foreach_add_
 from flowrl.samplers import Network
 from flowrl.samplers.guidance import is_uncounted
@@ -166,6 +166,16 @@ class GradientSum:
             self._flat.add_(torch.cat([one.flatten() for one in own]), alpha=1 / scale)  # two launches for all tensors
         elif known:
             foreach_add_(totals, own, alpha=1 / scale)  # one for all of a dtype, and as many as tensors for two
+
+    def add_known(self, gradient: Tensor, factor: float) -> None:
+        """Adds a gradient `[P]` of all that is trained, in their order, times a factor."""
+        gradient = sent(gradient, self.trained[0].device)
+        if self._flat is not None:
+            self._flat.add_(gradient, alpha=factor)
+        else:
+            pieces = gradient.split([p.numel() for p in self.trained])
+            own = [piece.view_as(p) for piece, p in zip(pieces, self.trained, strict=True)]
+            foreach_add_(self.total, own, alpha=factor)
 
     def apply(self, run: Run, optimizer: torch.optim.Optimizer, max_norm: float, iteration: int) -> Tensor | None:
         """Adds up the processes, clips, and takes an optimizer step.

@@ -22,7 +22,7 @@ from flowrl.samplers.tree import sample_tree, sibling_noise, window_law, window_
 from flowrl.samplers.windows import flash_tail, mixgrpo_window
 from flowrl.training.batch import Batch
 from flowrl.training.draws import HOST, Draws, DrawsElsewhere, Request, batch_of, without_texts
-from flowrl.training.kept_graphs import KeptGraphs
+from flowrl.training.kept_graphs import KeptGradients, KeptGraphs
 from flowrl.training.loop import Loop
 from flowrl.training.parts import sampler_of
 from flowrl.training.processes.mesh import data_ranks
@@ -42,14 +42,14 @@ class Paths:
         schedule: levels of all steps.
         steps: stochastic ones; none is sampling by the ODE.
         keep_means: whether means of the stochastic steps are kept.
-        graphs: keeps the evaluations at them with their graphs, where that is asked for.
+        graphs: keeps the evaluations at them with their graphs, or gradients, where that is asked for.
     """
 
     kernel: Kernel
     schedule: Schedule
     steps: tuple[int, ...] = ()
     keep_means: bool = False
-    graphs: KeptGraphs | None = None
+    graphs: KeptGraphs | KeptGradients | None = None
 
 
 def sampler_at(loop: Loop, iteration: int) -> tuple[Kernel, Schedule, tuple[int, ...]]:
@@ -119,9 +119,10 @@ def _pieces(draws: Draws, batch: Batch, how: Paths, *, keep_velocity: bool = Fal
     for start in range(0, len(batch.own), size):
         images, group = batch.own[start : start + size], batch.group[start : start + size]
         velocity = draws.velocity(batch.asked.cond_of(group))
-        if how.graphs is not None:
-            velocity = how.graphs.recording(velocity, start, how.schedule, how.steps)
         noise, step_noise = draws.start_noise(batch, images), draws.step_noise(batch, images)
+        if how.graphs is not None:
+            given = velocity, step_noise, start, how.schedule, how.kernel, how.steps
+            velocity, step_noise = how.graphs.recording(*given)
         keep: dict[str, bool] = {"keep_means": how.keep_means, "keep_velocity": keep_velocity}
         yield rollout(
             velocity, noise, how.schedule, how.kernel, step_noise, stochastic=how.steps, solver=solver, **keep
@@ -344,7 +345,7 @@ def readers_of(config: TrainConfig) -> list[str]:
 
 
 def check_graphs(config: TrainConfig) -> None:
-    """Refuses to keep the rollout's graphs where the update would not walk them back as they are.
+    """Refuses to keep the rollout's graphs, or their gradients, where the update would not be of them as they are.
 
     Raises:
         ValueError: names the key.
@@ -361,6 +362,22 @@ def check_graphs(config: TrainConfig) -> None:
         raise ValueError(
             "keep_graphs walks the rollout's own evaluations back, batch by batch and once, but "
             f"{' and '.join(found)}: set keep_graphs=false, or one update of equal batches from one round"
+        )
+    if config.keep_graphs != "gradients":
+        return
+    pipeline, context = config.pipeline, config.parallel.context
+    refused = {
+        f"ratio={config.ratio}": config.ratio != "step" and "whose losses are of whole trajectories",
+        "policy.train=full": config.policy.train == "full" and "where that would be a model for every image",
+        "pipeline.dtype=float16": pipeline.dtype == "float16" and "whose losses are scaled: that is not built",
+        f"pipeline.compile={pipeline.compile}": pipeline.compile != "none"
+        and "since compiled blocks have no gradients by image: that is not built",
+        f"parallel.context={context}": context > 1 and "where processes share an image: that is not built",
+    }
+    if why := [f"{given}, {reason}" for given, reason in refused.items() if reason]:
+        raise ValueError(
+            f"keep_graphs=gradients walks each step back before it is rewarded, image by image, which does not go with "
+            f"{'; nor with '.join(why)}: change that, or set keep_graphs=false"
         )
 
 

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from flowrl.objectives.policy_gradient import Scored, kernel_sensitivity, sequence_coefficients, sequence_cut
 from flowrl.runtime.placement import sent, taken
-from flowrl.samplers import Kernel, Transition, gaussian_kl, published_kl
+from flowrl.samplers import Kernel, Transition
 from flowrl.samplers.guidance import uncounted
 from flowrl.training.batch import AskedPrompts
-from flowrl.training.kept_graphs import KeptGraphs
+from flowrl.training.kept_graphs import KeptGradients, KeptGraphs, dims_of
 from flowrl.training.loop import Loop
 from flowrl.training.processes.mesh import in_step
 from flowrl.trajectory import Rows, Sampled, Schedule
@@ -32,7 +32,7 @@ class Recording:
         sampled: the transitions, with the means of the rollout where an objective needs them.
         kernel: they were drawn with.
         schedule: of the rollout.
-        graphs: of the rollout's own evaluations, where it kept them.
+        graphs: of the rollout's own evaluations, or their gradients, where it kept them.
     """
 
     loop: Loop
@@ -40,12 +40,12 @@ class Recording:
     sampled: Sampled
     kernel: Kernel
     schedule: Schedule
-    graphs: KeptGraphs | None = None
+    graphs: KeptGraphs | KeptGradients | None = None
 
     @property
     def dims(self) -> int:
         """What log-ratios and the KL are divided by."""
-        return self.sampled.states[0].numel() if self.loop.config.log_ratio == "mean" else 1
+        return dims_of(self.loop.config, self.sampled.states[0])
 
     def levels(self, rows: Rows) -> tuple[Tensor, Tensor]:
         """Noise levels before and after the step that rows share."""
@@ -69,10 +69,11 @@ class Recording:
         return self.kernel(taken(x, place), taken(predicted, place), sigma, sigma_next)
 
     def transition(self, rows: Rows) -> Transition:
-        """The transition with its graph under the policy, from a graph that the rollout kept or replayed."""
-        if self.graphs is None:
-            return self.replay(rows)
-        return self.kernel(self.latents(rows.source), self.graphs.take(rows), *self.levels(rows))
+        """The transition under the policy, kept by the rollout or replayed: with its graph, but of `KeptGradients`."""
+        return self.replay(rows) if self.graphs is None else self._kept(rows, self.graphs.take(rows))
+
+    def _kept(self, rows: Rows, velocity: Tensor) -> Transition:
+        return self.kernel(self.latents(rows.source), sent(velocity, self.loop.device), *self.levels(rows))
 
     def in_step(self, rows: Rows, blocks: Sequence[Tensor]) -> Iterator[tuple[Tensor, bool]]:
         """Blocks of row indexes, each of one step, with True; between them idle ones with False, see `in_step`."""
@@ -130,17 +131,11 @@ class Recording:
 
     def reference(self, rows: Rows) -> Transition:
         """The transition that the policy of `kl_reference` gives."""
+        if isinstance(self.graphs, KeptGradients):
+            return self._kept(rows, self.graphs.reference(rows))
         policy, network = self.loop.policy, self.loop.network
         with torch.no_grad(), policy.under(self.loop.reference_slot), network.counting("reference"):
             return self.replay(rows)
-
-    def kl(self, new: Transition, reference: Transition, step_size: float) -> Tensor:
-        """KL of each row to the reference, per latent dimension with `log_ratio: mean`."""
-        config = self.loop.config
-        if config.kl_type == "exact":
-            return gaussian_kl(new, reference) / self.dims
-        published_step = None if self.kernel.full_std else step_size
-        return published_kl(new, reference, step_size=published_step) / self.dims
 
     def whole_paths(self, rows: Rows, blocks: list[Tensor], *, known_one: bool) -> tuple[Tensor, ...] | None:
         """For a ratio of whole trajectories, of each row `[M]`: the factor of its log-ratio that gives the gradient,

@@ -16,6 +16,7 @@ layer with the rounded weight.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -26,6 +27,11 @@ from torch.nn import functional as F
 from flowrl.pipelines.arithmetic.quantized_linear import QuantizedLinear, WholeNumberLinear
 from flowrl.pipelines.arithmetic.wide_products import has_products
 from flowrl.runtime.private_names import PeftLoraLinear, register_layers
+
+Weight = Tensor | QuantizedLinear
+Apart = Callable[[Tensor, Tensor, Tensor, Tensor, float], bool] | None
+"""Takes `B^T g`, x, g and A x of a backward pass, all of rows, and s; says whether it has kept their products."""
+_NOTHING: tuple[Tensor | None, Tensor | None] = (None, None)
 
 
 def add_lora(network: nn.Module, config: LoraConfig, name: str) -> None:
@@ -40,7 +46,13 @@ def scaled_product(a: Tensor, b: Tensor, scale: float) -> Tensor:
 
 
 class LoraLinear(PeftLoraLinear):  # type: ignore[misc]
-    """PEFT's layer, with a forward pass of its own for the usual case."""
+    """PEFT's layer, with a forward pass of its own for the usual case.
+
+    Attributes:
+        apart: of a call's input what keeps its gradients sample by sample (`sample_gradients`), where that is asked.
+    """
+
+    apart: Callable[[Tensor], Apart] | None = None
 
     def _get_in_out_features(self, module: nn.Linear) -> tuple[int, int]:
         """PEFT's own takes a weight that is split over processes for a layer that is."""
@@ -60,7 +72,8 @@ class LoraLinear(PeftLoraLinear):  # type: ignore[misc]
         whole = kind == "cpu" and dtype in (torch.float32, torch.float64)
         rule = Merged if whole and first.weight.dtype == dtype else Added
         weight = base if isinstance(base, QuantizedLinear) else base.weight
-        given = (x.to(dtype), weight, base.bias, first.weight, second.weight, self.scaling[name])
+        apart = None if self.apart is None else self.apart(x)
+        given = (x.to(dtype), weight, base.bias, first.weight, second.weight, self.scaling[name], apart)
         if kind == "cpu" and not has_products(dtype):
             return _multiply_wide(*given)
         answer: Tensor = rule.apply(*given)  # type: ignore[no-untyped-call]
@@ -77,12 +90,12 @@ class LoraLinear(PeftLoraLinear):  # type: ignore[misc]
         return names[0] if usual and self.lora_B[names[0]].bias is None else None
 
 
-def _whole(w: Tensor | QuantizedLinear, dtype: torch.dtype) -> Tensor:
+def _whole(w: Weight, dtype: torch.dtype) -> Tensor:
     """A weight to multiply with, restored where it is kept in few bits."""
     return w if isinstance(w, Tensor) else w.restored(dtype)
 
 
-def _save(ctx: Any, w: Tensor | QuantizedLinear, *tensors: Tensor) -> None:
+def _save(ctx: Any, w: Weight, *tensors: Tensor) -> None:
     """Saves tensors for the backward pass, and the weight: a layer of few bits as itself, since it restores it."""
     ctx.layer = None if isinstance(w, Tensor) else w
     ctx.save_for_backward(*tensors, *((w,) if isinstance(w, Tensor) else ()))
@@ -94,14 +107,22 @@ def _load(ctx: Any, dtype: torch.dtype) -> tuple[Tensor, ...]:
     return tensors if ctx.layer is None else (*tensors, ctx.layer.restored(dtype))
 
 
+def _for_lora(ctx: Any, through: Tensor, x: Tensor, grads: Tensor, low: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    """dL/dA and dL/dB; nothing where each sample's have been kept apart."""
+    if ctx.apart is not None and ctx.apart(through, x, grads, low, ctx.scale):
+        return _NOTHING
+    first, second = scaled_product(through.t(), x, ctx.scale), scaled_product(grads.t(), low, ctx.scale)
+    return first.to(ctx.dtype), second.to(ctx.dtype)
+
+
 def _multiply_wide(
-    x: Tensor, w: Tensor | QuantizedLinear, b: Tensor | None, lora_a: Tensor, lora_b: Tensor, s: float
+    x: Tensor, w: Weight, b: Tensor | None, lora_a: Tensor, lora_b: Tensor, s: float, apart: Apart
 ) -> Tensor:
     """The layer in float32 on operands that are rounded to the dtype of x, and its answer rounded to it: for 16 bits on
     a CPU that has no products of them (`pipelines/arithmetic/wide_products.py`)."""
     rounded = (t.to(x.dtype).float() if isinstance(t, Tensor) else t for t in (x, w, b, lora_a, lora_b))
     with torch.autocast("cpu", enabled=False):
-        answer: Tensor = Merged.apply(*rounded, s).to(x.dtype)  # type: ignore[no-untyped-call]
+        answer: Tensor = Merged.apply(*rounded, s, apart).to(x.dtype)  # type: ignore[no-untyped-call]
     return answer
 
 
@@ -110,24 +131,22 @@ class Merged(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, w: Tensor | QuantizedLinear, b: Tensor | None, lora_a: Tensor, lora_b: Tensor, s: float
+        ctx: Any, x: Tensor, w: Weight, b: Tensor | None, lora_a: Tensor, lora_b: Tensor, s: float, apart: Apart = None
     ) -> Tensor:
         _save(ctx, w, x, lora_a, lora_b)
-        ctx.scale = s
+        ctx.scale, ctx.dtype, ctx.apart = s, lora_a.dtype, apart
         return F.linear(x, torch.addmm(_whole(w, x.dtype), lora_b, lora_a, alpha=s), b)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, lora_a, lora_b, w = _load(ctx, grad.dtype)
         rows, grads = x.reshape(-1, x.shape[-1]), grad.reshape(-1, grad.shape[-1])
-        for_x = for_a = for_b = None
+        for_x, for_lora = None, _NOTHING
         if ctx.needs_input_grad[0]:
             for_x = grads.mm(torch.addmm(w, lora_b, lora_a, alpha=ctx.scale)).view(x.shape)
-        if ctx.needs_input_grad[3]:
-            for_a = scaled_product(grads.mm(lora_b).t(), rows, ctx.scale)
-        if ctx.needs_input_grad[4]:
-            for_b = scaled_product(grads.t(), rows.mm(lora_a.t()), ctx.scale)
-        return for_x, None, None, for_a, for_b, None
+        if any(ctx.needs_input_grad[3:5]):
+            for_lora = _for_lora(ctx, grads.mm(lora_b), rows, grads, rows.mm(lora_a.t()))
+        return for_x, None, None, *for_lora, None, None
 
 
 class Added(torch.autograd.Function):
@@ -135,14 +154,14 @@ class Added(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, w: Tensor | QuantizedLinear, b: Tensor | None, lora_a: Tensor, lora_b: Tensor, s: float
+        ctx: Any, x: Tensor, w: Weight, b: Tensor | None, lora_a: Tensor, lora_b: Tensor, s: float, apart: Apart = None
     ) -> Tensor:
         first, second = lora_a.to(x.dtype), lora_b.to(x.dtype)
         y = F.linear(x, _whole(w, x.dtype), b)
         low = x.reshape(-1, x.shape[-1]).mm(first.t())
         y.view(-1, y.shape[-1]).addmm_(low, second.t(), alpha=s)
         _save(ctx, w, x, first, second, low)
-        ctx.scale, ctx.dtype = s, lora_a.dtype
+        ctx.scale, ctx.dtype, ctx.apart = s, lora_a.dtype, apart
         return y
 
     @staticmethod
@@ -150,11 +169,9 @@ class Added(torch.autograd.Function):
         x, first, second, low, w = _load(ctx, grad.dtype)
         rows, grads = x.reshape(-1, x.shape[-1]), grad.reshape(-1, grad.shape[-1])
         through = grads.mm(second)
-        for_x = for_a = for_b = None
+        for_x, for_lora = None, _NOTHING
         if ctx.needs_input_grad[0]:
             for_x = grads.mm(w).addmm_(through, first, alpha=ctx.scale).view(x.shape)
-        if ctx.needs_input_grad[3]:
-            for_a = scaled_product(through.t(), rows, ctx.scale).to(ctx.dtype)
-        if ctx.needs_input_grad[4]:
-            for_b = scaled_product(grads.t(), low, ctx.scale).to(ctx.dtype)
-        return for_x, None, None, for_a, for_b, None
+        if any(ctx.needs_input_grad[3:5]):
+            for_lora = _for_lora(ctx, through, rows, grads, low)
+        return for_x, None, None, *for_lora, None, None

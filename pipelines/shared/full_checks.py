@@ -33,7 +33,7 @@ def check_full(config: TrainConfig, known: ModelFamily, location: str) -> None:
         "pipeline.quantize": (pipeline.quantize != "none", pipeline.quantize, "whose weights take no gradient"),
         "pipeline.dtype": (pipeline.dtype == "float16", "float16", "which takes bfloat16 or float32"),
         "pipeline.compile": (pipeline.compile != "none", pipeline.compile, "which was never tried together"),
-        "keep_graphs": (config.keep_graphs, "true", "which was never tried together"),
+        "keep_graphs": (config.keep_graphs is True, "true", "which was never tried together"),
     }
     for key, (given, value, why) in refused.items():
         if given:

@@ -1,17 +1,38 @@
-"""Updates from the rollout's own graphs: the numbers of replayed ones bit for bit, and no second evaluation."""
+"""Updates from the rollout's own graphs: the numbers of replayed ones bit for bit, and no second evaluation.
+
+And from the gradients of each image, which are those numbers up to rounding.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from peft import LoraConfig
+from torch import Tensor, nn
 from toy_pipeline import quick_run, reward_list, toy_config, toy_in_place
 
+from flowrl.config.base import find_config
+from flowrl.config.train import TrainConfig, load_config
+from flowrl.objectives.policy_gradient import Clip
+from flowrl.pipelines import family
+from flowrl.pipelines.arithmetic.lora_linear import add_lora
+from flowrl.pipelines.arithmetic.sample_gradients import SampleGradients
 from flowrl.planning.counts import graph_rows, of_run
-from flowrl.training.kept_graphs import KeptGraphs
+from flowrl.planning.gather import gather
+from flowrl.planning.memory import Memory, pinned
+from flowrl.planning.throughput import Pace
+from flowrl.planning.traces import Trace
+from flowrl.recipes import grpo
+from flowrl.runtime.randomness import counter_normal
+from flowrl.samplers import KERNELS, build_schedule, rollout
+from flowrl.training.kept_graphs import KeptGradients, KeptGraphs
 from flowrl.training.learner import GradientSum, NetworkCounter
+from flowrl.trajectory import Conditioning, Rows, Sampled
 
 BATCHES = ("micro_batch_size=2", "rollout_batch_size=2", "num_iterations=3")
 GUIDED = "sampler.guidance_scale=3"
@@ -73,8 +94,8 @@ def test_graphs_of_groups_that_teach_nothing_are_freed(toy: Path, monkeypatch: p
     half = (*BATCHES, "prompts_per_step=4", reward_list(toy.parent, "half_fail"))
     config = toy_config(toy, *half, "keep_graphs=true")
     last = quick_run(config, toy.parent)[-1]
-    assert len(made) == 3
-    assert all(not graphs._kept for graphs in made)
+    assert len(made) == 1
+    assert not made[0]._kept
     low, high = config.sampler.stochastic_range
     assert len(walked) == 3 * (high - low) * config.num_images // 4  # of two images each, two prompts of four
     assert last["nfe/backward"] == quick_run(toy_config(toy, *half), toy.parent)[-1]["nfe/backward"]
@@ -109,3 +130,229 @@ def test_shared_latents_are_refused(toy: Path, method: str) -> None:
     more = ("credit.splits=[0, 1]",) if method == "branch_grpo" else ()
     with pytest.raises(ValueError, match="keep_graphs is set to True"):
         quick_run(toy_config(toy, "keep_graphs=true", f"credit.method={method}", *more), toy.parent)
+
+
+# ---- gradients in place of graphs ------------------------------------------------------------------------------------
+
+GRADIENTS, PACE = "keep_graphs=gradients", Pace(range=None, told="")
+
+
+def learned(config: TrainConfig, folder: Path) -> tuple[list[dict[str, Any]], list[Tensor], list[Tensor]]:
+    """Rows of a run; the gradient of each update, and the weights after it."""
+    gradients, weights = list[Tensor](), list[Tensor]()
+    apply = GradientSum.apply
+
+    def noted(self: GradientSum, *arguments: Any) -> Tensor | None:
+        gradients.append(torch.cat([total.flatten() for total in self.total]))
+        norm = apply(self, *arguments)
+        weights.append(torch.cat([one.detach().double().flatten() for one in self.trained]))
+        return norm
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(GradientSum, "apply", noted)
+        return quick_run(config, folder), gradients, weights
+
+
+def apart(one: Tensor, other: Tensor) -> float:
+    return float((one - other).norm() / other.norm())
+
+
+def same(found: Any, wanted: Any, *, gradient: float, later: float) -> None:
+    """Losses to 1e-6, and of the norms of gradients and weights so much; entries near 0, whose steps Adam makes as long
+    as others', then multiply what rounding made of them."""
+    assert len(found[1]) == len(wanted[1]) == len(found[0])
+    for mine, theirs in zip(found[0], wanted[0], strict=True):
+        assert mine.keys() == theirs.keys()
+        for key in ("loss", "policy_loss", "kl", "ratio_mean", "ratio_first_deviation", "clip_fraction", "live_rows"):
+            assert mine.get(key, 0.0) == pytest.approx(theirs.get(key, 0.0), abs=1e-6), key
+    assert apart(found[1][0], wanted[1][0]) < gradient
+    assert all(apart(*pair) < later for pair in zip(found[1], wanted[1], strict=True))
+    assert all(apart(*pair) < 2e-6 for pair in zip(found[2], wanted[2], strict=True))
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        (), (GUIDED,), (GUIDED, "sampler.train_negative=false"), (GUIDED, "sampler.train_negative=recompute"),
+        (GUIDED, "sampler.train_negative=recompute", "kl_coef=0.1"), ("credit.method=tp_grpo", GUIDED),
+        ("credit.method=dense_grpo", "kl_coef=0.1", "loss_aggregation=samples"), ("best_of=2",),
+        ("policy.lora_variant=dora", GUIDED), ("policy.lora_variant=rslora",), ("objective.name=guard",),
+        ("objective.name=dppo",), ("objective.name=reinforce", "loss_aggregation=balanced"),
+        ("micro_batch_size=1", "rollout_batch_size=1"), ("kl_coef=0.1", "kl_reference=ema", "policy.ema_decay=0.9"),
+    ],
+    ids=" ".join,
+)  # fmt: skip
+def test_gradients_of_images_give_the_updates_of_kept_graphs(toy: Path, overrides: tuple[str, ...]) -> None:
+    found, wanted = (
+        learned(toy_config(toy, *BATCHES, *overrides, f"keep_graphs={keep}"), toy.parent)
+        for keep in ("gradients", "true")
+    )
+    same(found, wanted, gradient=1e-6, later=1e-5)
+    assert found[0][-1]["ratio_first_deviation"] == 0.0
+    assert "nfe/update" not in found[0][-1]
+
+
+def test_gradients_of_groups_that_teach_nothing_are_left_out(toy: Path) -> None:
+    more = (*BATCHES, "prompts_per_step=4", reward_list(toy.parent, "half_fail"), "loss_denominator=all")
+    found, wanted = (
+        learned(toy_config(toy, *more, f"keep_graphs={keep}"), toy.parent) for keep in ("gradients", "false")
+    )
+    same(found, wanted, gradient=1e-6, later=1e-5)
+    # Nobody knows of an image that is drawn what its group will teach.
+    assert found[0][-1]["nfe/backward"] == 2 * wanted[0][-1]["nfe/backward"]
+
+
+@pytest.mark.parametrize("overrides", [(), ("kl_coef=0.1",), ("credit.method=tp_grpo",)], ids=" ".join)
+@pytest.mark.slow
+def test_gradients_of_images_on_the_embedded_model(tmp_path: Path, toy: Path, overrides: tuple[str, ...]) -> None:
+    """A backward pass whose loss is scaled by 0.7 or 3, and its gradient back, is 1.4e-6 from the one that is not: the
+    gradient of an image is that of another scale."""
+    sizes = (
+        "prompts_per_step=3", "group_size=4", "micro_batch_size=4", "rollout_batch_size=4", "num_iterations=3",
+        "eval_every=0", "progress=false", "threads=1", reward_list(toy.parent, "redness"), *overrides,
+    )  # fmt: skip
+    found, wanted = (
+        learned(load_config(find_config("tiny_grpo_geneval"), [*sizes, f"keep_graphs={keep}"]), tmp_path)
+        for keep in ("gradients", "true")
+    )
+    same(found, wanted, gradient=3e-6, later=5e-5)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [(GUIDED, "kl_coef=0.1"), ("policy.lora_variant=dora", "micro_batch_size=4", "rollout_batch_size=4")],
+    ids=" ".join,
+)
+def test_the_plan_foretells_the_passes_of_gradients(toy: Path, overrides: tuple[str, ...]) -> None:
+    config = toy_config(toy, *BATCHES, *overrides, GRADIENTS)
+    last, foretold = quick_run(config, toy.parent)[-1], of_run(config, passes, 1, 0).total
+    assert {kind: last.get(f"nfe/{kind}", 0) for kind in ("rollout", "reference", "update", "backward")} == {
+        "rollout": foretold.rollout, "reference": foretold.reference, "update": 0, "backward": foretold.backward
+    }  # fmt: skip
+    rows = config.num_images * config.num_iterations * (config.sampler.num_steps - 1)
+    assert foretold.backward == rows * 4  # both halves, and once more for the KL; or a walk for each of four images
+    assert graph_rows(config, passes) == graph_rows(toy_config(toy, *BATCHES, *overrides), passes)
+
+
+class Policy(nn.Module):
+    """tanh(W x), W a layer with a LoRA in float64."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(5, 5, bias=False).double().requires_grad_(False)
+        self.layer.weight.copy_(counter_normal((5, 5), "policy"))
+        add_lora(self, LoraConfig(r=2, target_modules=["layer"]), "default")
+        for place, weight in enumerate(self.trained):
+            weight.data = counter_normal(weight.shape, "lora", place).double()
+
+    @property
+    def trained(self) -> list[Tensor]:
+        """A and B."""
+        return [weight for weight in self.parameters() if weight.requires_grad]
+
+    def sum_dtype(self, device: torch.device) -> torch.dtype:
+        return torch.float64
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.layer(x))
+
+
+@pytest.mark.parametrize("by_step", [False, True])
+def test_weighted_gradients_are_autograds_of_the_surrogate(toy: Path, by_step: bool) -> None:
+    """Four images and three steps; where steps are credited apart, the second counts twice and the third not."""
+    policy, schedule = Policy(), build_schedule({"shift": 2.0}, 4, grid="linspace")
+    kernel = replace(KERNELS["flow_sde"], sigma_max=schedule.sigma_max, noise_level=0.7)
+    method = ("credit.method=tp_grpo",) if by_step else ()
+    config = toy_config(toy, GRADIENTS, *method)
+    network = NetworkCounter(lambda x, timestep, cond: policy(x), {})
+    kept = KeptGradients(config, network, SampleGradients(policy, policy.trained), Clip(), lambda *given: given[1])
+    cond = Conditioning({"none": torch.zeros(4)})
+    given = (lambda x, sigma, timestep: network(x, timestep, cond), lambda step: noise[step], 0)
+    noise, steps = counter_normal((3, 4, 5), "noise").double(), (0, 1, 2)
+    velocity, drawn = kept.recording(*given, schedule, kernel, steps)
+    with torch.no_grad():
+        path = rollout(velocity, counter_normal((4, 5), "x").double(), schedule, kernel, drawn, stochastic=steps)
+
+    advantage = torch.tensor([1.2, -0.3, -0.9, 0.0]).double()
+    share = torch.tensor([1.0, 2.0, 0.0]).double() if by_step else torch.ones(3).double()
+    surrogate = torch.zeros(()).double()
+    gradient = GradientSum(policy, {}, scale_loss=False)  # type: ignore[arg-type]
+    for step in steps:
+        x, produced = path.states[:, step], path.states[:, step + 1]
+        new = kernel(x, policy(x), schedule.sigma[step], schedule.sigma[step + 1])
+        log_prob = kernel.log_prob(produced, new) / 5
+        surrogate = surrogate - (share[step] / 12 * advantage * (log_prob - path.log_prob[:, step] / 5).exp()).sum()
+        none, number = torch.zeros(4, dtype=torch.long), torch.arange(4)
+        rows = Rows(
+            source=number, produced=number, step=none + step, sample=number, group=none, keep=none == 0,
+            old_log_prob=path.log_prob[:, step], advantage=advantage, weight=advantage, clip_low=advantage,
+            clip_high=advantage,
+        )  # fmt: skip
+        kept.weigh(rows, rows.keep, share[step].expand(4) / 12, torch.zeros(4))
+        assert torch.equal(kept.take(rows), policy(x).detach())
+    kept.add_to(gradient)
+    wanted = torch.autograd.grad(surrogate, policy.trained)
+    assert sum(float(one.abs().sum()) for one in wanted) > 0.1
+    for found, right in zip(gradient.total, wanted, strict=True):
+        assert (found - right).abs().max() < 1e-12
+
+
+@pytest.mark.slow
+def test_what_is_kept_of_images_is_what_the_plan_says(toy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One transition's graph of one batch is there at once, and what waits for the rewards."""
+    peaks, kept = list[int](), list[int]()
+    sample, add_to = grpo.sample_paths, KeptGradients.add_to
+
+    def traced(*given: Any) -> Sampled:
+        with Trace() as trace:
+            found = sample(*given)
+        peaks.append(trace.peak)
+        return found
+
+    def counted(self: KeptGradients, gradient: GradientSum) -> None:
+        kept.append(sum(total.nbytes for totals in self._sums.values() for total in totals))
+        add_to(self, gradient)
+
+    monkeypatch.setattr(grpo, "sample_paths", traced)
+    monkeypatch.setattr(KeptGradients, "add_to", counted)
+    sizes = (
+        "group_size=4", "micro_batch_size=4", "rollout_batch_size=4", "num_iterations=1", "eval_every=0", "threads=1",
+        "progress=false", reward_list(toy.parent, "redness"), "prompts_per_step=3",
+    )  # fmt: skip
+    plans = list[Memory]()
+    for more in "kl_coef=0 prompts_per_step=6 sampler.sde_window_range=[2,3] credit.method=tp_grpo kl_coef=0.1".split():
+        config = load_config(find_config("tiny_grpo_geneval"), [*sizes, GRADIENTS, more])
+        quick_run(config, toy.parent)
+        plan = gather(config, "tiny", family("sd3"), processes=1, pace=PACE, processor="CPU")
+        assert plan.memory is not None
+        plans.append(plan.memory)
+    each = kept[0] // 12
+    assert kept == [12 * each, 24 * each, 12 * each, 3 * 12 * each, 2 * 12 * each]  # images, steps, two terms
+    for found, plan in zip(kept, plans, strict=True):
+        assert plan.host["gradients of its images"] == found // (4 * each) * pinned(4 * each)
+    assert [plan.gradients for plan in plans] == [4 * each] * 4 + [8 * each]
+    plain, twice, one_step, by_step, with_kl = (peak - own for peak, own in zip(peaks, kept, strict=True))
+    for other in (twice, one_step, by_step, with_kl):
+        assert other == pytest.approx(plain, rel=0.1)
+    assert all(peak < plan.configured + plan.update + own for peak, plan, own in zip(peaks, plans, kept, strict=True))
+    whole = load_config(find_config("tiny_grpo_geneval"), [*sizes, "keep_graphs=true"])
+    quick_run(whole, toy.parent)
+    assert peaks[-1] > 6 * peaks[0]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "told"),
+    [
+        (("updates_per_rollout=2",), "updates_per_rollout is 2"), (("micro_batch_size=4",), "micro_batch_size is 4"),
+        (("curriculum.max_rounds=2",), "curriculum.max_rounds is 2"),
+        (("sampler.trained_fraction=0.5",), "sampler.trained_fraction is 0.5"),
+        (("ratio=sequence", "loss_aggregation=samples"), "ratio=sequence, whose losses are of whole trajectories"),
+        (("pipeline.compile=blocks",), "pipeline.compile=blocks, since compiled blocks"),
+        (("pipeline.dtype=float16",), "float16, whose losses are scaled"),
+        (("policy.train=full",), "policy.train=full, where that would be a model for every image"),
+    ],
+    ids=" ".join,
+)  # fmt: skip
+def test_gradients_of_other_updates_are_refused(toy: Path, overrides: tuple[str, ...], told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        grpo.check(toy_config(toy, *BATCHES, GRADIENTS, *overrides))

@@ -137,6 +137,7 @@ METHODS: dict[str, tuple[str, ...]] = {
     "tree": (*WHOLE, "credit.method=tree_grpo", "loss_aggregation=rows"),
     "branch_grpo": (*WHOLE, "credit.method=branch_grpo", "credit.splits=[0, 1]"),
     "tp_grpo": (*SPLIT, "credit.method=tp_grpo"),
+    "gradients": (*SPLIT, "keep_graphs=gradients", "kl_coef=0.1", "sampler.guidance_scale=3"),
     "nft": (*SPLIT, *FORWARD, "objective.name=nft", "kl_coef=0.1"),
     "awm": (*SPLIT, *FORWARD, "objective.name=awm"),
     "rft": (*SPLIT, *FORWARD, "objective.name=rft", "FUNCTION=broken_by_value"),
