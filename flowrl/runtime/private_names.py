@@ -1,9 +1,9 @@
 """Every private or undocumented name of other libraries that flowrl uses; no other file uses one.
 
 Names that are imported stand in `NAMES` and are imported from here, when the importing file is, so that this file loads
-nothing. Members of foreign objects stand in `MEMBERS` and are read and written by the functions below. Each says why it
-is needed. If a release no longer has one, the error names the releases that do. A test looks each up in what is
-installed, and looks for private names elsewhere.
+none of them. Members of foreign objects stand in `MEMBERS` and are read and written by the functions below. Both are
+tables of `private_names.yaml`, which says why each is needed. If a release no longer has one, the error names the
+releases that do. A test looks each up in what is installed, and looks for private names elsewhere.
 """
 
 from __future__ import annotations
@@ -12,7 +12,10 @@ import importlib
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+import yaml
 
 from flowrl.runtime.versions import TESTED, numbers, version_of
 
@@ -50,131 +53,11 @@ class Private:
 LOOKED_AT: Mapping[str, str] = {"diffusers": "0.36.0", "peft": "0.17.1", "torch": "2.11.0"}
 """The oldest release in which the names here were looked up; the newest is that of `flowrl.runtime.versions.TESTED`."""
 
-_DISPATCH = "diffusers.models.attention_dispatch"
-_PARALLEL = "diffusers.models._modeling_parallel"
-NAMES: Mapping[str, Private] = {
-    # diffusers: attention
-    "dispatch_attention_fn": Private(f"{_DISPATCH}:dispatch_attention_fn", "calls a kernel that a word names"),
-    "AttentionBackendName": Private(f"{_DISPATCH}:AttentionBackendName", "names of kernels, as processors take them"),
-    "check_backend": Private(
-        f"{_DISPATCH}:_check_attention_backend_requirements", "says before the first call what a kernel lacks here"
-    ),
-    "fetch_backend": Private(
-        f"{_DISPATCH}:_maybe_download_kernel_for_backend", "fetches a kernel of the hub before the first call"
-    ),
-    "HUB_KERNELS": Private(f"{_DISPATCH}:_HUB_KERNELS_REGISTRY", "knows which kernels of the hub were fetched"),
-    "AttentionModuleMixin": Private(
-        "diffusers.models.attention:AttentionModuleMixin", "how attention of newer networks is recognised"
-    ),
-    "Attention": Private("diffusers.models.attention_processor:Attention", "how attention of others is recognised"),
-    "QwenImage21AttnProcessor": Private(
-        "diffusers.models.transformers.transformer_qwenimage21:QwenImage21AttnProcessor",
-        "which attention leaves its backend out without a cache",
-    ),
-    "SanaLinearAttnProcessor2_0": Private(
-        "diffusers.models.attention_processor:SanaLinearAttnProcessor2_0", "which of Sana's attention is linear"
-    ),
-    "SanaLinearAttnProcessor3_0": Private(
-        "diffusers.models.transformers.transformer_sana_video:SanaLinearAttnProcessor3_0",
-        "which of SANA-Video's attention is linear",
-    ),
-    # diffusers: tokens of one image on several processes
-    "ContextParallelConfig": Private(f"{_PARALLEL}:ContextParallelConfig", "splits over a mesh of flowrl's own"),
-    "ParallelConfig": Private(f"{_PARALLEL}:ParallelConfig", "tells processors that tokens are split"),
-    "apply_context_parallel": Private(
-        "diffusers.hooks.context_parallel:apply_context_parallel",
-        "splits and joins tokens; `enable_parallelism` takes the whole world for the group",
-    ),
-    # diffusers: the rest
-    "LoraBaseMixin": Private("diffusers.loaders.lora_base:LoraBaseMixin", "which stock classes read names of LoRAs"),
-    "CacheMixin": Private("diffusers.models.cache_utils:CacheMixin", "networks that may cache, refused under guidance"),
-    "TimestepEmbedding": Private(
-        "diffusers.models.embeddings:TimestepEmbedding", "Wan's, which gets a subclass that stays in float32"
-    ),
-    "ChromaSingleTransformerBlock": Private(
-        "diffusers.models.transformers.transformer_chroma:ChromaSingleTransformerBlock",
-        "Chroma's blocks, whose masks are kept while they are computed again",
-    ),
-    "HunyuanVideo15ImageProcessor": Private(
-        "diffusers.pipelines.hunyuan_video1_5.image_processor:HunyuanVideo15ImageProcessor",
-        "the shapes that HunyuanVideo-1.5 draws in",
-    ),
-    "infer_diffusers_model_type": Private(
-        "diffusers.loaders.single_file_utils:infer_diffusers_model_type", "which model a single file's keys are of"
-    ),
-    "DIFFUSERS_DEFAULT_PIPELINE_PATHS": Private(
-        "diffusers.loaders.single_file_utils:DIFFUSERS_DEFAULT_PIPELINE_PATHS", "whose configuration such a file gets"
-    ),
-    "get_3d_rotary_pos_embed": Private(
-        "diffusers.models.embeddings:get_3d_rotary_pos_embed", "CogVideoX's positions, made by its pipeline"
-    ),
-    # PEFT
-    "BaseTunerLayer": Private("peft.tuners.tuners_utils:BaseTunerLayer", "layers with adapters of any kind"),
-    "LoraLayer": Private("peft.tuners.lora:LoraLayer", "layers with a LoRA"),
-    "PeftLoraLinear": Private("peft.tuners.lora:Linear", "the layer that `LoraLinear` computes in fewer operations"),
-    "get_pattern_key": Private("peft.utils.other:get_pattern_key", "which key of `alpha_pattern` a layer goes by"),
-    # torch
-    "TorchDispatchMode": Private(
-        "torch.utils._python_dispatch:TorchDispatchMode", "sees every operation, which counts and plans go by"
-    ),
-    "flop_registry": Private(
-        "torch.utils.flop_counter:flop_registry", "formulas of FLOPs; its own counter takes every operation apart"
-    ),
-    "foreach_mul_": Private("torch:_foreach_mul_", "scales all gradients in one launch"),
-    "foreach_add_": Private("torch:_foreach_add_", "sums all gradients in one launch"),
-    "IMPORT_MAPPING": Private("torch._utils:IMPORT_MAPPING", "Python 2's modules, as torch's safe reader reads them"),
-    "NAME_MAPPING": Private("torch._utils:NAME_MAPPING", "Python 2's names, as torch's safe reader reads them"),
-    "callback_handler": Private("torch._dynamo.callback:callback_handler", "says when time goes into compiling"),
-    "all_to_all_single": Private(
-        "torch.distributed._functional_collectives:all_to_all_single", "an exchange that compiled code may hold"
-    ),
-    "wait_tensor": Private("torch.distributed._functional_collectives:wait_tensor", "ends that exchange"),
-    # Python
-    "ActionsContainer": Private("argparse:_ActionsContainer", "type of parsers and of groups of their flags"),
-}
+_TABLES = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
+NAMES: Mapping[str, Private] = {name: Private(**row) for name, row in _TABLES["names"].items()}
 """What can be imported from here, by the name that it has here."""
 
-MEMBERS: tuple[Private, ...] = (
-    Private(f"{_DISPATCH}:_templated_context_parallel_attention", "replaced where tokens are split: `share_attention`"),
-    Private("diffusers:FluxTransformer2DModel._repeated_blocks", "classes of blocks that are compiled each by itself"),
-    Private("diffusers:FluxTransformer2DModel._cp_plan", "where a network's tokens are split and joined"),
-    Private("diffusers:ModelMixin._supports_gradient_checkpointing", "whether a network can recompute its blocks"),
-    Private(
-        "diffusers.models.transformers.transformer_flux:FluxAttnProcessor._attention_backend",
-        "the kernel of one network: the public setter is the default of all others too",
-    ),
-    Private(
-        "diffusers.models.transformers.transformer_flux:FluxAttnProcessor._parallel_config",
-        "that tokens are split, to one processor and not to all",
-    ),
-    Private(f"{_PARALLEL}:ContextParallelConfig._ulysses_mesh", "the group, which its own setup takes for the world"),
-    Private(f"{_PARALLEL}:ContextParallelConfig._flattened_mesh", "the same for what gathers"),
-    Private("diffusers:ModelMixin._keep_in_fp32_modules", "parts that stock keeps in float32 when it loads in 16 bits"),
-    Private("diffusers:DiffusionPipeline._get_signature_types", "classes of a pipeline's parts, without a download"),
-    Private(
-        "diffusers:SanaPipeline.__call__(complex_human_instruction)",
-        "the default that every prompt is put behind; it stands nowhere else",
-    ),
-    Private("diffusers:SanaVideoPipeline.__call__(complex_human_instruction)", "the same of videos"),
-    Private("peft:LoraConfig._register_custom_module", "`LoraLinear` in place of PEFT's layer"),
-    Private("peft.tuners.tuners_utils:BaseTunerLayer._disable_adapters", "off without flipping requires_grad"),
-    Private("peft.tuners.tuners_utils:BaseTunerLayer._active_adapter", "another without flipping requires_grad"),
-    Private("peft.tuners.tuners_utils:BaseTunerLayer._get_available_adapters", "names of a layer's adapters"),
-    Private(
-        "peft.tuners.lora:Linear._get_in_out_features", "overridden: weights that are split over processes", "0.18.1"
-    ),
-    Private("torch:nn.Module._parameters", "weights that are exchanged for others while a network rests"),
-    Private("torch:nn.Module._buffers", "buffers that are"),
-    Private("torch:Tensor._version", "whether a buffer was written meanwhile"),
-    Private("torch:UntypedStorage._cdata", "which tensors share their memory"),
-    Private("torch:ops.aten.mm.default._overloadpacket", "the operation that a formula of FLOPs is kept under"),
-    Private("torch:ops.aten.mm.default._schema", "whether an operation writes to what it is given"),
-    Private("torch:ops.mkldnn._is_mkldnn_bf16_supported", "whether this CPU multiplies bfloat16"),
-    Private("torch:ops.mkldnn._is_mkldnn_fp16_supported", "whether this CPU multiplies float16"),
-    Private("torch._inductor.config:emulate_precision_casts", "compiled code rounds where eager code does"),
-    Private("argparse:ArgumentParser()._option_string_actions", "the flags that a command has"),
-    Private("argparse:ArgumentParser()._actions", "what a command calls each of its values"),
-)
+MEMBERS = tuple(Private(**row) for row in _TABLES["members"])
 """What the functions below read, write or replace."""
 
 COMPILER = "torch._dynamo"
@@ -190,7 +73,7 @@ LIGHT_MODULES = (
     "torch.utils.flop_counter",
     "diffusers.utils.torch_utils",
     "diffusers.hooks",
-    _DISPATCH,
+    "diffusers.models.attention_dispatch",
     "diffusers.models.transformers",
     "diffusers.models.unets",
 )
@@ -271,7 +154,7 @@ def mesh_of(parallel: Any) -> Any:
 
 def share_attention(attend: Callable[..., Tensor]) -> None:
     """Puts a function in place of diffusers' attention of split tokens, for this process."""
-    dispatch: Any = importlib.import_module(_DISPATCH)
+    dispatch: Any = importlib.import_module("diffusers.models.attention_dispatch")
     dispatch._templated_context_parallel_attention = attend
 
 
