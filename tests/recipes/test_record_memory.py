@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import weakref
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-from tiny_runs import TinyRuns, tiny_runs
+from tiny_runs import TinyRuns
 from torch import Tensor
+from toy_pipeline import toy_runs
 
 from flowrl import samplers
 from flowrl.config.train import load_config
@@ -19,8 +20,8 @@ from flowrl.session.preflight import recipe_of
 from flowrl.training import paths
 from flowrl.trajectory import Sampled, Trajectory
 
-LATENT = 4 * 8 * 8 * 8
-"""Bytes of a latent of the tiny SD3."""
+LATENT = 4 * 3 * 2 * 2
+"""Bytes of a latent of the toy."""
 BRANCHES = ("credit.method=tempflow", "credit.branches=2")
 TREE = ("credit.method=tree_grpo", "credit.children=2", "credit.splits=[0,1]")
 CASES: dict[str, tuple[str, ...]] = {
@@ -38,8 +39,8 @@ CASES: dict[str, tuple[str, ...]] = {
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory, tiny_sd3_folder: Path) -> TinyRuns:
-    return tiny_runs(tmp_path_factory.mktemp("record"), tiny_sd3_folder, num_iterations=3, checkpoint_every=9)
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TinyRuns]:
+    yield from toy_runs(tmp_path_factory.mktemp("record"), num_iterations=3, checkpoint_every=9)
 
 
 class Watch:
