@@ -12,27 +12,35 @@ os.environ["TRANSFORMERS_OFFLINE"] = "1"
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
-import jaxtyping
 import pytest
-import torch
 
 # What must outlast a power cut waits for the disk, twenty times a checkpoint; tests see that it asks, and cut no power.
 vars(os)["fsync"] = os.fstat
 
-torch.set_num_threads(1)
-torch.use_deterministic_algorithms(True)
-
 # The pure layer says its shapes in annotations; here every call is checked against them.
 CHECKED = ("samplers", "advantages", "credit", "objectives", "prompts.curriculum")
-jaxtyping.install_import_hook([f"flowrl.{name}" for name in CHECKED], "shape_checks.check")
 
 pytest_plugins = ("durations",)
 """What tests take, and which files go first."""
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Where tests run: the process that hands them to others imports no torch, and they begin seconds earlier."""
+    if config.getoption("numprocesses", None) and not hasattr(config, "workerinput"):
+        return
+    import jaxtyping
+    import torch
+
+    torch.set_num_threads(1)
+    torch.use_deterministic_algorithms(True)
+    jaxtyping.install_import_hook([f"flowrl.{name}" for name in CHECKED], "shape_checks.check")
+
+
 @pytest.fixture(autouse=True)
 def _wrong_shapes_where_refusals_are_tested(request: pytest.FixtureRequest) -> Iterator[None]:
     """A test with ``refuse`` or ``error`` in its name gives wrong input on purpose, to see our own message for it."""
+    import jaxtyping
+
     on_purpose = any(word in request.node.name for word in ("refuse", "error"))
     jaxtyping.config.update("jaxtyping_disable", on_purpose)
     yield
@@ -42,6 +50,8 @@ def _wrong_shapes_where_refusals_are_tested(request: pytest.FixtureRequest) -> I
 @pytest.fixture(autouse=True)
 def _arithmetic_as_before() -> Iterator[None]:
     """A test that leaves torch other threads makes those after it round otherwise, and forks of this process wait."""
+    import torch
+
     yield
     assert (torch.get_num_threads(), torch.get_default_dtype()) == (1, torch.float32), (
         "the test changed how torch computes"

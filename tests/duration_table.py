@@ -39,6 +39,8 @@ class Spent:
     rest: float = 0.0
     """Processor seconds of what it shares, which fall to its file: wider fixtures, and taking things down."""
     slow: bool = False
+    calibration: float | None = None
+    """Of a long test: what `calibrate` took right after it."""
     whole: bool = False
     """It passed; what fails or is skipped says nothing of its length."""
 

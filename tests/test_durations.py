@@ -26,7 +26,7 @@ from duration_table import (
 )
 from tell_durations import MOST, tell
 
-EXCEPTIONS = 124
+EXCEPTIONS = 0
 """At most so many tests that are not marked slow may be above the limit. Lower it when it can be; never raise it."""
 
 
@@ -142,7 +142,9 @@ def test_seconds_of_files() -> None:
 SUITE = {
     "conftest.py": "import duration_table, durations\nfrom pathlib import Path\n"
     "duration_table.LIMIT = durations.LIMIT = 0.1\nduration_table.LEAST = 0.03\n"
-    "duration_table.ROOT = Path(__file__).parent\ndurations.calibrate = lambda: 0.2\n",
+    "duration_table.ROOT = Path(__file__).parent\n"
+    "durations.calibrate = lambda: float((duration_table.ROOT / 'pace').read_text())\n",
+    "pace": "0.2",
     "test_one.py": "import pytest, subprocess, sys, time\n"
     "def burn(seconds):\n    end = time.process_time() + seconds\n    while time.process_time() < end: pass\n"
     "@pytest.fixture(scope='module')\ndef shared():\n    burn(0.2)\n"
@@ -223,12 +225,15 @@ def test_a_long_test_turns_a_run_red_where_that_is_asked(suite: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("why", ["a slow machine", "exceptions"])
+@pytest.mark.parametrize("why", ["a slow machine", "exceptions", "a machine that others came to"])
 def test_a_long_test_is_let_through_where_the_machine_or_the_table_explains_it(suite: Path, why: str) -> None:
     long = {f"test_one.py::test_{name}": 0.5 for name in ("long", "child")}
     slow = why == "a slow machine"
     made = {"calibration": 0.02 if slow else 0.2}
-    write_table(Table(made=made, tests=long, exceptions={} if slow else long), suite / "t.json")
+    write_table(Table(made=made, tests=long, exceptions=long if why == "exceptions" else {}), suite / "t.json")
+    if "others" in why:  # after the run has begun
+        one = suite / "test_one.py"
+        one.write_text(one.read_text().replace("burn(0.25)", "burn(0.25); open('pace', 'w').write('2.0')"))
     code, said = run(suite, "-k", "not fails", "--refuse-long")
     assert code == 0, said
     assert "refused" not in said

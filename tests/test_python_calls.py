@@ -7,7 +7,7 @@ import importlib
 import math
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import FrozenInstanceError
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ import pytest
 import yaml
 from PIL import Image
 from tiny_runs import TinyRuns, lora, metrics, tiny_runs
+from toy_pipeline import toy_runs
 
 import flowrl
 from flowrl.health.diagnosis import Examination
@@ -44,6 +45,12 @@ def runs(tmp_path_factory: pytest.TempPathFactory, tiny_sd3_folder: Path) -> Tin
     return tiny_runs(tmp_path_factory.mktemp("python"), tiny_sd3_folder)
 
 
+@pytest.fixture
+def toys(tmp_path: Path) -> Iterator[TinyRuns]:
+    """Of the toy, where nothing is drawn outside a training."""
+    yield from toy_runs(tmp_path)
+
+
 def test_importing_and_asking_for_a_function_is_light() -> None:
     code = "import sys, flowrl; flowrl.train; print(sorted({'torch', 'numpy', 'rich'} & {*sys.modules}))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -62,14 +69,14 @@ def test_examples_in_docstrings(module: str) -> None:
     assert found.failed == 0
 
 
-def test_a_function_trains_what_the_command_trains(runs: TinyRuns, capsys: pytest.CaptureFixture[str]) -> None:
-    settings = yaml.safe_load(runs.config.read_text())
+def test_a_function_trains_what_the_command_trains(toys: TinyRuns, capsys: pytest.CaptureFixture[str]) -> None:
+    settings = yaml.safe_load(toys.config.read_text())
     seen: list[tuple[int, Mapping[str, Any]]] = []
     run = flowrl.train(
-        settings, out=runs.folder / "function", on_iteration=lambda number, row: seen.append((number, row)), show=False
+        settings, out=toys.folder / "function", on_iteration=lambda number, row: seen.append((number, row)), show=False
     )
     assert capsys.readouterr() == ("", "")
-    command = runs.train("command")
+    command = toys.train("command")
     assert metrics(run.folder) == metrics(command)
     assert lora(run.folder) == lora(command)
     assert run.finished
@@ -84,10 +91,10 @@ def test_a_function_trains_what_the_command_trains(runs: TinyRuns, capsys: pytes
 
 
 @pytest.mark.slow
-def test_false_from_a_callback_stops_and_the_run_goes_on(runs: TinyRuns) -> None:
-    whole = runs.train("whole", "num_iterations=3")
+def test_false_from_a_callback_stops_and_the_run_goes_on(toys: TinyRuns) -> None:
+    whole = toys.train("whole", "num_iterations=3")
     run = flowrl.train(
-        runs.config, num_iterations=3, out=runs.folder / "stopped", on_iteration=lambda number, row: number < 1
+        toys.config, num_iterations=3, out=toys.folder / "stopped", on_iteration=lambda number, row: number < 1
     )
     assert not run.finished
     assert len(run.metrics["iteration"]) == 2
@@ -96,21 +103,21 @@ def test_false_from_a_callback_stops_and_the_run_goes_on(runs: TinyRuns) -> None
     assert lora(again.folder) == lora(whole)
 
 
-def test_what_a_callback_raises_ends_the_run_saved(runs: TinyRuns) -> None:
+def test_what_a_callback_raises_ends_the_run_saved(toys: TinyRuns) -> None:
     def fails(number: int, row: Mapping[str, Any]) -> None:
         raise KeyError("my own mistake")
 
     with pytest.raises(flowrl.FlowrlError, match=r"my own mistake.*last good checkpoint.*000001") as caught:
         flowrl.train(
-            runs.config,
+            toys.config,
             num_iterations=3,
             checkpoint_every=3,
-            out=runs.folder / "raised",
+            out=toys.folder / "raised",
             on_iteration=fails,
             show=False,
         )
     assert isinstance(caught.value.__cause__, KeyError)
-    assert flowrl.train(resume=runs.folder / "raised", show=False).finished
+    assert flowrl.train(resume=toys.folder / "raised", show=False).finished
 
 
 def test_images_come_as_images(runs: TinyRuns, tmp_path: Path) -> None:
@@ -176,11 +183,11 @@ def test_html_shows_few_images_and_no_curve_of_one_number() -> None:
     assert "0.500 at last" in curve("reward", (0.25, math.nan, 0.5))
 
 
-def test_a_run_says_by_which_call_it_was_made(runs: TinyRuns, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_says_by_which_call_it_was_made(toys: TinyRuns, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["my.py", "--my-flag", "3"])
-    run = flowrl.train(runs.config, num_iterations=1, out=tmp_path / "run", show=False)
+    run = flowrl.train(toys.config, num_iterations=1, out=tmp_path / "run", show=False)
     told = read_json(run.folder / "manifest.json")["command"]
-    assert told == f"flowrl.train(config='{runs.config}', show=False, num_iterations=1, out='{run.folder}')"
+    assert told == f"flowrl.train(config='{toys.config}', show=False, num_iterations=1, out='{run.folder}')"
 
 
 def test_a_diagnosis_has_its_parts_as_they_come(runs: TinyRuns) -> None:

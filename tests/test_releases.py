@@ -98,15 +98,16 @@ def test_the_commit_is_that_of_flowrls_own_checkout(repository: Path, monkeypatc
     inside = repository / "flowrl" / "runtime/versions.py"
     monkeypatch.setattr(versions, "__file__", str(inside))
     inside.parent.mkdir(parents=True)
-    assert versions.git_commit() == git(repository, "rev-parse", "HEAD")[:12]
+    git_commit = versions.git_commit.__wrapped__  # which a process asks once
+    assert git_commit() == git(repository, "rev-parse", "HEAD")[:12]
     (repository / "pyproject.toml").write_text("")
-    assert versions.git_commit() == git(repository, "rev-parse", "HEAD")[:12] + "-dirty"
+    assert git_commit() == git(repository, "rev-parse", "HEAD")[:12] + "-dirty"
     installed = (
         repository / ".venv" / "lib" / "flowrl" / "runtime/versions.py"
     )  # a wheel, in an environment of a user's project
     installed.parent.mkdir(parents=True)
     monkeypatch.setattr(versions, "__file__", str(installed))
-    assert versions.git_commit() is None
+    assert git_commit() is None
 
 
 # ---- files -----------------------------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, TextIO
 from urllib.parse import quote
 
@@ -139,7 +139,7 @@ def without_secrets(text: str) -> str:
     (`hf_`, `sk-`, `ghp_`, `AKIA`, ...), also percent-encoded, and the values of environment variables that are called
     a token, key, secret or password.
     """
-    return _without(_secrets() if len(text) >= _SHORTEST else [], text)  # most cells of a page are shorter
+    return _without(_secrets() if len(text) >= _SHORTEST else (), text)  # most cells of a page are shorter
 
 
 def settings_without_secrets(value: Any) -> Any:
@@ -147,7 +147,7 @@ def settings_without_secrets(value: Any) -> Any:
     return _settings_without(_secrets(), value)
 
 
-def _settings_without(secrets: list[str], value: Any) -> Any:
+def _settings_without(secrets: tuple[str, ...], value: Any) -> Any:
     if isinstance(value, Mapping):
         return {
             name: SECRET
@@ -160,29 +160,28 @@ def _settings_without(secrets: list[str], value: Any) -> Any:
     return _without(secrets, value) if isinstance(value, str) else value
 
 
-def _secrets() -> list[str]:  # read once a document: that takes longer than replacing them
+def _secrets() -> tuple[str, ...]:  # read once a document: that takes longer than replacing them
     of_names = {os.environ[name].strip() for name in os.environ if name.upper().endswith(_SECRET_VARIABLES)}
     return _as_written(frozenset(value for value in of_names | _remembered if len(value) >= _SHORTEST))
 
 
-def _without(secrets: list[str], text: str) -> str:
+@lru_cache(maxsize=1024)
+def _without(secrets: tuple[str, ...], text: str) -> str:  # the settings of a run are written several times
     plain = _COLOURS.sub("", text) if "[" in text else text
     if plain != text and (cleared := _without(secrets, plain)) != plain:
         return cleared  # colours may stand in the midst of a secret
     for value in secrets:
         text = text.replace(value, SECRET)
-    if not _HINTS.search(text):  # as most texts
-        return text
-    for shape, by in _SHAPES:
+    for shape, by in _SHAPES if _HINTS.search(text) else ():  # most texts have none
         text = shape.sub(by, text)
     return text
 
 
 @cache
-def _as_written(values: frozenset[str]) -> list[str]:
+def _as_written(values: frozenset[str]) -> tuple[str, ...]:
     """Secrets by their exact words, longest first, as they are and as addresses hold them."""
     known = {value for value in values if not os.path.exists(value)}  # the place of a key is none
-    return sorted(known | {quote(value, safe="") for value in known}, key=len, reverse=True)
+    return tuple(sorted(known | {quote(value, safe="") for value in known}, key=len, reverse=True))
 
 
 _UNSEEN = re.compile(

@@ -54,12 +54,13 @@ def numbers(version: str) -> list[int]:
     return [int(part) for part in re.match(r"[\d.]*", version)[0].split(".") if part]  # type: ignore[index]
 
 
+@cache
 def git_commit() -> str | None:
-    """The commit of the checkout that flowrl runs from; None for an installed wheel, whatever checkout it lies in."""
+    """The commit of the checkout that flowrl runs from, as first found by this process, which has imported its code
+    before; None for an installed wheel, whatever checkout it lies in."""
     # Without the tags: the commit alone, where `describe` would otherwise name the release and the distance from it.
-    if _git("rev-parse", "--show-prefix") != "flowrl/":
-        return None
-    return _git("describe", "--always", "--dirty", "--abbrev=12", "--exclude=*") or None
+    own = _git("rev-parse", "--show-prefix") == "flowrl/"
+    return (_git("describe", "--always", "--dirty", "--abbrev=12", "--exclude=*") or None) if own else None
 
 
 def _git(*arguments: str) -> str:

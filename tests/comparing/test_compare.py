@@ -16,6 +16,7 @@ from typing import IO, Any
 import pytest
 import yaml
 from tiny_runs import TinyRuns, metrics, tiny_runs
+from toy_pipeline import toy_runs
 
 import flowrl
 import flowrl.comparing.measure as compare_measure
@@ -25,12 +26,13 @@ from flowrl.comparing.measure import image_spread
 from flowrl.comparing.question import ask, base_key, evaluated_rewards, parse_budget, read_journal
 from flowrl.comparing.standing import spent_share, standing
 from flowrl.config.train import load_config
-from flowrl.pipelines import Pipeline
+from flowrl.pipelines import PIPELINES, Pipeline
 from flowrl.training import parts
 from flowrl.training.run import Run
 from flowrl.trajectory import Schedule
 
 BUDGET = ("--budget", "nfe=100", "--evals", "1")  # two iterations of 56
+FAMILY = PIPELINES["sd3"]
 START_PROCESS = compare_run.start_process
 
 
@@ -65,16 +67,19 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
 
 
 @pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory, tiny_sd3_folder: Path) -> TinyRuns:
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TinyRuns]:
     """Two configurations: `tiny_slow` and `tiny_fast`, which learns with twice the rate."""
-    folder = tmp_path_factory.mktemp("compare")
-    runs = tiny_runs(folder, tiny_sd3_folder)
+    for runs in toy_runs(tmp_path_factory.mktemp("compare")):
+        write_methods(runs)
+        yield runs
+
+
+def write_methods(runs: TinyRuns) -> None:
     config = yaml.safe_load(runs.config.read_text())
     config["prompts"]["eval"] = config["prompts"]["train"]
     config["eval"] = {"num_images": 2}
-    write(folder / "tiny_slow.yaml", config)
-    write(folder / "tiny_fast.yaml", config | {"optim": {"lr": 0.02}})
-    return runs
+    write(runs.folder / "tiny_slow.yaml", config)
+    write(runs.folder / "tiny_fast.yaml", config | {"optim": {"lr": 0.02}})
 
 
 def write(path: Path, config: dict[str, Any]) -> Path:
@@ -280,12 +285,16 @@ def test_a_folder_of_something_else_is_refused(
 
 @pytest.mark.slow
 def test_a_real_training_process(
-    tiny: TinyRuns,
+    tmp_path: Path,
+    tiny_sd3_folder: Path,
     compare: Callable[..., int],
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     warm_python: str,
 ) -> None:
+    write_methods(tiny_runs(tmp_path, tiny_sd3_folder))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(PIPELINES, "sd3", FAMILY)  # which the process has
     monkeypatch.setattr(compare_run, "start_process", START_PROCESS)
     monkeypatch.setattr(sys, "executable", warm_python)
     monkeypatch.setattr(compare_run, "_LOOK_EVERY", 0.1)
@@ -297,7 +306,7 @@ def test_a_real_training_process(
     assert "1 of 1 runs are finished." in out
     assert "one training seed" in out.replace("\n", " ")
     assert max(len(line) for line in out.splitlines()) <= 80
-    assert "Starting real/tiny_slow-s0" in (tiny.folder / "real" / "logs" / "tiny_slow-s0.log").read_text()
+    assert "Starting real/tiny_slow-s0" in (tmp_path / "real" / "logs" / "tiny_slow-s0.log").read_text()
 
 
 @pytest.mark.parametrize(
@@ -358,15 +367,17 @@ def test_runs_share_the_first_evaluation_only_where_it_is_the_same(tiny: TinyRun
     assert base_key(load_config(path, [setting])) != plain
 
 
+@pytest.mark.usefixtures("started")
 def test_distances_are_measured_on_the_noise_levels_of_the_evaluation(
-    compared: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, tiny_sd3_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those of a shift may go by the size that was trained on, or by the one that is drawn."""
-    run = compared / "tiny_slow-s0"
+    monkeypatch.setitem(PIPELINES, "sd3", FAMILY)  # the toy has one size
+    runs = tiny_runs(tmp_path, tiny_sd3_folder)
+    run = runs.train("run", f"prompts.eval={tmp_path / 'prompts.txt'}", "eval_every=1", "num_iterations=1")
     config = yaml.safe_load((run / "config.yaml").read_text())
     config["eval"] |= {"height": 48, "width": 56, "shift": "training"}
     write(run / "config.yaml", config)
-    (run / "measure.json").unlink()
     seen: list[tuple[int, ...]] = []
     whole = parts.eval_schedule
 

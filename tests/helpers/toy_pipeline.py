@@ -23,6 +23,7 @@ import yaml
 from accelerate import Accelerator
 from PIL import Image
 from safetensors.torch import save_file
+from tiny_runs import TinyRuns, tiny_runs
 from torch import Tensor, nn
 
 from flowrl.config.train import TrainConfig, load_config
@@ -251,6 +252,17 @@ def toy_in_place(folder: Path) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(PIPELINES, "sd3", "toy_pipeline")
         yield write_toy(folder)
+
+
+def toy_runs(folder: Path, **settings: Any) -> Iterator[TinyRuns]:
+    """`tiny_runs` of the toy, which take a quarter of the time of a tiny SD3, until the iteration goes on.
+
+    For what is not about a family: a LoRA of the toy is trained by the real recipe, loop and run folder.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(PIPELINES, "sd3", "toy_pipeline")
+        pipeline = {"name": "sd3", "model": "toy", "dtype": "float32", "device": "cpu"}
+        yield tiny_runs(folder, Path("toy"), **{"pipeline": pipeline, **settings})
 
 
 def write_toy(folder: Path, **settings: Any) -> Path:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import torch
 from tiny_runs import TinyRuns, metrics, tiny_runs
 from torch import Tensor
 from torch.nn import functional as F
+from toy_pipeline import toy_runs
 
 from flowrl.objectives.policy_gradient import Scored
 from flowrl.runs.vital_signs import ALIKE, FAULT
@@ -24,6 +25,12 @@ ONE = ("num_iterations=1", "checkpoint_every=9")
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory, tiny_sd3_folder: Path) -> TinyRuns:
     return tiny_runs(tmp_path_factory.mktemp("anchored"), tiny_sd3_folder)
+
+
+@pytest.fixture
+def toys(tmp_path: Path) -> Iterator[TinyRuns]:
+    """Of the toy, for what is not about a network of attention."""
+    yield from toy_runs(tmp_path)
 
 
 @pytest.fixture
@@ -115,30 +122,30 @@ def test_weights_that_do_not_move_keep_every_ratio_at_one(runs: TinyRuns, monkey
     assert row["ratio_mean"] == 1
 
 
-def test_one_update_is_not_scored_twice_whatever_its_batches(runs: TinyRuns) -> None:
-    whole = metrics(runs.train("whole", *ONE))[0]
-    parts = metrics(runs.train("parts", *ONE, "micro_batch_size=2", "rollout_batch_size=4"))[0]
+def test_one_update_is_not_scored_twice_whatever_its_batches(toys: TinyRuns) -> None:
+    whole = metrics(toys.train("whole", *ONE))[0]
+    parts = metrics(toys.train("parts", *ONE, "micro_batch_size=2", "rollout_batch_size=4"))[0]
     assert parts["nfe/update"] == whole["nfe/update"]
 
 
 @pytest.mark.parametrize(("share", "warns"), [(0.002, False), (0.1, True)])
 def test_what_differs_by_more_than_rounding_is_warned_of(
-    runs: TinyRuns, monkeypatch: pytest.MonkeyPatch, share: float, warns: bool, capsys: pytest.CaptureFixture[str]
+    toys: TinyRuns, monkeypatch: pytest.MonkeyPatch, share: float, warns: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """|log p(x; m + s std) - log p(x; m)| / D = |s mean(z) - s^2 / 2|, with z of mean about 0."""
     shift(monkeypatch, share)
-    row = metrics(runs.train(f"shifted-{share}", *ONE))[0]
+    row = metrics(toys.train(f"shifted-{share}", *ONE))[0]
     assert ("ratio_deviation" in row.get("warnings", {})) == warns
     assert ("pipeline.attention" in capsys.readouterr().err) == warns
     assert row["ratio_mean"] == 1
 
 
 def test_another_policy_in_the_update_ends_the_run(
-    runs: TinyRuns, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    toys: TinyRuns, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shift(monkeypatch, 1.0)
     with pytest.raises(AssertionError):
-        runs.train("fault", *ONE)
+        toys.train("fault", *ONE)
     said = " ".join(capsys.readouterr().err.split())
     assert f"rounding gives less than {FAULT:g}" in said
     assert "do not compute the same policy" in said

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -15,6 +16,7 @@ from diffusers import AutoencoderKL, DiffusionPipeline
 from tiny_models import load_tiny
 from tiny_runs import TinyRuns, differences, lasting, lora, metrics, tiny_runs
 from torch import Tensor
+from toy_pipeline import toy_runs
 
 from flowrl import rewards
 from flowrl.cli import main
@@ -38,9 +40,10 @@ SETTINGS: dict[str, tuple[str, ...]] = {
 }
 
 
-def _score(inputs: RewardInputs, *, failing: bool) -> RewardOutput:
-    values = 100 * inputs.images.mean((1, 2, 3))
-    valid = inputs.sample_ids % 4 != 1 if failing else torch.ones(len(inputs), dtype=torch.bool)
+def _score(inputs: RewardInputs, *, failing: bool, still: bool) -> RewardOutput:
+    values, most = 100 * inputs.images.mean((1, 2, 3)), inputs.sample_ids % 4 != 1
+    values = torch.where(most, values, values.detach()) if still else values
+    valid = most if failing else torch.ones(len(inputs), dtype=torch.bool)
     lost = int((~valid).sum())
     return RewardOutput(
         values=torch.where(valid, values, torch.nan), valid=valid, parts={"plain": values},
@@ -50,13 +53,14 @@ def _score(inputs: RewardInputs, *, failing: bool) -> RewardOutput:
 
 @dataclass(frozen=True, kw_only=True)
 class Glow:
-    """Brightness with gradient; `failing` leaves out an image of every group."""
+    """Brightness with gradient; an image of every group fails if it is `failing`, or has none if it is `still`."""
 
     failing: bool = False
+    still: bool = False
     differentiable: ClassVar[bool] = True
 
     def build(self, device: torch.device) -> Reward:
-        score = partial(_score, failing=self.failing)
+        score = partial(_score, failing=self.failing, still=self.still)
         return FunctionReward(name="glow", score=score, needs=frozenset({"images"}), version="1", differentiable=True)
 
 
@@ -90,6 +94,12 @@ def model(tmp_path_factory: pytest.TempPathFactory, tiny_sd3_folder: Path) -> Pa
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory, model: Path) -> TinyRuns:
     return tiny_runs(tmp_path_factory.mktemp("backprop"), model, rewards=[{"name": "glow"}])
+
+
+@pytest.fixture
+def toys(tmp_path: Path) -> Iterator[TinyRuns]:
+    """Of the toy, for what is not about a network or a decoder."""
+    yield from toy_runs(tmp_path, rewards=[{"name": "glow"}])
 
 
 @pytest.fixture
@@ -146,8 +156,8 @@ def test_the_gradient_is_that_of_the_reward_through_guidance_sampler_and_decoder
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_every_path_trains(runs: TinyRuns, name: str) -> None:
-    run = runs.train(name, *METHOD, *SETTINGS[name], "sampler.num_steps=4", "num_iterations=3")
+def test_every_path_trains(toys: TinyRuns, name: str) -> None:
+    run = toys.train(name, *METHOD, *SETTINGS[name], "sampler.num_steps=4", "num_iterations=3")
     rows = metrics(run)
     assert all(row["grad_norm"] > 0 for row in rows)
     calls = [row["trained_calls"] for row in rows]
@@ -165,13 +175,13 @@ def test_every_path_trains(runs: TinyRuns, name: str) -> None:
     assert rows[-1]["nfe/rollout"] == 8 * sum(row["last_step"] + 1 for row in rows)
 
 
-def test_training_makes_images_brighter(runs: TinyRuns) -> None:
-    rows = metrics(runs.train("brighter", *METHOD, "num_iterations=5", "optim.lr=0.02", "prompts_per_step=4"))
+def test_training_makes_images_brighter(toys: TinyRuns) -> None:
+    rows = metrics(toys.train("brighter", *METHOD, "num_iterations=5", "optim.lr=0.02", "prompts_per_step=4"))
     assert rows[-1]["reward"] > rows[0]["reward"]
 
 
-def test_a_reward_beyond_the_hinge_has_no_gradient(runs: TinyRuns) -> None:
-    row = metrics(runs.train("hinge", *METHOD, "objective.name=refl", "num_iterations=1"))[0]
+def test_a_reward_beyond_the_hinge_has_no_gradient(toys: TinyRuns) -> None:
+    row = metrics(toys.train("hinge", *METHOD, "objective.name=refl", "num_iterations=1"))[0]
     assert row["reward"] > 2
     assert (row["loss"], row["grad_norm"]) == (0, 0)
 
@@ -190,20 +200,19 @@ def test_checkpointing_changes_no_gradient(runs: TinyRuns, gradients: list[list[
     assert torch.equal(flat(gradients[0]), flat(gradients[1]))
 
 
-def test_two_updates_sample_with_the_policy_of_then(runs: TinyRuns, gradients: list[list[Tensor]]) -> None:
+def test_two_updates_sample_with_the_policy_of_then(toys: TinyRuns, gradients: list[list[Tensor]]) -> None:
     sizes = ("micro_batch_size=4", "num_iterations=1", "sampler.num_steps=2")
-    row = metrics(runs.train("updates", *METHOD, *sizes, "updates_per_rollout=2"))[0]
-    once = metrics(runs.train("once", *METHOD, *sizes))[0]
+    row = metrics(toys.train("updates", *METHOD, *sizes, "updates_per_rollout=2"))[0]
+    once = metrics(toys.train("once", *METHOD, *sizes))[0]
     assert len(gradients) == 3
     assert row["images"] == once["images"] == 8
     assert row["reward"] != once["reward"]  # its second half was sampled after an update
 
 
-@pytest.mark.slow
-def test_images_whose_reward_failed_are_left_out(runs: TinyRuns, gradients: list[list[Tensor]]) -> None:
+def test_images_whose_reward_failed_are_left_out(toys: TinyRuns, gradients: list[list[Tensor]]) -> None:
     """Two of eight fail: the gradient is the mean over the other six, whatever the size of micro-batches."""
     failing = "rewards=[{name: glow, options: {failing: true}}]"
-    rows = [metrics(runs.train(f"failing-{size}", *METHOD, failing, f"micro_batch_size={size}"))
+    rows = [metrics(toys.train(f"failing-{size}", *METHOD, failing, f"micro_batch_size={size}"))
             for size in (8, 1)]  # fmt: skip
     assert [row["invalid_ratio"] for row in rows[0]] == [0.25, 0.25]
     assert [row["reward_errors/glow/dropped"] for row in rows[0] + rows[1]] == [2] * 4
@@ -212,29 +221,31 @@ def test_images_whose_reward_failed_are_left_out(runs: TinyRuns, gradients: list
     first, other = flat(gradients[0]), flat(gradients[2])
     assert bool(first.isfinite().all())
     torch.testing.assert_close(other, first, rtol=0, atol=ROUNDING * float(first.abs().max()))
+    toys.train("still", *METHOD, "rewards=[{name: glow, options: {still: true}}]", "num_iterations=1")
+    torch.testing.assert_close(first, flat(gradients[-1]) * 8 / 6, rtol=0, atol=ROUNDING * float(first.abs().max()))
 
 
-def test_a_run_that_stops_after_its_update_saves_no_state_from_before_it(runs: TinyRuns) -> None:
+def test_a_run_that_stops_after_its_update_saves_no_state_from_before_it(toys: TinyRuns) -> None:
     failing = ("rewards=[{name: glow, options: {failing: true}}]", "max_invalid_ratio=0.04", "checkpoint_every=9")
     with pytest.raises(AssertionError):  # it ends with an error in its second iteration, whose update is made by then
-        runs.train("stopped", *METHOD, *failing)
-    assert len(metrics(runs.folder / "stopped")) == 1
-    assert list((runs.folder / "stopped" / "checkpoints").glob("*")) == []
+        toys.train("stopped", *METHOD, *failing)
+    assert len(metrics(toys.folder / "stopped")) == 1
+    assert list((toys.folder / "stopped" / "checkpoints").glob("*")) == []
 
 
-def test_a_reward_of_weight_zero_is_logged_whatever_it_is(runs: TinyRuns) -> None:
-    watched = f"rewards=[{{name: glow}}, {{file: {runs.folder / 'brightness.py'}, function: brightness, weight: 0}}]"
-    row = metrics(runs.train("watched", *METHOD, watched, "num_iterations=1"))[0]
+def test_a_reward_of_weight_zero_is_logged_whatever_it_is(toys: TinyRuns) -> None:
+    watched = f"rewards=[{{name: glow}}, {{file: {toys.folder / 'brightness.py'}, function: brightness, weight: 0}}]"
+    row = metrics(toys.train("watched", *METHOD, watched, "num_iterations=1"))[0]
     assert row["reward/brightness"] == pytest.approx(row["reward/glow"], rel=1e-6)
     assert row["reward/glow/plain"] == row["reward/glow"] == row["reward"]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["alignprop", "drtune"])
-def test_a_resumed_run_is_the_run_that_was_never_stopped(runs: TinyRuns, name: str) -> None:
+def test_a_resumed_run_is_the_run_that_was_never_stopped(toys: TinyRuns, name: str) -> None:
     settings = (*METHOD, *SETTINGS[name], "policy.ema_decay=0.5")
-    whole = runs.train(f"{name}-whole", *settings, "num_iterations=4")
-    run = runs.train(f"{name}-part", *settings)
+    whole = toys.train(f"{name}-whole", *settings, "num_iterations=4")
+    run = toys.train(f"{name}-part", *settings)
     assert main(["train", f"resume={run}", "num_iterations=4"]) == 0
     assert metrics(run) == metrics(whole)
     assert lora(run) == lora(whole)

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from diffusers import DiffusionPipeline
+import toy_pipeline
 from recorded_gradients import recorded_gradients
-from tiny_runs import TinyRuns, differences, lasting, lora, lora_tensors, metrics, state, tiny_runs
+from tiny_runs import TinyRuns, differences, lasting, lora, lora_tensors, metrics, state
 from torch import Tensor
+from toy_pipeline import toy_runs
 
 from flowrl.cli import main
 from flowrl.config.base import find_config
@@ -42,11 +43,11 @@ def red(images, prompts, metadata):
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory, tiny_sd3_folder: Path) -> TinyRuns:
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TinyRuns]:
     settings: dict[str, Any] = {
         "recipe": "forward", "sampler": {"kernel": "ode", "num_steps": 3}, "times": {"count": 2}, "num_iterations": 1,
     }  # fmt: skip
-    return tiny_runs(tmp_path_factory.mktemp("forward"), tiny_sd3_folder, **settings)
+    yield from toy_runs(tmp_path_factory.mktemp("forward"), **settings)
 
 
 @pytest.fixture(scope="module")
@@ -391,7 +392,7 @@ def test_refused_before_a_model_loads(
     def load(*arguments: Any, **options: Any) -> None:
         raise AssertionError("a model was loaded")
 
-    monkeypatch.setattr(DiffusionPipeline, "from_pretrained", load)
+    monkeypatch.setattr(toy_pipeline, "load", load)
     capsys.readouterr()
     assert main(["train", str(runs.config), f"out={tmp_path / 'run'}", *overrides]) == 1
     assert said in re.sub(r"\s+", " ", capsys.readouterr().err)

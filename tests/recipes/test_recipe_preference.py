@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from diffusers import DiffusionPipeline
+import toy_pipeline
 from family_sampling import start_noise
 from PIL import Image
 from recorded_gradients import recorded_gradients
@@ -20,11 +21,14 @@ from rounding import assert_same_sum
 from tiny_models import load_tiny
 from tiny_runs import PROMPTS, TinyRuns, differences, lasting, lora, lora_tensors, metrics, state, tiny_runs
 from torch import Tensor
+from toy_pipeline import toy_runs, write_pairs
 
 from flowrl.cli import main
+from flowrl.pipelines import PIPELINES
 from flowrl.prompts.pairs import load_images, read_pairs
 from flowrl.world.scenes import draw_scene, random_scene
 
+FAMILY = PIPELINES["sd3"]
 ONLINE = ("recipe=preference", "sampler.kernel=ode", "times.count=2")
 D3PO = ("recipe=preference", "objective.name=d3po", "same_latent=true", "group_size=2")
 LOG_2 = math.log(2)
@@ -45,8 +49,15 @@ def reward(images, prompts, metadata):
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory, tiny_sd3_folder: Path) -> TinyRuns:
-    return tiny_runs(tmp_path_factory.mktemp("preference"), tiny_sd3_folder)
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TinyRuns]:
+    yield from toy_runs(tmp_path_factory.mktemp("preference"))
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A pair for each of the toy's prompts."""
+    write_pairs(folder := tmp_path_factory.mktemp("toy") / "pairs")
+    return folder
 
 
 @pytest.fixture(scope="module")
@@ -186,8 +197,8 @@ def test_guided_training_and_every_rule_of_times(runs: TinyRuns, kind: str) -> N
 # ---- pairs from files ------------------------------------------------------------------------------------------------
 
 
-def test_offline_pairs_train_without_sampling_an_image(runs: TinyRuns, folder: Path) -> None:
-    run = runs.train("offline", *offline(folder), "num_iterations=4", "optim.lr=0.003", "times.count=3",
+def test_offline_pairs_train_without_sampling_an_image(runs: TinyRuns, pairs: Path) -> None:
+    run = runs.train("offline", *offline(pairs), "num_iterations=4", "optim.lr=0.003", "times.count=3",
                      "prompts_per_step=4", f"prompts.eval={runs.folder / 'prompts.txt'}", "eval_every=4")  # fmt: skip
     rows = metrics(run)
     before, *trained, after = rows
@@ -201,21 +212,21 @@ def test_offline_pairs_train_without_sampling_an_image(runs: TinyRuns, folder: P
 
 
 @pytest.mark.slow
-def test_a_resumed_offline_run_is_the_run_that_was_never_stopped(runs: TinyRuns, folder: Path) -> None:
-    whole = runs.train("offline-whole", *offline(folder), "num_iterations=4")
-    run = runs.train("offline-part", *offline(folder), "num_iterations=2")
+def test_a_resumed_offline_run_is_the_run_that_was_never_stopped(runs: TinyRuns, pairs: Path) -> None:
+    whole = runs.train("offline-whole", *offline(pairs), "num_iterations=4")
+    run = runs.train("offline-part", *offline(pairs), "num_iterations=2")
     assert main(["train", f"resume={run}", "num_iterations=4"]) == 0
     same(run, whole)
 
 
 @pytest.mark.slow
 def test_swapping_winner_and_loser_turns_the_gradient_round(
-    runs: TinyRuns, folder: Path, gradients: list[Tensor]
+    runs: TinyRuns, pairs: Path, gradients: list[Tensor]
 ) -> None:
-    rows = [json.loads(line) for line in (folder / "pairs.jsonl").read_text().split("\n") if line]
+    rows = [json.loads(line) for line in (pairs / "pairs.jsonl").read_text().split("\n") if line]
     swapped = [row | {"winner": row["loser"], "loser": row["winner"]} for row in rows]
-    (folder / "swapped.jsonl").write_text("\n".join(json.dumps(row) for row in swapped))
-    for path in (folder, folder / "swapped.jsonl"):
+    (pairs / "swapped.jsonl").write_text("\n".join(json.dumps(row) for row in swapped))
+    for path in (pairs, pairs / "swapped.jsonl"):
         runs.train(f"swap-{path.name}", *offline(path), "num_iterations=1")
     assert float(gradients[0].norm()) > 0
     torch.testing.assert_close(gradients[1], -gradients[0], rtol=1e-4, atol=1e-6)  # float32 sums
@@ -352,7 +363,7 @@ def test_mistakes_are_refused_before_a_model_loads(
     def loads(*arguments: Any, **options: Any) -> None:
         raise AssertionError("a model was loaded")
 
-    monkeypatch.setattr(DiffusionPipeline, "from_pretrained", loads)
+    monkeypatch.setattr(toy_pipeline, "load", loads)
     assert main(["train", str(runs.config), f"out={runs.folder / 'refused'}", *ONLINE, *overrides]) == 1
     shown = capsys.readouterr().err
     assert message in re.sub(r"\s+", " ", shown)
@@ -372,7 +383,11 @@ def test_offline_settings_that_do_not_fit_are_refused(
 
 
 @pytest.mark.slow
-def test_prompts_of_pairs_are_encoded_before_the_text_encoders_are_freed(runs: TinyRuns, folder: Path) -> None:
+def test_prompts_of_pairs_are_encoded_before_the_text_encoders_are_freed(
+    folder: Path, tiny_sd3_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(PIPELINES, "sd3", FAMILY)  # the toy has no encoders
+    runs = tiny_runs(tmp_path, tiny_sd3_folder)
     free = runs.train("freed", *offline(folder), "pipeline.free_text_encoders=true")
     kept = runs.train("kept", *offline(folder))
     assert [row["loss"] for row in metrics(free)] == [row["loss"] for row in metrics(kept)]

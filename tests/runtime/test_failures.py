@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,8 @@ from typing import Any
 import pytest
 import torch
 from safetensors import SafetensorError
-from tiny_runs import TinyRuns, metrics, tiny_runs
+from tiny_runs import TinyRuns, metrics
+from toy_pipeline import toy_runs
 
 from flowrl.cli import in_flags, main
 from flowrl.commands import report as report_command
@@ -48,8 +49,8 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory, tiny_sd3_folder: Path) -> TinyRuns:
-    return tiny_runs(tmp_path_factory.mktemp("failures"), tiny_sd3_folder)
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TinyRuns]:
+    yield from toy_runs(tmp_path_factory.mktemp("failures"))
 
 
 @pytest.mark.parametrize("number", [number for number in errno.errorcode if number != errno.ENOMEM])

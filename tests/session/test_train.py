@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from recorded_gradients import recorded_gradients
 from safetensors import safe_open
 from tiny_runs import PROMPTS, TinyRuns, lora, lora_tensors, metrics, state, tiny_runs
 from torch import Tensor
+from toy_pipeline import toy_runs
 
 import flowrl.session.train as train_run
 from flowrl.cli import main
@@ -22,6 +24,12 @@ from flowrl.prompts.loading import prompts_of_iteration
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory, tiny_sd3_folder: Path) -> TinyRuns:
     return tiny_runs(tmp_path_factory.mktemp("train"), tiny_sd3_folder)
+
+
+@pytest.fixture
+def toys(tmp_path: Path) -> Iterator[TinyRuns]:
+    """Of the toy, for what is not about the rounding of a network."""
+    yield from toy_runs(tmp_path)
 
 
 @pytest.fixture(scope="module")
@@ -142,7 +150,7 @@ def test_the_ratio_is_exactly_one_before_the_first_update(
     assert all((row["ratio_max_deviation"] > 0) == two for row in rows)  # the second update sees a moved policy
 
 
-def test_windows_choose_the_trained_steps(runs: TinyRuns, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_windows_choose_the_trained_steps(toys: TinyRuns, monkeypatch: pytest.MonkeyPatch) -> None:
     from flowrl.training import paths
 
     seen = []
@@ -153,26 +161,26 @@ def test_windows_choose_the_trained_steps(runs: TinyRuns, monkeypatch: pytest.Mo
         return seen[-1]
 
     monkeypatch.setattr(paths, "stochastic_steps", record)
-    run = runs.train("windows", "sampler.num_steps=4", "sampler.sde_window_size=1", "num_iterations=5")
+    run = toys.train("windows", "sampler.num_steps=4", "sampler.sde_window_size=1", "num_iterations=5")
     assert set(seen) <= {(0,), (1,), (2,)}
     assert len(set(seen)) > 1
     assert all(row["live_rows"] == 8 for row in metrics(run))
 
 
-def test_kl_is_zero_until_the_policy_has_moved(runs: TinyRuns) -> None:
-    rows = metrics(runs.train("kl", "kl_coef=0.1"))
+def test_kl_is_zero_until_the_policy_has_moved(toys: TinyRuns) -> None:
+    rows = metrics(toys.train("kl", "kl_coef=0.1"))
     assert rows[0]["kl"] == 0.0
     assert rows[1]["kl"] > 0
     assert rows[1]["loss"] == pytest.approx(rows[1]["policy_loss"] + 0.1 * rows[1]["kl"], abs=1e-6)
-    assert "kl" not in metrics(runs.train("no-kl", "kl_coef=0"))[1]
+    assert "kl" not in metrics(toys.train("no-kl", "kl_coef=0"))[1]
 
 
 @pytest.mark.slow
-def test_the_average_follows_the_policy_and_is_what_is_shipped(runs: TinyRuns) -> None:
-    first, second = (runs.train(f"ema-{n}", "policy.ema_decay=0.9", f"num_iterations={n}") for n in (1, 2))
+def test_the_average_follows_the_policy_and_is_what_is_shipped(toys: TinyRuns) -> None:
+    first, second = (toys.train(f"ema-{n}", "policy.ema_decay=0.9", f"num_iterations={n}") for n in (1, 2))
     start = {
         name: tensor if "lora_A" in name else torch.zeros_like(tensor)
-        for name, tensor in state(runs.train("frozen", "optim.lr=0", "num_iterations=1"))["policy"].items()
+        for name, tensor in state(toys.train("frozen", "optim.lr=0", "num_iterations=1"))["policy"].items()
     }
     expected = start
     for number, run in ((1, first), (2, second)):
@@ -208,9 +216,9 @@ def reward(images, prompts, metadata):
     assert gradients[0].abs().max() > 0
 
 
-def test_a_rollout_without_any_difference_takes_no_step(runs: TinyRuns, gradients: list[Tensor]) -> None:
+def test_a_rollout_without_any_difference_takes_no_step(toys: TinyRuns, gradients: list[Tensor]) -> None:
     source = "def reward(images, prompts, metadata):\n    return [float(len(prompt)) for prompt in prompts]\n"
-    run = runs.train("all-dead", runs.rewards(source), "num_iterations=3", "kl_coef=1")
+    run = toys.train("all-dead", toys.rewards(source), "num_iterations=3", "kl_coef=1")
     rows = metrics(run)
     assert gradients == []
     assert all(row["zero_std_ratio"] == 1 and row["live_rows"] == 0 and "grad_norm" not in row for row in rows)
@@ -226,14 +234,14 @@ def test_micro_batches_add_up_to_the_gradient_of_one(runs: TinyRuns, gradients: 
         torch.testing.assert_close(part, whole, rtol=0, atol=1e-6 * float(whole.abs().max()) + 1e-9)
 
 
-def test_without_out_the_first_free_folder_is_taken(runs: TinyRuns, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_out_the_first_free_folder_is_taken(toys: TinyRuns, monkeypatch: pytest.MonkeyPatch) -> None:
     from flowrl.cli import main
 
-    elsewhere = runs.folder / "elsewhere"
+    elsewhere = toys.folder / "elsewhere"
     elsewhere.mkdir()
     monkeypatch.chdir(elsewhere)
     (elsewhere / "runs" / "tiny-1").mkdir(parents=True)
-    assert main(["train", str(runs.config), "num_iterations=1"]) == 0
+    assert main(["train", str(toys.config), "num_iterations=1"]) == 0
     assert (elsewhere / "runs" / "tiny-2" / "report.html").is_file()
     assert list((elsewhere / "runs" / "tiny-1").iterdir()) == []
 

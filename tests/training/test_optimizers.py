@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import math
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 import torch
 from pretend_gpu import pretend_gpu
-from tiny_runs import TinyRuns, differences, lasting, lora, metrics, state, tiny_runs
+from tiny_runs import TinyRuns, differences, lasting, lora, metrics, state
 from torch import nn
+from toy_pipeline import toy_runs
 
 from flowrl.cli import main
 from flowrl.config.sections import OptimConfig
@@ -124,9 +125,9 @@ def test_fused_steps_take_the_cores_of_their_process_and_the_same_bits(monkeypat
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory, tiny_sd3_folder: Path) -> TinyRuns:
-    return tiny_runs(
-        tmp_path_factory.mktemp("optimizers"), tiny_sd3_folder,
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TinyRuns]:
+    yield from toy_runs(
+        tmp_path_factory.mktemp("optimizers"),
         policy={"lora_rank": 2}, updates_per_rollout=2, sampler={"kernel": "flow_sde", "num_steps": 2},
     )  # fmt: skip
 

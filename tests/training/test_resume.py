@@ -9,11 +9,14 @@ import random
 import re
 import signal
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_runs import TinyRuns, differences, lasting, lora, metrics, start, tiny_runs
+import toy_pipeline
+from tiny_runs import TinyRuns, differences, lasting, lora, metrics, start
+from toy_pipeline import toy_runs
 
 from flowrl.cli import main
 from flowrl.runtime.files import LOCK
@@ -35,10 +38,20 @@ def reward(images, prompts, metadata):
     return 100 * images.mean((1, 2, 3))
 """
 
+WITH_TOY = f"""
+import sys
+sys.path.insert(0, {str(Path(toy_pipeline.__file__).parent)!r})
+from flowrl.pipelines import PIPELINES
+PIPELINES["sd3"] = "toy_pipeline"
+from flowrl.cli import main
+sys.exit(main(sys.argv[1:]))
+"""
+"""`flowrl` with the toy in the place of a family."""
+
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory, tiny_sd3_folder: Path) -> TinyRuns:
-    return tiny_runs(tmp_path_factory.mktemp("resume"), tiny_sd3_folder, policy={"lora_rank": 2, "ema_decay": 0.5})
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TinyRuns]:
+    yield from toy_runs(tmp_path_factory.mktemp("resume"), policy={"lora_rank": 2, "ema_decay": 0.5})
 
 
 @pytest.fixture(scope="module")
@@ -187,9 +200,9 @@ def test_a_full_disk_leaves_the_last_good_checkpoint(
 @pytest.mark.slow
 def test_killed_at_a_random_moment_it_ends_the_same(runs: TinyRuns) -> None:
     """kill -9 at a seeded moment, after some progress; `tests/trials/kills.py` tries many."""
-    iterations = ("num_iterations=12", "checkpoint_every=2")
+    iterations = ("num_iterations=20", "checkpoint_every=2")
     whole, run = runs.train("unkilled", *iterations), runs.folder / "killed"
-    process = start(["-m", "flowrl", "train", str(runs.config), *iterations, f"out={run}"], runs.folder)
+    process = start(["-c", WITH_TOY, "train", str(runs.config), *iterations, f"out={run}"], runs.folder)
     deadline = time.monotonic() + 300
     while _lines(run) < 3 and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.005)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
@@ -28,22 +29,26 @@ DIFFUSERS = ("sd", "sdxl", "cogvideox")
 MULTISTEP = ("sd3", "sana", "sana_video", "wan", "wan_vace", "hunyuan_video", "hunyuan_video15", "ltx_video", "ltx2")
 
 
-def stocks() -> dict[tuple[str, str], Any]:
-    """Every scheduler in every configuration that it can be made in."""
-    found = {}
+@cache
+def made(kind: str, label: str) -> Any:
+    """A scheduler in a configuration."""
     diffusers.utils.logging.set_verbosity_error()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for name in KINDS:
-            for label, config in CONFIGS.items():
-                try:
-                    found[name, label] = getattr(diffusers, name).from_config(dict(config))
-                except Exception:  # some need arguments, a library, or other settings
-                    continue
+        return getattr(diffusers, kind).from_config(dict(CONFIGS[label]))
+
+
+@cache
+def stocks() -> dict[tuple[str, str], Any]:
+    """Every scheduler in every configuration that it can be made in; that takes seconds, so only for who needs all."""
+    found = {}
+    for kind in KINDS:
+        for label in CONFIGS:
+            try:
+                found[kind, label] = made(kind, label)
+            except Exception:  # some need arguments, a library, or other settings
+                continue
     return found
-
-
-STOCKS = stocks()
 
 
 def visited(stock: Any) -> list[float]:
@@ -71,7 +76,7 @@ def test_levels_are_the_schedulers_own_or_it_is_refused(name: str) -> None:
     known, followed = family(name), set()
     shape = (4, 3, 32, 32) if known.videos else (4, 32, 32)
     network = SimpleNamespace(patch_size=2)
-    for (kind, label), stock in STOCKS.items():
+    for (kind, label), stock in stocks().items():
         if kind == EULER:
             continue  # pipelines hand it sigmas; a test of each family holds it
         p = SimpleNamespace(
@@ -97,12 +102,12 @@ def test_levels_are_the_schedulers_own_or_it_is_refused(name: str) -> None:
 def test_published_diffusion_schedulers_are_followed() -> None:
     for kind in ("PNDMScheduler", "EulerDiscreteScheduler", "EulerAncestralDiscreteScheduler", "DDIMScheduler",
                  "DPMSolverMultistepScheduler", "TCDScheduler", "UniPCMultistepScheduler"):  # fmt: skip
-        family("sd").check_scheduler("MODEL", told(STOCKS[kind, "spaced leading"]))  # type: ignore[attr-defined]
+        family("sd").check_scheduler("MODEL", told(made(kind, "spaced leading")))  # type: ignore[attr-defined]
 
 
 @pytest.mark.slow
 def test_the_generic_route_follows_them_or_refuses() -> None:
-    for (kind, label), stock in STOCKS.items():
+    for (kind, label), stock in stocks().items():
         flow = kind.startswith("FlowMatch") or label == "flow"
         try:
             levels = Levels.of(stock).schedule(STEPS, "diffusers", None, {"num_inference_steps": STEPS})

@@ -1,0 +1,31 @@
+"""Which folders a run may be written into or go on in, by what their files hold."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from flowrl.runs.run_folder import CONFIG, MANIFEST, refuse_no_run, refuse_taken
+
+OWN = "num_iterations: 1\n"
+"""What a run would write as its configuration."""
+EMPTY = {"nothing": b"", "zeros of a power cut": bytes(100)}
+
+
+@pytest.mark.parametrize("what", EMPTY)
+def test_a_configuration_that_a_power_cut_emptied_is_none(tmp_path: Path, what: str) -> None:
+    """The run that began it begins again, and there is nothing to go on with."""
+    (tmp_path / CONFIG).write_bytes(EMPTY[what])
+    (tmp_path / MANIFEST).write_bytes(EMPTY[what])
+    refuse_taken(tmp_path, OWN)
+    with pytest.raises(ValueError, match="holds nothing of a run yet, which ended in its first moment"):
+        refuse_no_run(tmp_path)
+
+
+def test_a_whole_configuration_is_one(tmp_path: Path) -> None:
+    (tmp_path / CONFIG).write_text(OWN)
+    refuse_no_run(tmp_path)
+    refuse_taken(tmp_path, OWN)  # its own command, killed before it trained
+    with pytest.raises(ValueError, match="is not empty"):
+        refuse_taken(tmp_path, "num_iterations: 2\n")
