@@ -218,7 +218,7 @@ ALARMS = {
         test=lambda sure, share: sure and share < BLURRED,
         ruins=True,
         words="images of the evaluation have lost detail: their JPEG files are {share:.0%} of what they were before "
-        "training ({name} {was:.3g} -> {now:.3g}), so the policy blurs or empties them; ",
+        "training ({reward} {was:.3g} -> {now:.3g}), so the policy blurs or empties them; ",
         cure=f"{_AGAIN.format('lower optim.lr or a ')}, or go on from the checkpoint before",
     ),
     "equal_groups": Alarm(

@@ -218,7 +218,7 @@ def _blurred_since(
         was, size = abs(then[name][0]) if name in then else 0.0, abs(now[name][0])
         if name.startswith("jpeg_") and weights[name] == 0 and was:
             sure = abs(_in_errors(then[name], now[name])) > 2
-            return alarm("blur", sure, size / was, name=name, share=size / was, was=then[name][0], now=now[name][0])
+            return alarm("blur", sure, size / was, reward=name, share=size / was, was=then[name][0], now=now[name][0])
     return {}
 
 
