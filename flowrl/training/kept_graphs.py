@@ -16,7 +16,7 @@ from torch import Tensor
 from flowrl.config.train import TrainConfig
 from flowrl.credit import CREDIT
 from flowrl.objectives.policy_gradient import Scored, kernel_sensitivity
-from flowrl.runtime.placement import host_rows, sent
+from flowrl.runtime.placement import host_rows, put, sent
 from flowrl.samplers import Kernel, Transition, Velocity, gaussian_kl, published_kl
 from flowrl.samplers.step import advance
 from flowrl.training.learner import GradientSum, NetworkCounter
@@ -213,4 +213,8 @@ def _at_one(
 
 
 def _on_host(tensor: Tensor) -> Tensor:
-    return tensor if tensor.device.type == "cpu" else host_rows(tensor, len(tensor)).copy_(tensor, non_blocking=True)
+    if tensor.device.type == "cpu":
+        return tensor
+    kept = host_rows(tensor, len(tensor), tensor.device)
+    put(kept, 0, tensor)
+    return kept

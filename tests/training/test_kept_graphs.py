@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from peft import LoraConfig
+from pretend_gpu import Pretended, pretend_gpu
 from torch import Tensor, nn
 from toy_pipeline import quick_run, reward_list, toy_config, toy_in_place
 
@@ -30,6 +31,7 @@ from flowrl.planning.traces import Trace
 from flowrl.recipes import grpo
 from flowrl.runtime.randomness import counter_normal
 from flowrl.samplers import KERNELS, build_schedule, rollout
+from flowrl.training import kept_graphs
 from flowrl.training.kept_graphs import KeptGradients, KeptGraphs
 from flowrl.training.learner import GradientSum, NetworkCounter
 from flowrl.trajectory import Conditioning, Rows, Sampled
@@ -356,3 +358,13 @@ def test_what_is_kept_of_images_is_what_the_plan_says(toy: Path, monkeypatch: py
 def test_gradients_of_other_updates_are_refused(toy: Path, overrides: tuple[str, ...], told: str) -> None:
     with pytest.raises(ValueError, match=told):
         grpo.check(toy_config(toy, *BATCHES, GRADIENTS, *overrides))
+
+
+def test_what_is_kept_of_a_device_lies_on_the_host() -> None:
+    with pretend_gpu("cuda") as findings:
+        on_device = torch.arange(6.0).view(2, 3).to("cuda")
+        kept = kept_graphs._on_host(on_device)
+        assert isinstance(on_device, Pretended)
+        assert not isinstance(kept, Pretended)
+        assert kept.tolist() == [[0, 1, 2], [3, 4, 5]]
+        assert not findings.faults
