@@ -45,7 +45,7 @@ COMMANDS: dict[str, str] = {
     "sweep": "measure guidance scales and search: quality, diversity, cost",
     "report": "write a run's report.html",
     "watch": "show runs on a local page while they train",
-    "push": "write a model card for a run beside its LoRA, and upload both",
+    "push": "write a run's model card beside its LoRA, and upload both",
     "merge": "merge a run's LoRA into the weights of its base model",
     "export": "write a run's LoRA for ComfyUI, kohya, PEFT or diffusers",
     "serve": "serve rewards over HTTP",
