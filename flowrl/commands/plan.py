@@ -38,8 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--tflops",
         type=float,
         metavar="X",
-        help="sustained TFLOP/s of one GPU, used to estimate the hours (default: what flowrl bench measured here, else "
-        "a range for some GPUs)",
+        help="sustained TFLOP/s of one GPU, for the hours (default: as flowrl bench measured, else a range of GPUs)",
     )
 
 
