@@ -32,8 +32,8 @@ from flowrl.runtime.versions import version_text
 
 COMMANDS: dict[str, str] = {
     "init": "write a first configuration for a model and a card",
-    "list": "name configurations, rewards, methods, families, keys",
-    "data list": "name published prompt sets that configurations need",
+    "list": "list configurations, rewards, methods, families, keys",
+    "data list": "list published prompt sets that configurations need",
     "data get": "fetch a published prompt set into the folder data",
     "train": "train a model with reinforcement learning",
     "plan": "show what a run will do and need, before any download",
@@ -45,7 +45,7 @@ COMMANDS: dict[str, str] = {
     "sweep": "measure guidance scales and search: quality, diversity, cost",
     "report": "write a run's report.html",
     "watch": "show runs on a local page while they train",
-    "push": "write a model card of a run beside its LoRA, and upload both",
+    "push": "write a run's model card beside its LoRA, and upload both",
     "merge": "merge a run's LoRA into the weights of its base model",
     "export": "write a run's LoRA for ComfyUI, kohya, PEFT or diffusers",
     "serve": "serve rewards over HTTP",
@@ -54,8 +54,8 @@ COMMANDS: dict[str, str] = {
     "reward train": "train a preference head on pairs of images",
     "reward rubric": "let a judge find rules that explain pairs of images",
     "reward realism": "measure how near a run's images are to drawn scenes",
-    "reward published": "say what published scores the rewards reproduce",
-    "completion": "print what completes commands and keys in bash, zsh or fish",
+    "reward published": "print which published scores the rewards reproduce",
+    "completion": "print a script that completes commands and keys in a shell",
     "pretrain": "make an embedded model, scorer or prompt list from scratch",
 }
 """Every command and what it does; two words are a folder within a folder."""

@@ -19,8 +19,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds what `flowrl bench` takes."""
     parser.description = (
         "Time the phases of a training iteration on this machine, beside what the machine could reach. Without CONFIG "
-        "the embedded model is measured. Published checkpoints that are not in the hub's cache are built on random "
-        "weights of their real dimensions: nothing is downloaded."
+        "it measures the embedded model. Published checkpoints that are not in the hub's cache get random weights of "
+        "their real dimensions: nothing is downloaded."
     )
     add = parser.add_argument
     add(
@@ -28,9 +28,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="*",
         default=[],
         metavar="[CONFIG] key=value",
-        help="as for flowrl train: a YAML file or the name of a shipped one, and settings that replace its",
+        help="as for flowrl train: a YAML file or the name of one that ships, and settings that replace the file's",
     )
-    add("--random-weights", action="store_true", default=None, help="random weights even where the checkpoint is here")
+    add("--random-weights", action="store_true", default=None, help="use random weights even if the checkpoint is here")
     add(
         "--layers",
         type=count,
@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--minutes",
         type=float,
         metavar="M",
-        help=f"phases that would begin after this are left out and named (default: {MINUTES:g})",
+        help=f"leave out phases that would begin later, and name them (default: {MINUTES:g})",
     )
     add("--phases", metavar="LIST", help=f"only these, of {','.join(SECTIONS)} (default: all)")
     add(
@@ -55,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--compare",
         nargs=2,
         metavar="RESULT",
-        help="set two benches beside each other, folders or bench.json files, and measure nothing",
+        help="compare two benches, folders or bench.json files, and measure nothing",
     )
 
 

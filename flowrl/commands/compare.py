@@ -17,7 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     parser.description = (
         "Train every CONFIG with every seed to the same budget, then write a table and a page. The same command "
-        "resumes where it stopped; methods and seeds may be added."
+        "resumes where it stopped; you may add methods and seeds."
     )
     add(
         "configs",
@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--num-seeds", type=partial(count, most=1_000), metavar="N", help="training seeds of each method (default: 5)")
     add("--evals", type=count, metavar="N", help="evaluations spread over the budget (default: 2)")
     add("--jobs", type=count, default=1, metavar="N", help="trainings side by side (default: 1)")
-    add("--baseline", metavar="NAME", help="what the others are compared to: one of the methods (default: the first)")
+    add("--baseline", metavar="NAME", help="the method that others are compared with (default: the first)")
     add(
         "--metric",
         metavar="NAME",

@@ -29,7 +29,7 @@ complete -F _flowrl flowrl
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds what `flowrl completion` takes."""
     parser.description = (
-        "Print what completes commands, configurations and keys in a shell. For this session: "
+        "Print a script that completes commands, configurations and keys in a shell. For this session: "
         'bash: eval "$(flowrl completion bash)"; zsh: eval "$(flowrl completion zsh)"; '
         "fish: flowrl completion fish | source"
     )

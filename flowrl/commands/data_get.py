@@ -11,8 +11,8 @@ from flowrl.runtime.scrubbing import say as print
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds what `flowrl data get` takes."""
-    parser.add_argument("name", metavar="NAME", help="the set: 'flowrl data list' names them")
-    parser.add_argument("--out", type=Path, default=Path("data"), metavar="PATH", help="where to (default: data)")
+    parser.add_argument("name", metavar="NAME", help="a set from 'flowrl data list'")
+    parser.add_argument("--out", type=Path, default=Path("data"), metavar="PATH", help="folder (default: data)")
 
 
 def run(parsed: argparse.Namespace) -> int:

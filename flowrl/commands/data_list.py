@@ -9,7 +9,7 @@ from flowrl.runtime.scrubbing import say as print
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds what `flowrl data list` takes."""
-    parser.add_argument("name", nargs="?", metavar="NAME", help="one set, in full")
+    parser.add_argument("name", nargs="?", metavar="NAME", help="show one set in full")
 
 
 def run(parsed: argparse.Namespace) -> int:

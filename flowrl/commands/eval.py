@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="*",
         default=[],
         metavar="MODEL",
-        help="run folder, LoRA or model folder, hub id or asset:NAME (default: asset:tiny-sd3, of videos "
+        help="run folder, LoRA or model folder, hub id or asset:NAME (default: asset:tiny-sd3, for videos "
         "asset:tiny-wan)",
     )
     add("--benchmark", default="geneval", metavar="NAME", help=f"{', '.join(BENCHMARKS)} (default: geneval)")
@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--baseline",
         metavar="NAME",
-        help="what MODEL is compared to: a model, a folder of images, or 'base', the run's model before training",
+        help="what to compare MODEL with: a model, a folder of images, or 'base', the run's model before training",
     )
     add("--lora", type=Path, metavar="FOLDER", help="LoRA to add to MODEL")
     add("--prompts", metavar="FILE", help="file of prompts, or published or world (default: the benchmark's)")
@@ -57,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--compare",
         nargs="+",
         metavar="RESULT",
-        help="write a leaderboard of finished evaluations: folders that are or hold results, or NAME=FOLDER,FOLDER for "
+        help="write a leaderboard of finished evaluations: folders with results, or NAME=FOLDER,FOLDER for "
         "trainings of one method; nothing is drawn or judged",
     )
     add(
@@ -70,8 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--model-card",
         nargs="+",
         metavar="RESULT",
-        help="add finished evaluations of one model to the model-index of a README.md, that of --out or of the first "
-        "RESULT",
+        help="add finished evaluations of one model to the model-index of a README.md: --out, or the first RESULT's",
     )
     add(
         "--train-prompts",
@@ -84,7 +83,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="PATH",
         help="folder to write (default: evaluations/BENCHMARK-MODEL, or evaluations/leaderboard)",
     )
-    add_sampling_arguments(parser, batch_size="64 for embedded models, else 8; of videos 16 and 1")
+    add_sampling_arguments(parser, batch_size="64 for embedded models, else 8; for videos 16 and 1")
 
 
 def run(parsed: argparse.Namespace) -> int:

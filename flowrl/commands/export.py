@@ -15,14 +15,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds what `flowrl export` takes."""
     add = parser.add_argument
     add("model", metavar="RUN", help="run folder, or folder of a LoRA")
-    add("--format", dest="form", choices=FORMS, required=True, help="who is to read it")
-    add("--out", type=Path, metavar="PATH", help="where to (default: RUN/export-FORMAT)")
+    add("--format", dest="form", choices=FORMS, required=True, help="program that will read it")
+    add("--out", type=Path, metavar="PATH", help="where to write (default: RUN/export-FORMAT)")
     add(
         "--save-dtype",
         dest="dtype",
         metavar="NAME",
         default="float32",
-        help="of the tensors: float32, bfloat16 or float16 (default: float32, as trained)",
+        help="dtype of the tensors: float32, bfloat16 or float16 (default: float32, as trained)",
     )
 
 

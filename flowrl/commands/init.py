@@ -14,11 +14,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds what `flowrl init` takes."""
     parser.description = (
         "Write a first configuration, which 'flowrl plan' accepts: the recommended recipe for a model, with an "
-        "evaluation before and after, that fits a card and ends in time. On a terminal you are asked for what no flag "
-        "says."
+        "evaluation before and after, that fits a card and ends in time. On a terminal it asks for the rest."
     )
     add = parser.add_argument
-    add("overrides", nargs="*", default=[], metavar="key=value", help="settings that replace what would be written")
+    add("overrides", nargs="*", default=[], metavar="key=value", help="settings to write instead")
     add(
         "--from",
         dest="source",
@@ -28,10 +27,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--model", metavar="MODEL", help="a published checkpoint, a diffusers folder or asset:tiny-sd3")
     add("--card", type=count, metavar="GB", help="memory of one card: 24, 40, 48, 80 or 141")
-    add("--reward", metavar="NAME", help="one of 'flowrl list rewards', or FILE.py:FUNCTION of yours")
-    add("--prompts", metavar="FILE", help="training prompts, a line each, or JSON lines (default: some that ship)")
-    add("--eval-prompts", metavar="FILE", help="held-out prompts (default: a tenth of yours, split off)")
-    add("--hours", type=float, metavar="H", help="after which the run ends (default: 10, an evening)")
+    add("--reward", metavar="NAME", help="a name from 'flowrl list rewards', or your own FILE.py:FUNCTION")
+    add("--prompts", metavar="FILE", help="training prompts, one per line, or JSON lines (default: some that ship)")
+    add("--eval-prompts", metavar="FILE", help="held-out prompts (default: a tenth of yours)")
+    add("--hours", type=float, metavar="H", help="hours after which the run ends (default: 10, an evening)")
     add("--out", type=Path, metavar="PATH", help="file to write (default: my.yaml)")
 
 

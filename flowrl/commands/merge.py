@@ -16,12 +16,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds what `flowrl merge` takes."""
     add = parser.add_argument
     add("model", metavar="RUN", help="run folder, or folder of a LoRA")
-    add("out", type=Path, metavar="OUT", help="folder of the merged model, which is not there yet")
+    add("out", type=Path, metavar="OUT", help="new folder for the merged model")
     add("--base", metavar="MODEL", help="stock folder to merge into (default: the files of the run's own base)")
     add(
         "--unquantised",
         action="store_true",
-        help="of a run over quantised weights: merge into the base as it is on disk",
+        help="for a run over quantised weights: merge into the base as it is on disk",
     )
 
 

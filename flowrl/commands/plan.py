@@ -20,26 +20,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--processes",
         type=count,
         metavar="N",
-        help="processes (GPUs) of the run (default: those of parallel.replicate copies of the model, or of one)",
+        help="processes (GPUs) of the run (default: enough for parallel.replicate copies of the model, or for one)",
     )
     add(
         "--card",
         type=count,
         metavar="GB",
-        help="whether and with which settings the run fits a card of so many GB, such as 24, 40, 48, 80 or 141 "
-        "(default: the card in a preset's name, else the smallest that holds the run as it is)",
+        help="say whether, and with which settings, the run fits a card of GB memory, such as 24, 40, 48, 80 or 141 "
+        "(default: the card in a preset's name, else the smallest that holds the run unchanged)",
     )
-    add("--hours", type=float, metavar="H", help="plan the run that ends within so many hours, and print its YAML")
+    add("--hours", type=float, metavar="H", help="plan a run that ends within H hours, and print its YAML")
     add("--out", type=Path, metavar="PATH", help="with --hours: write that YAML to a file, and print the plan")
-    add("--price", type=float, metavar="X", help="of one card for an hour, to tell what the run costs")
-    add("--long", action="store_true", help="tell all that is known: memory, network evaluations, cost, disk")
-    add("--bench", metavar="FILE", help="a bench.json of flowrl bench, or its folder, whose pace hours are reckoned by")
+    add("--price", type=float, metavar="X", help="price of one card per hour, to estimate the cost")
+    add("--long", action="store_true", help="print everything: memory, network evaluations, cost, disk")
+    add("--bench", metavar="FILE", help="a bench.json of flowrl bench, or its folder, whose pace sets the hours")
     add(
         "--tflops",
         type=float,
         metavar="X",
-        help="sustained TFLOP/s of one GPU, used to estimate the hours (default: what flowrl bench measured here, else "
-        "a range for each of some GPUs)",
+        help="sustained TFLOP/s of one GPU, for the hours (default: as flowrl bench measured, else a range of GPUs)",
     )
 
 

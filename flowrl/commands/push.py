@@ -17,13 +17,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--dry-run", action="store_true", help="list the files and their sizes; write and send nothing")
     add("--eval", dest="results", action="append", default=[], metavar="RESULT",
         help="finished flowrl eval of this model, for the card's numbers; may be repeated")  # fmt: skip
-    add("--base", metavar="MODEL", help="hub id of the base model, where the run names a folder")
+    add("--base", metavar="MODEL", help="hub id of the base model, if the run names a folder")
     add("--licence", metavar="ID", help="licence of the LoRA, as the hub calls it (default: what the base demands)")
     add("--pairs", type=count, default=4, metavar="N", help="pairs of images before and after (default: 4)")
     hub = parser.add_argument_group("the hub").add_argument
     hub("--to", metavar="OWNER/NAME", help="upload the listed files to this repository, private unless --public")
     hub("--public", action="store_true", help="let everybody see the repository")
-    hub("--update", action="store_true", help="add to a repository that is there already")
+    hub("--update", action="store_true", help="add to an existing repository")
 
 
 def run(parsed: argparse.Namespace) -> int:

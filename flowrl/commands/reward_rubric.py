@@ -21,11 +21,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--judge",
         required=True,
         metavar="JUDGE",
-        help="who proposes and answers: '{server: URL, model: NAME}', '{model: FOLDER_OR_HUB_ID}' to run it here, or "
-        "a YAML file with such a mapping",
+        help="judge that proposes and answers: '{server: URL, model: NAME}', '{model: FOLDER_OR_HUB_ID}' to run it "
+        "here, or a YAML file with such a mapping",
     )
     add("--out", type=Path, default=Path("rubric.json"), metavar="PATH", help="rubric to write (default: rubric.json)")
-    add("--top", type=count, default=20, metavar="N", help="rules to keep at most (default: 20)")
+    add("--top", type=count, default=20, metavar="N", help="maximum number of rules to keep (default: 20)")
     add("--penalty", type=float, default=0.01, metavar="X", help="l1 penalty; higher keeps fewer rules (default: 0.01)")
     add(
         "--rounds",

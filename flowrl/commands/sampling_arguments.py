@@ -53,7 +53,7 @@ def add_sampling_arguments(
         "--max-sequence-length",
         type=count,
         metavar="N",
-        help="text tokens that are read (default: the run's; embedded models 16; else the family's)",
+        help="text tokens to read (default: the run's; embedded models 16; else the family's)",
     )
     add(
         "--dtype",
@@ -118,7 +118,7 @@ def add_batch_size(parser: ActionsContainer, default: str) -> None:
 
 def add_device(parser: ActionsContainer) -> None:
     """Adds `--device`."""
-    parser.add_argument("--device", metavar="NAME", help="cpu, cuda or cuda:N (default: cuda where there is one)")
+    parser.add_argument("--device", metavar="NAME", help="cpu, cuda or cuda:N (default: cuda if there is one)")
 
 
 def option_pairs(texts: Sequence[str]) -> dict[str, str]:

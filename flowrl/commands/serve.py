@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME",
-        help="a name besides localhost under which a server without token may be asked, several times",
+        help="a name besides localhost that clients may use for a server without token; may be repeated",
     )
     add("--token-env", metavar="NAME", help="environment variable with the token that clients must send")
     add(
@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=count,
         default=1,
         metavar="N",
-        help="processes with a copy of the rewards each, behind the one port (default: 1)",
+        help="processes, each with a copy of the rewards, behind one port (default: 1)",
     )
     add("--devices", metavar="NAMES", help="devices of the replicas in turn: cuda:0,cuda:1 (default: all GPUs, or cpu)")
     add("--queue-size", type=count, default=1024, metavar="N", help="images per reward that may wait (default: 1024)")

@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="search that prunes N images after these steps, such as 8@3,6; may be repeated",
     )
     add("--keep", type=float, default=0.5, metavar="X", help="share each pruning keeps (default: 0.5)")
-    add("--select", metavar="REWARD", help="reward that search goes by, NAME[:PART] (default: the first target)")
+    add("--select", metavar="REWARD", help="reward that search selects by, NAME[:PART] (default: the first target)")
     add("--search-rlg", default="1", metavar="SCALES", help="scales that search draws at (default: 1)")
     add(
         "--also",
@@ -64,7 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--features",
         choices=("attributes", "clip", "dinov2", "none"),
-        help="what diversity compares beside pixels (default: attributes for embedded models, else clip)",
+        help="what diversity compares besides pixels (default: attributes for embedded models, else clip)",
     )
     add("--out", type=Path, metavar="PATH", help="folder to write (default: RUN/sweep or sweep-LORA)")
     add_sampling_arguments(parser, batch_size="24", base_guidance=True)

@@ -12,9 +12,9 @@ from flowrl.runtime.scrubbing import say as print
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds what `flowrl train` takes."""
     parser.description = (
-        "Train a model with reinforcement learning. Without CONFIG the embedded model is trained, in a few minutes on "
+        "Train a model with reinforcement learning. Without CONFIG it trains the embedded model, in a few minutes on "
         "two cores. resume=RUN continues a run with its own configuration. "
-        "'flowrl list keys' names every key, 'flowrl list keys sampler' those of a section, "
+        "'flowrl list keys' lists every key, 'flowrl list keys sampler' those of a section, "
         "'flowrl list configs' the configurations that ship."
     )
     parser.add_argument(
@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--card",
         type=count,
         metavar="GB",
-        help="memory of one card, such as 24, 40 or 80: set what 'flowrl plan --card GB' would change for it",
+        help="memory of one card, such as 24, 40 or 80: make the changes of 'flowrl plan --card GB'",
     )
 
 

@@ -16,7 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add = parser.add_argument
     add("runs", nargs="*", type=Path, default=[Path("runs")], metavar="RUNS",
-        help="run folders, or folders in which runs lie (default: runs)")  # fmt: skip
+        help="run folders, or folders that contain runs (default: runs)")  # fmt: skip
     add("--port", type=int, default=DEFAULT_PORT, metavar="N", help=f"port, 0 for a free one (default: {DEFAULT_PORT})")
 
 

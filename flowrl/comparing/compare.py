@@ -128,7 +128,7 @@ def compare(
     """Trains several methods to one budget and compares them.
 
     Each run is a process of its own, so that configurations are files or names of shipped ones, not mappings. The same
-    call continues where it stopped; methods and seeds may be added.
+    call continues where it stopped; you may add methods and seeds.
 
     Args:
         configs: YAML files, or names of those that ship; `key=value` texts among them are settings. Without any, the

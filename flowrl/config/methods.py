@@ -1,6 +1,6 @@
 """The sections of a configuration that choose methods: credit, advantages, objective, training times, curriculum.
 
-A method with settings of its own takes them as ``options``, the fields of its class; they are checked before a model
+A method with its own settings takes them as ``options``, the fields of its class; they are checked before a model
 loads.
 """
 
@@ -15,23 +15,23 @@ from flowrl.config.strict_yaml import ConfigError
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CreditConfig:
-    """Which images are sampled and scored, and what each stochastic step gets of their rewards (recipe grpo)."""
+    """Which images are sampled and scored, and how each stochastic step shares in their rewards (recipe grpo)."""
 
     method: str = "outcome"
     """Credit method, an entry of ``flowrl.credit.CREDIT``."""
     completion: Literal["full", "clean"] | int | None = None
-    """How a latent on the way is finished to be scored: ODE on the remaining steps (full), so many ODE steps, or the
+    """How to finish an intermediate latent for scoring: ODE on the remaining steps (full), this many ODE steps, or the
     one-step clean estimate (clean); null takes the method's own."""
     branches: int | None = None
-    """Successors drawn at each branched step; null takes the whole group, from one start noise."""
+    """Successors drawn at each branched step; null takes the whole group, from the same start noise."""
     strides: tuple[int, ...] = (1,)
-    """Strides of the schedules on which each branch is completed (granularities of G2RPO)."""
+    """Strides of the schedules that complete each branch (granularities of G2RPO)."""
     splits: tuple[int, ...] | None = None
     """Steps at which every node of a tree gets children."""
     children: int = 2
     """Children of a split."""
     split_noise: float | None = None
-    """Share of own noise at a split, mixed with noise its siblings share (BranchGRPO's s); null draws it all apart."""
+    """Share of a child's own noise at a split; siblings share the rest (BranchGRPO's s). Null shares nothing."""
     options: dict[str, Any] = field(default_factory=dict)
     """Options of the method."""
 
@@ -76,13 +76,13 @@ class RewardMapConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CurriculumConfig:
-    """Which prompts an iteration trains on, beyond one shuffled pass after another."""
+    """Which prompts an iteration trains on, instead of one shuffled pass after another."""
 
     sampling: Literal["shuffled", "replay", "gaussian"] = "shuffled"
     """Shuffled passes; hard prompts come back (replay); or prompts are drawn by closeness to even odds (gaussian)."""
     max_rounds: int = 1
-    """Rounds of sampling in an iteration until ``prompts_per_step`` groups disagree (DAPO's dynamic sampling); 1 is
-    off."""
+    """Maximum rounds of sampling in an iteration until ``prompts_per_step`` groups have unequal rewards (DAPO's dynamic
+    sampling); 1 is off."""
     accuracy_scaled_kl: bool = False
     """Scale ``kl_coef`` by the group's success rate (FG-ExPO)."""
     options: dict[str, Any] = field(default_factory=dict)
@@ -94,17 +94,17 @@ class CurriculumConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TimesConfig:
-    """Noise levels at which finished images are noised again (recipes forward and preference)."""
+    """Noise levels at which finished images get noise again (recipes forward and preference)."""
 
     kind: Literal["schedule", "discrete", "discrete_wo_init", "discrete_with_init", "logit_normal", "uniform"] = (
         "schedule"
     )
     """Rule; ``schedule`` takes the rollout's own levels in random order, for each image."""
     count: int = 4
-    """Draws of an image and update."""
+    """Draws per image and update."""
     fraction: float | None = None
-    """Leading share of the schedule that may be drawn by the kinds schedule and discrete; null takes all of it for
-    schedule, 0.99 for the kinds discrete."""
+    """Leading share of the schedule from which the kinds schedule and discrete draw; null takes all of it for schedule,
+    0.99 for the kinds discrete."""
     shift: float = 1.0
     """Static shift of logit_normal and uniform towards noise; 3 for SD3."""
 
@@ -130,7 +130,7 @@ class SlotsConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BudgetConfig:
-    """Ends a run once so much was spent, evaluation not counted; the first limit that is reached counts."""
+    """Ends a run once it has spent this much, without evaluations; the first limit reached counts."""
 
     nfe: int | None = None
     """Network evaluations of one image: forward passes of rollout, completions, update and reference, and backward
@@ -140,8 +140,8 @@ class BudgetConfig:
     images: int | None = None
     """Images decoded and scored."""
     evals: int = 0
-    """Evaluations spread evenly over the budget, or over ``num_iterations`` where those end first, the last at its
-    end; 0 leaves it to ``eval_every``."""
+    """Evaluations spread evenly over the budget, or over ``num_iterations`` if those end first, the last at its end; 0
+    leaves it to ``eval_every``."""
 
     def __post_init__(self) -> None:
         at_least(1, self, "nfe images", "budget.")

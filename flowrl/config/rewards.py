@@ -18,7 +18,7 @@ FrameReducer = Literal["mean", "min", "top_frac", "positive_mean"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Frames:
-    """How a reward of images judges videos: which of their n frames it looks at, and how values become one."""
+    """How a reward of images judges videos: which of their n frames it sees, and how their values become one."""
 
     policy: FramePolicy = "all"
     """`first`; `uniform`, `count` frames spread evenly from the first to the last; `every`, the first and then every
@@ -27,11 +27,11 @@ class Frames:
     """See `policy`; only for `uniform` and `every`, which need it."""
     reducer: FrameReducer = "mean"
     """`mean`; `min`; `top_frac`, the mean of the best `max(1, floor(fraction n))` frames; `positive_mean`, the mean
-    over the frames above 0, and 0 where there are none."""
+    over the frames above 0, or 0 if there are none."""
     fraction: float | None = None
     """Share of the frames in (0, 1]; only for `top_frac`, which needs it."""
     frames_per_call: int = 64
-    """Frames that the reward is given at a time, rounded to whole videos, at least one."""
+    """Frames that the reward gets at a time, rounded to whole videos, at least one."""
 
     def __post_init__(self) -> None:
         counted = self.policy in ("uniform", "every")
@@ -51,22 +51,22 @@ class Frames:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RewardConfig:
-    """One reward: a built-in by ``name``, or a ``function`` of a Python ``file`` of yours."""
+    """One reward: a built-in by ``name``, or a ``function`` in your own Python ``file``."""
 
     name: str | None = None
     """Name of a built-in reward."""
     file: str | None = None
     """Path of a Python file; it may have any name."""
     function: str | None = None
-    """Function of that file."""
+    """Function in that file."""
     label: str | None = None
-    """What logs, tables and charts call it; null takes `name` or `function`. Tells two of one name apart."""
+    """Its name in logs, tables and charts; null takes `name` or `function`. Set it if two rewards have one name."""
     weight: float = 1.0
     """Factor in the total; a negative weight turns the reward into a penalty, 0 logs it without training on it."""
     schedule: tuple[tuple[int, float], ...] = ()
     """Factors of the weight over the run, [[iteration, factor], ...]: linear between the points, constant outside."""
     clip: tuple[float | None, float | None] | None = None
-    """Lowest and highest value, null for open; applied before the weight."""
+    """Lowest and highest value, null for no limit; applied before the weight."""
     gate: float | None = None
     """An image whose value is below this gets the lowest total of its group; weight 0 makes the reward a gate only."""
     frames: Frames | None = None

@@ -44,15 +44,15 @@ class PipelineConfig:
     """The generator that is trained."""
 
     name: str | None = None
-    """Model family: the name of its file in `pipelines/`. Null takes that of the model, which a folder, an asset or a
-    published checkpoint says."""
+    """Model family: the name of its file in `pipelines/`. Null reads it from the model: a folder, an asset or a
+    published checkpoint."""
     model: str
     """A diffusers folder, a hub id, or ``asset:NAME`` for one that ships with flowrl (``asset:tiny-sd3``)."""
     revision: str | None = None
-    """Branch, tag or commit of a hub id; null takes its main branch. The manifest has the commit that was loaded."""
+    """Branch, tag or commit of a hub id; null takes its main branch. The manifest has the loaded commit."""
     variant: str | None = None
-    """Which weights of a checkpoint, by the ending of their files' names: ``fp16``, ``bf16``. Null takes those without
-    one."""
+    """Which weights of a checkpoint, by the ending of their file names: ``fp16``, ``bf16``. Null takes those without an
+    ending."""
     dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"
     """Precision of the frozen weights and of the network's arithmetic."""
     height: int | None = None
@@ -68,29 +68,29 @@ class PipelineConfig:
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, about a third more time."""
     attention: str = "auto"
-    """The kernel that computes attention of this model alone: auto, native (torch's own choice), one of torch's (cudnn,
+    """The attention kernel of this model only: auto, native (torch's own choice), one of torch's (cudnn,
     flash, efficient, math), float32 (torch's on float32 copies), xformers, flash_attn, flash_attn_varlen, flash_hub,
     flash_varlen_hub, flash_3_hub, flash_3_varlen_hub, flash_3_varlen or flash_4_hub. auto is float32 on a CPU in 16
-    bits, cudnn on Hopper GPUs where there is no mask, else native; the manifest says what it became."""
+    bits, cudnn on Hopper GPUs if there is no mask, otherwise native; the manifest says which it became."""
     vae_slice: int | None = None
     """Images or videos decoded at once; null takes the family's own, 8 for images and 1 for videos."""
     vae_dtype: Precision = "float32"
     """Arithmetic of the autoencoder: as torch is set up, with all products in TF32 (CUDA devices of compute capability
-    8.0 or later), or in bfloat16: of tiny-sd3 60 dB PSNR from float32, no verdict of 96 changed; slow on CPUs."""
+    8.0 or later), or in bfloat16 (for tiny-sd3 60 dB PSNR from float32, and no verdict of 96 changed; slow on CPUs)."""
     compile: Literal["none", "blocks"] = "none"
-    """``blocks`` compiles what the denoiser repeats, in place: fewer kernels, after a minute or more of compiling at
-    the start. Rollout and update stay equal bit for bit. On CUDA and CPU; on a CPU it gains little."""
+    """``blocks`` compiles the denoiser's repeated blocks in place: fewer kernels, after a minute or more of compiling
+    at the start. Rollout and update stay equal bit for bit. Works on CUDA and CPU; on a CPU it gains little."""
     quantize: Literal["none", "int8", "fp8", "nf4", "int8_bnb"] = "none"
     """Form of the denoiser's frozen weights, in rollout and update alike: int8 or fp8, weight only
-    (torchao), nf4 or LLM.int8 (bitsandbytes). On CUDA and CPUs. The LoRA over them stays float32."""
+    (torchao), nf4 or LLM.int8 (bitsandbytes). Works on CUDA and CPUs. The LoRA over them stays float32."""
     offload: tuple[Literal["text_encoders", "vae", "rewards"], ...] = ()
-    """What rests in the host's memory while it is not asked for."""
+    """Parts that rest in the host's memory while they are not used."""
     free_text_encoders: bool = False
-    """Load the text encoders first and alone, encode all prompts, then drop them: the denoiser is loaded after them."""
+    """Load the text encoders first, encode all prompts, then drop the encoders and load the denoiser."""
     device: str = "auto"
     """auto, cpu, cuda, cuda:N or mps."""
     options: dict[str, Any] = field(default_factory=dict)
-    """Further options of the family, such as `vae_tiling` of video families."""
+    """More options of the family, such as `vae_tiling` of video families."""
 
     def __post_init__(self) -> None:
         all_at_once(
@@ -118,19 +118,19 @@ class PolicyConfig:
     """What is trained: a LoRA on the generator's denoiser or its weights themselves, and their running average."""
 
     train: Literal["lora", "full"] = "lora"
-    """Whether a LoRA is trained, or (full) the weights themselves, all of them or those of ``target_modules``, with
-    masters in float32."""
+    """Train a LoRA, or (full) the weights themselves: all of them or those of ``target_modules``, with masters in
+    float32."""
     lora_variant: Literal["lora", "rslora", "dora"] = "lora"
     """A plain LoRA, one scaled by the root of its rank (rsLoRA), or one with a trained magnitude (DoRA)."""
     lora_rank: int | None = None
-    """Rank of every adapter matrix pair; null takes that of ``init_lora``, else 32."""
+    """Rank of every adapter matrix pair; null takes that of ``init_lora``, otherwise 32."""
     lora_alpha: int | None = None
-    """Scale numerator; null takes that of ``init_lora``, else twice the rank."""
+    """Scale numerator; null takes that of ``init_lora``, otherwise twice the rank."""
     target_modules: tuple[str, ...] | None = None
-    """Names of the layers that get an adapter; null takes those of ``init_lora``, else the family's published list.
-    With ``train: full`` the layers whose weights are trained; null trains all of them."""
+    """Names of the layers that get an adapter; null takes those of ``init_lora``, otherwise the family's published
+    list.    With ``train: full`` the layers whose weights are trained; null trains all of them."""
     init_lora: str | None = None
-    """File or folder of a LoRA to start from, also of another program, or a run folder."""
+    """LoRA to start from: a file or folder, also one of another program, or a run folder."""
     ema_decay: float = 0.0
     """Decay of the running average of the adapter; 0 switches it off."""
     ema_every: int = 1
@@ -168,11 +168,11 @@ class CalibrationConfig:
     """Noise of each step, found before anything is trained, as DenseGRPO does (credit methods with values)."""
 
     iterations: int = 0
-    """First iterations, which only sample, score and move the noise levels; 0 leaves them as they are."""
+    """Number of first iterations that only sample, score and move the noise levels; 0 leaves the levels unchanged."""
     tolerance: float = 2.0
-    """A level rises where fewer samples than this gained more often than lost (or the reverse), and else falls."""
+    """A level rises if fewer samples than this gained more often than lost (or the reverse), and falls otherwise."""
     step: float = 0.01
-    """By how much."""
+    """Amount by which a level moves."""
 
     def __post_init__(self) -> None:
         at_least(0, self, "iterations", "sampler.calibration.")
@@ -181,26 +181,26 @@ class CalibrationConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SamplerConfig:
-    """How images are drawn during rollout, and which steps are stochastic and so trained."""
+    """How a rollout draws images, and which steps are stochastic and so trained."""
 
     kernel: str
     """Transition rule of one denoising step, an entry of ``KERNELS`` (`flowrl.samplers.kernels`)."""
     log_prob: Literal["gaussian", "published"] = "gaussian"
-    """What importance ratios are taken of: the density, or what the released code of the kernel ``cps`` has for it."""
+    """What importance ratios compare: the density, or what the released code of the kernel ``cps`` uses for it."""
     noise_level: float | None = None
     """Strength of the noise; its meaning depends on the kernel. Null takes the kernel's default."""
     num_steps: int = 10
     """Denoising steps of a rollout."""
     guidance_scale: float = 1.0
-    """Classifier-free guidance; 1 is none and costs one network call per step instead of two."""
+    """Classifier-free guidance; 1 means none and costs one network call per step instead of two."""
     train_negative: bool | Literal["recompute"] = True
-    """Whether the half of guidance with the negative prompt is trained: the whole velocity's gradient (true), as in
-    Flow-GRPO's later code; or (false) a call of its own without gradient, which halves activations and the backward
-    pass, and is the gradient of Flow-GRPO's release of July 2025. ``recompute`` is the gradient of true at the
-    activations of false: that half is computed once more in the backward pass. Both are refused where guidance has no
-    such half: at scale 1, and in distilled models."""
+    """Whether to train the half of guidance with the negative prompt. true is the whole velocity's gradient, as in
+    Flow-GRPO's later code. false is a separate call without gradient, which halves activations and the backward pass,
+    and is the gradient of Flow-GRPO's release of July 2025. ``recompute`` has the gradient of true with the activations
+    of false: it computes that half again in the backward pass. false and recompute are refused if guidance has no such
+    half: at scale 1, and in distilled models."""
     grid: Literal["diffusers", "linspace", "unipc_flow"] = "diffusers"
-    """Noise levels visited: as diffusers' scheduler spaces them, evenly before the shift, or UniPC's of Wan 2.1."""
+    """Noise levels to visit: spaced as by diffusers' scheduler, evenly before the shift, or as Wan 2.1's UniPC."""
     shift: float | None = None
     """Shift of the noise levels towards noise; null takes the model's own, which may depend on the resolution."""
     sde_window_size: int = 0
@@ -208,7 +208,7 @@ class SamplerConfig:
     sde_window_range: tuple[int, int] | None = None
     """Half-open range [low, high) of the steps that may be stochastic; null means [0, num_steps - 1]."""
     sde_window: Literal["uniform", "progressive", "random", "decay", "exp_decay", "frozen"] = "uniform"
-    """Where the window lies: drawn in each iteration (uniform), or MixGRPO's rules."""
+    """Position of the window: drawn in each iteration (uniform), or by MixGRPO's rules."""
     sde_window_interval: int = 25
     """Iterations before a MixGRPO window moves."""
     sde_window_stride: int = 1
@@ -216,17 +216,17 @@ class SamplerConfig:
     published_window: bool = False
     """Reproduce MixGRPO's published windows, which never reach the last but one step and run empty at the end."""
     flash_tail: float | None = None
-    """Share of the steps after the window that are kept (MixGRPO-Flash); null keeps all."""
+    """Share of the steps after the window to keep (MixGRPO-Flash); null keeps all."""
     solver: Literal["euler", "dpm2"] = "euler"
     """Solver of the deterministic steps after the last stochastic one."""
     trained_fraction: float = 1.0
-    """Share of the stochastic steps that are trained."""
+    """Share of the stochastic steps to train."""
     trained_steps: Literal["leading", "random"] = "leading"
-    """Which share: the first ones (Flow-GRPO), or drawn for each image (DanceGRPO)."""
+    """Which steps of that share: the first ones (Flow-GRPO), or drawn for each image (DanceGRPO)."""
     noise_levels: tuple[float, ...] | None = None
-    """Noise level of each step in the place of ``noise_level``, as a calibration has found them."""
+    """Noise level of each step instead of ``noise_level``, as found by a calibration."""
     calibration: CalibrationConfig = field(default_factory=CalibrationConfig)
-    """Noise of each step by how often it gains."""
+    """How to find each step's noise by how often it gains."""
 
     def __post_init__(self) -> None:
         moves, levels = self.sde_window != "uniform", self.noise_levels
@@ -273,14 +273,14 @@ class OptimConfig:
     """AdamW, of torch or of bitsandbytes."""
 
     name: Literal["adamw", "adamw_8bit", "paged_adamw", "paged_adamw_8bit"] = "adamw"
-    """torch's, or one of bitsandbytes: moments in 8 bits, or in pages that move to the host where memory is short."""
+    """torch's, or one of bitsandbytes: moments in 8 bits, or in pages that move to the host if memory is short."""
     lr: float = 3e-4
-    """Learning rate; the highest one where a schedule changes it."""
+    """Learning rate; the highest one if a schedule changes it."""
     schedule: Literal["constant", "linear", "cosine", "polynomial", "inverse_sqrt"] = "constant"
-    """How the rate falls from its highest until the last update of ``num_iterations``; see `flowrl.training.optimizers`
-    for the formulas."""
+    """How the rate falls until the last update of ``num_iterations``; see `flowrl.training.optimizers` for the
+    formulas."""
     warmup: int = 0
-    """First updates, over which the rate rises from 0: the very first has that rate."""
+    """Number of first updates over which the rate rises from 0; the very first has rate 0."""
     offload: bool = False
     """Keep the optimizer's moments, and the masters of ``policy.train: full``, in the host's memory."""
     betas: tuple[float, float] = (0.9, 0.999)
@@ -312,9 +312,9 @@ class PromptsConfig:
     eval: str | None = None
     """Prompts to evaluate on."""
     negative: str = ""
-    """Negative prompt of all rows that have none of their own (``negative_prompt``)."""
+    """Negative prompt for rows without their own (``negative_prompt``)."""
     cache: str | None = None
-    """Folder that keeps prompts' embeddings for other processes and later runs; null keeps them in memory alone."""
+    """Folder that keeps prompts' embeddings for other processes and later runs; null keeps them only in memory."""
 
     def __post_init__(self) -> None:
         refuse(
@@ -340,7 +340,7 @@ class EvalConfig:
     samples_per_prompt: int = 1
     """Images per prompt."""
     batch_size: int = 24
-    """Images sampled at once at most; a process's last batch is what is left."""
+    """Upper bound of images sampled at once; a process's last batch may be smaller."""
     num_prompts: int | None = None
     """Number of prompts, spread evenly over the file; null takes all."""
     num_images: int = 16
@@ -348,19 +348,19 @@ class EvalConfig:
     grid: Literal["diffusers", "linspace", "unipc_flow"] | None = None
     """Noise levels visited; null takes ``sampler.grid``."""
     height: int | None = None
-    """Pixels that evaluations draw; null draws what is trained."""
+    """Height of evaluation images in pixels; null takes the training size."""
     width: int | None = None
-    """Pixels that evaluations draw; null draws what is trained."""
+    """Width of evaluation images in pixels; null takes the training size."""
     shift: float | Literal["own", "training"] = "own"
     """Shift of the noise levels: the model's own at the evaluation's size, that of training, or a number."""
     seed: int = 0
-    """Seed of the evaluation's start noise; the same for runs that are to be compared."""
+    """Seed of the evaluation's start noise; use the same for runs that you compare."""
     initial: bool = True
     """Evaluate before the first iteration too."""
     rewards: tuple[RewardConfig, ...] = ()
-    """Rewards that are measured at evaluations only and never trained on, beside those of ``rewards``."""
+    """Rewards that are only measured at evaluations, never trained on, in addition to ``rewards``."""
     ema: bool = True
-    """Evaluate the averaged adapter where there is one (``policy.ema_decay`` above 0)."""
+    """Evaluate the averaged adapter if there is one (``policy.ema_decay`` above 0)."""
     temporal: bool = False
     """Measure flicker, freezing and teleporting of videos, as ``eval/temporal/<name>`` (docs/benchmarks.md)."""
 
@@ -377,15 +377,15 @@ class LoggingConfig:
     """Where numbers, samples and the report go besides the run folder; nothing leaves the machine by default."""
 
     tensorboard: bool | None = None
-    """Write TensorBoard event files into the run folder; null does where the extra ``tensorboard`` is installed."""
+    """Write TensorBoard event files into the run folder; null does if the extra ``tensorboard`` is installed."""
     wandb: Literal["none", "offline", "online"] = "none"
-    """Weights & Biases (extra ``wandb``): into the run folder for ``wandb sync`` later, or sent as the run goes on."""
+    """Weights & Biases (extra ``wandb``): into the run folder for a later ``wandb sync``, or sent during the run."""
     trackio: str = "none"
     """trackio (docs/trackers.md): ``local``, a database on this machine, or a Space of the hub as ``OWNER/NAME``."""
     project: str = "flowrl"
     """Project of W&B and trackio."""
     entity: str | None = None
-    """User or team of W&B; null takes the one of the key."""
+    """User or team of W&B; null takes the key's."""
 
     def __post_init__(self) -> None:
         if not self.project.strip():
@@ -394,12 +394,12 @@ class LoggingConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ParallelConfig:
-    """How the processes of a run share its model; the product of the three is their number."""
+    """How the processes of a run share its model; their number is the product of the three."""
 
     shard: int = 1
-    """Processes that hold one copy of the denoiser between them, each a part (FSDP2)."""
+    """Processes that together hold one copy of the denoiser, each a part (FSDP2)."""
     replicate: int | None = None
-    """Copies, each drawing images of its own; null takes as many as there are processes for."""
+    """Number of copies, each drawing its own images; null takes as many as the processes allow."""
     context: int = 1
     """Processes that share the tokens of one image or video, for long videos (docs/sharding.md)."""
 
@@ -409,24 +409,23 @@ class ParallelConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorkersConfig:
-    """Processes on Ray that draw and score images for the one that learns (extra ``ray``)."""
+    """Processes on Ray that draw and score images for the learner (extra ``ray``)."""
 
     rollouts: int = 0
-    """Workers that draw images, over all processes that learn, each with a model of its own; 0 draws them in the
-    learner."""
+    """Workers that draw images, each with its own model, over all learning processes; 0 draws in the learner."""
     rewards: int = 0
-    """Workers that score images; 0 scores them in the learner."""
+    """Workers that score images; 0 scores in the learner."""
     address: str | None = None
-    """Of a Ray cluster ("auto" finds the one of this machine); null starts one here."""
+    """Address of a Ray cluster ("auto" finds the one on this machine); null starts one here."""
     staleness: int = 0
-    """1 draws the next iteration's images while this one's update goes on, with weights one update older, and scores
-    their log-densities again; 0 waits, and gives the numbers of a run without workers."""
+    """1 draws the next iteration's images during this one's update, with weights one update older, and scores their
+    log-densities again; 0 waits, and gives the numbers of a run without workers."""
     rollout_gpus: float = 1.0
-    """GPUs of a worker that draws, a share of one where several sit on it; read only where there are GPUs."""
+    """GPUs of a worker that draws, below 1 if several share one; ignored without GPUs."""
     reward_gpus: float = 1.0
-    """GPUs of a worker that scores; read only where there are GPUs."""
+    """GPUs of a worker that scores; ignored without GPUs."""
     reward_env: str | None = None
-    """YAML file of a Ray runtime environment that workers which score run in, with packages of their own."""
+    """YAML file of a Ray runtime environment for the workers that score, with their own packages."""
 
     def __post_init__(self) -> None:
         at_least(0, self, "rollouts rewards staleness rollout_gpus reward_gpus", "workers.")

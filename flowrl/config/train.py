@@ -1,4 +1,4 @@
-"""Everything a run can be told: frozen dataclasses, one strict loader, and the geometry that follows.
+"""All settings of a run: frozen dataclasses, one strict loader, and the geometry that follows.
 
 A configuration is a YAML file plus ``key=value`` overrides. Nothing is repaired: two settings that contradict each
 other are refused with the numbers and with what to change. Derived quantities are properties, never written back.
@@ -77,73 +77,70 @@ class TrainConfig:
     resume: str | None = None
     """Run folder to continue."""
     resume_changed: bool = False
-    """Continue although prompts, rewards, model or settings are not what the run was made with; the manifest tells."""
+    """Continue even if prompts, rewards, model or settings have changed; the manifest records the changes."""
     seed: int = 0
-    """Every random number is a function of this and of counters."""
+    """Seed: every random number is a function of this and of counters."""
     num_iterations: int
-    """Iterations: each is a rollout, its rewards, and ``updates_per_rollout`` optimizer updates."""
+    """Number of iterations: each is a rollout, its rewards, and ``updates_per_rollout`` optimizer updates."""
     prompts_per_step: int
-    """Prompts of one iteration, over all processes."""
+    """Prompts per iteration, over all processes."""
     group_size: int
-    """Images of each prompt; rewards are compared within the group."""
+    """Images per prompt; rewards are compared within this group."""
     updates_per_rollout: int = 1
-    """Optimizer updates of one iteration; the images are split evenly between them."""
+    """Optimizer updates per iteration; the images are split evenly between them."""
     micro_batch_size: int | None = None
-    """Images of one backward pass at most: the largest number is taken that divides those of an update on a process.
-    Null is 24."""
+    """Upper bound of images per backward pass, lowered until it divides an update's images on a process. Null is 24."""
     rollout_batch_size: int | None = None
-    """Images sampled at once at most: the largest number is taken that divides those of a process. Null is 24."""
+    """Upper bound of images sampled at once, lowered until it divides a process's images. Null is 24."""
     keep_graphs: bool | Literal["gradients"] = False
-    """Keep the graphs of the rollout's own evaluations, so that the update evaluates nothing again: the same numbers
-    bit for bit in about two thirds of the time, and memory for every trained step of every image of a process at once.
-    For small models, and one update of an iteration. ``gradients`` walks each graph back as it is drawn and keeps every
-    image's gradient of the LoRA on the host instead, of each step where steps are credited apart: equal to rounding."""
+    """Keep the graphs of the rollout's evaluations, so that the update evaluates nothing again: the same numbers bit
+    for bit in about two thirds of the time, but memory for every trained step of every image of a process at once. For
+    small models and one update per iteration. ``gradients`` walks each graph back as it is drawn, and keeps the LoRA's
+    gradient of every image on the host instead (of each step, if steps are credited separately): equal to rounding."""
     clip_range: float | tuple[float, float] = 1e-4
-    """PPO clip of the ratio: one number, or a pair [low, high] for 1 - low and 1 + high."""
+    """PPO clip range of the ratio: one number, or a pair [low, high] for 1 - low and 1 + high."""
     adv_std: Literal["group", "global", "none"] = "group"
-    """What rewards are divided by: the group's standard deviation, that of all images, or nothing."""
+    """Divisor of the rewards: the group's standard deviation, that of all images, or nothing."""
     adv_baseline: Literal["mean", "leave_one_out"] = "mean"
-    """What is subtracted: the mean of the group, or of its other images."""
+    """Baseline to subtract: the mean of the group, or of its other images."""
     adv_clip_range: float = 5.0
-    """Advantages are clipped to plus and minus this."""
+    """Advantages are clipped to plus or minus this."""
     adv_eps: float = 1e-4
     """Added to the standard deviation."""
     adv_correction: int = 0
     """0: population standard deviation; 1: sample standard deviation."""
     adv_min_std: float = 0.0
-    """Groups whose rewards have a smaller standard deviation count as equal: differences by rounding, which a tiny
-    ``adv_eps`` would blow up. 1e-6 is BranchGRPO's."""
+    """Groups whose rewards have a smaller standard deviation count as equal, because a tiny ``adv_eps`` would blow up
+    differences by rounding. 1e-6 is BranchGRPO's."""
     adv_virtual_max: float | None = None
-    """Highest possible reward; joins every group as one more member (NGRPO), so that equal failures are pushed away."""
+    """Highest possible reward; it joins every group as one more member (NGRPO), which pushes equal failures away."""
     reward_aggregation: Literal["sum", "each", "gdpo", "log_tame", "geometric", "harmonic"] = "sum"
-    """Several rewards: sum by weight, then normalise; normalise each, then sum; that, whitened (GDPO); sum after
-    taming those that vary most (PaCo); or a weighted geometric or harmonic mean."""
+    """How to combine rewards: sum by weight, then normalise; normalise each, then sum; the same, whitened (GDPO); sum
+    after taming those that vary most (PaCo); or a weighted geometric or harmonic mean."""
     reward_partial: Literal["drop", "renormalise"] = "drop"
-    """An image that failed in one of several rewards: leave it out, or let the other weights make up for it."""
+    """If an image fails in one of several rewards: leave it out, or let the other weights make up for it."""
     reward_dtype: Precision = "float32"
-    """Arithmetic of frozen networks in rewards, as ``pipeline.vae_dtype``: scores then differ in the third digit.
-    Judges with an option ``dtype`` go by that, rewards that learn stay in float32."""
+    """Arithmetic of frozen networks in rewards, like ``pipeline.vae_dtype``: scores then differ in the third digit.
+    Judges with an option ``dtype`` use that; rewards that learn stay in float32."""
     max_invalid_ratio: float = 0.1
     """Share of failed images at which the run stops: those of the last 10 iterations over 10 iterations' images."""
     ratio: Literal["step", "sequence", "mixed"] = "step"
-    """Importance ratio of each step, of the whole trajectory (GSPO), or both (DHPO)."""
+    """Importance ratio of each step, of the whole trajectory (GSPO), or of both (DHPO)."""
     loss_aggregation: Literal["rows", "samples", "sum_of_samples", "balanced"] = "rows"
-    """What losses are averaged over: all trained transitions, samples first, summed samples (DCPO), or balanced by
-    sign."""
+    """Losses are averaged over all trained transitions, samples first, summed samples (DCPO), or balanced by sign."""
     loss_denominator: Literal["live", "all"] = "live"
     """What that average counts: transitions of groups whose rewards differ (Flow-GRPO), or all, those of equal rewards
-    as 0 (DanceGRPO, MixGRPO, BranchGRPO, G2RPO). Of objective rft: the best images of a prompt, or all of them."""
+    as 0 (DanceGRPO, MixGRPO, BranchGRPO, G2RPO). For objective rft: a prompt's best images, or all of them."""
     best_of: int | None = None
-    """Train only the best and the worst half of so many images of each group; null trains all."""
+    """Train only this many images of each group, half of them the best and half the worst; null trains all."""
     kl_coef: float = 0.0
     """Weight of the KL to the reference policy; 0 skips its network call."""
     kl_type: Literal["exact", "no_dt"] = "exact"
     """KL of the two transitions, or the published variant without the step length in the variance."""
     kl_reference: Literal["base", "ema"] | int = "base"
-    """What the KL is taken to: the network with the LoRA off (base; so of a run from ``policy.init_lora`` the model
-    without it), the running average, or a copy of the policy that is taken again at every iteration that this number
-    divides: a number beyond ``num_iterations`` stays with what the run started from, the LoRA of ``policy.init_lora``
-    too."""
+    """Reference of the KL: the network with the LoRA off (base, also after ``policy.init_lora``), the running average,
+    or a copy of the policy that is renewed at every iteration that this number divides. A number beyond
+    ``num_iterations`` stays with what the run started from, the LoRA of ``policy.init_lora`` included."""
     log_ratio: Literal["mean", "sum"] = "mean"
     """Log-ratio per latent dimension, as published clip ranges assume, or summed."""
     same_latent: bool = False
@@ -153,12 +150,12 @@ class TrainConfig:
     checkpoint_every: int = 10
     """Iterations between checkpoints."""
     keep_checkpoints: int = 2
-    """Newest checkpoints that are kept; one more while the weights of the newest have drawn no image yet."""
+    """Number of newest checkpoints to keep; one more while the weights of the newest have drawn no image yet."""
     threads: int | None = None
-    """CPU threads; null leaves them to torch."""
+    """CPU threads; null leaves the number to torch."""
     deterministic: bool = False
-    """Kernels that give the same bits each time alone. On a CPU they do so by default; on a GPU gradients of attention
-    and sums are otherwise added up in any order, so that two equal runs drift apart by rounding. Slower, and an
+    """Use only kernels that give the same bits each time. On a CPU they do so by default. On a GPU gradients of
+    attention and sums are otherwise added in any order, so two equal runs drift apart by rounding. Slower; an
     operation without such a form ends the run and is named."""
     progress: bool = True
     """Show progress bars on a terminal."""
@@ -167,7 +164,7 @@ class TrainConfig:
     policy: PolicyConfig = field(default_factory=PolicyConfig)
     """What is trained."""
     sampler: SamplerConfig
-    """How rollouts are drawn."""
+    """How to draw rollouts."""
     optim: OptimConfig = field(default_factory=OptimConfig)
     """Optimizer."""
     prompts: PromptsConfig

@@ -90,7 +90,7 @@ class HeadConfig:
     feature_batch_size: int = 32
     """Images at once through the backbone."""
     device: str | None = None
-    """Where the backbone runs; null for cuda where there is one, else cpu."""
+    """Where the backbone runs; null for cuda if there is one, else cpu."""
 
     def __post_init__(self) -> None:
         for name in ("hidden", "batch_size", "epochs", "patience", "feature_batch_size"):

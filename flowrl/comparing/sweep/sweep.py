@@ -99,7 +99,7 @@ def sweep(
         samples: images per prompt.
         rewards: rewards by role, "target=NAME[:PART],heldout=NAME[:PART]"; None takes those of the embedded models.
         options: options of rewards, as {"NAME.KEY": value} or "NAME.KEY=VALUE" texts.
-        features: what diversity compares beside pixels: "attributes", "clip", "dinov2" or "none".
+        features: what diversity compares besides pixels: "attributes", "clip", "dinov2" or "none".
         out: folder to write; None is `RUN/sweep` or `sweep-LORA`.
         steps, guidance, height, width, dtype, max_sequence_length: how to sample the model (`SamplingOptions`).
         base_guidance: guidance scale of the base model; None is that of the tuned model.

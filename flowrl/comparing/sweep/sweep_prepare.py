@@ -30,7 +30,7 @@ EMBEDDED_PROMPTS = "asset:prompts/world_heldout.jsonl"
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SweepPlan:
     """A sweep that was asked for: `source` is base and LoRA, `config` None where a LoRA alone was given, `name` what
-    the page calls it, `features` what diversity compares beside pixels, `samples` images per prompt.
+    the page calls it, `features` what diversity compares besides pixels, `samples` images per prompt.
     """
 
     question: SweepQuestion

@@ -63,7 +63,7 @@ def find_entries(given: Sequence[str]) -> list[BoardEntry]:
     """Entries of everything that was named, bases once each.
 
     Args:
-        given: files result.json, folders that are or hold results, or `NAME=PATH,PATH`: trainings of one method.
+        given: files result.json, folders with results, or `NAME=PATH,PATH`: trainings of one method.
 
     Raises:
         ValueError: nothing is there, a file cannot be read, or one result was named twice.

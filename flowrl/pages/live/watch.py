@@ -31,7 +31,7 @@ def watch(runs: Sequence[str | Path] = ("runs",), *, port: int) -> None:
     """Serves the page until a signal.
 
     Args:
-        runs: run folders, or folders in which runs lie.
+        runs: run folders, or folders that contain runs.
         port: 0 is a free one.
 
     Raises:
