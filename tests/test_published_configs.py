@@ -20,6 +20,7 @@ from flowrl.recipes.forward_settings import micro_batch_size
 from flowrl.rewards.base.specs import validate_reward_specs
 from flowrl.samplers.times import steps_in_reach, strata
 from flowrl.samplers.windows import flash_tail
+from flowrl.training.draws import start_of
 from flowrl.training.paths import stochastic_steps
 
 EVERY = sorted(config_files())
@@ -187,8 +188,18 @@ def test_dgpo_has_the_released_gate_and_clip() -> None:
 def test_flow_cps_runs_take_the_released_log_probability() -> None:
     """sde_type "cps": every configuration that its code publishes, and no other."""
     published = {name for name in RUNS if config_of(name).sampler.log_prob == "published"}
-    assert published == {"sd35m_flow_grpo_fast", "flux_flow_grpo_fast", "sd35m_tp_grpo", "sd35m_grpo_clip_24gb"}
+    assert published == {"sd35m_flow_grpo_fast", "flux_flow_grpo_fast", "sd35m_tp_grpo", "sd35m_grpo_clip_24gb",
+                         "sd35m_adv_grpo"}  # fmt: skip
     assert published == {name for name in RUNS if config_of(name).sampler.kernel == "cps"}
+
+
+def test_adv_grpo_is_the_released_one() -> None:
+    """config/grpo.py dino_cotrain_sd3_patch_fast: random_timestep 0, two steps, halves of a group from one noise."""
+    config = config_of("sd35m_adv_grpo")
+    assert stochastic_steps(config.sampler, 0, 0) == stochastic_steps(config.sampler, 0, 7) == (0, 1)
+    assert [start_of(config, image) for image in range(config.group_size)] == [0] * 8 + [1] * 8
+    assert (config.sampler.noise_level, config.clip_range, config.kl_coef) == (0.8, 1e-5, 0.0)
+    assert config.rewards[0].options["published"] is True
 
 
 def test_the_mean_is_over_all_rows_where_the_code_keeps_groups_of_equal_rewards() -> None:

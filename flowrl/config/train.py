@@ -143,8 +143,8 @@ class TrainConfig:
     again at every iteration that this number divides."""
     log_ratio: Literal["mean", "sum"] = "mean"
     """Log-ratio per latent dimension, as published clip ranges assume, or summed."""
-    same_latent: bool = False
-    """Start all images of a group from the same noise."""
+    same_latent: bool | int = False
+    """Start all images of a group from the same noise, or so many at a time."""
     eval_every: int = 0
     """Iterations between evaluations; 0 switches evaluation off, before and after training too."""
     checkpoint_every: int = 10
@@ -218,6 +218,12 @@ class TrainConfig:
                     best is not None and (best % 2 or not 2 <= best <= self.group_size),
                     f"best_of ({best}) must be even, at least 2 and at most group_size ({self.group_size}): half of it "
                     "are the best images of a group, half the worst",
+                ),
+                (
+                    not isinstance(self.same_latent, bool)
+                    and (self.same_latent < 2 or self.group_size % self.same_latent > 0),
+                    f"same_latent is true, false or a number from 2 that divides group_size ({self.group_size}), got "
+                    f"{self.same_latent}",
                 ),
                 (
                     self.num_images > IMAGES,

@@ -100,13 +100,19 @@ class Draws:
 
     def start_noise(self, batch: Batch, images: range) -> Tensor:
         """Start noise `[b, *latent]` of some images: a function of (seed, iteration, group, image in the group)."""
-        size, same = self.config.group_size, self.config.same_latent
-        return self.normals("start", batch, [(i // size, 0 if same else i % size) for i in images])
+        size = self.config.group_size
+        return self.normals("start", batch, [(i // size, start_of(self.config, i % size)) for i in images])
 
     def step_noise(self, batch: Batch, images: range) -> Callable[[int], Tensor]:
         """Step noise of some images: a function of (seed, iteration, group, image in the group, step)."""
         size = self.config.group_size
         return lambda step: self.normals("step", batch, [(i // size, i % size, step) for i in images])
+
+
+def start_of(config: TrainConfig, image: int) -> int:
+    """Which of its group's start noises an image has."""
+    same = config.same_latent
+    return image // (config.group_size if same is True else same or 1)
 
 
 def batch_of(request: Request, group_size: int, device: torch.device) -> Batch:

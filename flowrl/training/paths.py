@@ -21,7 +21,7 @@ from flowrl.samplers.completion import complete, sample_trajectories
 from flowrl.samplers.tree import sample_tree, sibling_noise, window_law, window_start
 from flowrl.samplers.windows import flash_tail, mixgrpo_window
 from flowrl.training.batch import Batch
-from flowrl.training.draws import Draws, DrawsElsewhere, Request, batch_of, without_texts
+from flowrl.training.draws import Draws, DrawsElsewhere, Request, batch_of, start_of, without_texts
 from flowrl.training.kept_graphs import KeptGraphs
 from flowrl.training.loop import Loop
 from flowrl.training.parts import sampler_of
@@ -239,7 +239,7 @@ def _branches(draws: Draws, batch: Batch, how: Paths) -> Sampled:
 
     return sample_branches(
         lambda index: draws.velocity(batch.asked.cond[index.cpu()]),
-        draws.normals("start", batch, [(group, 0 if config.same_latent else k) for group, k in anchors]),
+        draws.normals("start", batch, [(group, start_of(config, k)) for group, k in anchors]),
         torch.arange(len(groups)).repeat_interleave(seeds),
         groups.repeat_interleave(seeds),
         how.schedule,
