@@ -198,7 +198,7 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         check_most(self)  # alone, for what is said of a number beyond all bounds may take forever to find
-        best, (low, high) = self.best_of, self.clip_bounds
+        best, (low, high), same = self.best_of, self.clip_bounds, self.same_latent
         all_at_once(
             lambda: at_least(1, self, "num_iterations prompts_per_step updates_per_rollout checkpoint_every"),
             lambda: at_least(1, self, "keep_checkpoints micro_batch_size rollout_batch_size threads kl_reference"),
@@ -220,10 +220,8 @@ class TrainConfig:
                     "are the best images of a group, half the worst",
                 ),
                 (
-                    not isinstance(self.same_latent, bool)
-                    and (self.same_latent < 2 or self.group_size % self.same_latent > 0),
-                    f"same_latent is true, false or a number from 2 that divides group_size ({self.group_size}), got "
-                    f"{self.same_latent}",
+                    not isinstance(same, bool) and (same < 2 or self.group_size % same > 0),
+                    f"same_latent is true, false or a divisor above 1 of group_size ({self.group_size}), got {same}",
                 ),
                 (
                     self.num_images > IMAGES,

@@ -55,7 +55,7 @@ def test_defaults_and_derived_quantities(path: Path) -> None:
         ("sampler.noise_level=null", "sampler.noise_level", None),
         ("policy.target_modules=[to_q, to_k]", "policy.target_modules", ("to_q", "to_k")),
         ("same_latent=true", "same_latent", True),
-        ("same_latent=4", "same_latent", 4),
+        ("same_latent=3", "same_latent", 3),
         ("out=2024", "out", "2024"),
         ("out=1e-4", "out", "1e-4"),
         ("out=null", "out", None),
@@ -214,7 +214,7 @@ REFUSALS: list[tuple[list[str], list[str]]] = [
     (["group_size=1"], ["group_size must be at least 2, got 1"]),
     (
         ["group_size=4", "same_latent=3"],
-        ["same_latent is true, false or a number from 2 that divides group_size (4), got 3"],
+        ["same_latent is true, false or a divisor above 1 of group_size (4), got 3"],
     ),
     (["num_iterations=0"], ["num_iterations must be at least 1, got 0"]),
     (["prompts_per_step=0"], ["prompts_per_step must be at least 1"]),

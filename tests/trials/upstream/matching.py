@@ -177,7 +177,7 @@ def dgpo(cut: Cut, draw: torch.Generator) -> Pairs:
     trainer = Space(dpo_beta=3.0, training_args=Space(group_size=4), _reduce_group_sums=lambda sums: sums.detach())
     for name, method in methods.items():
         setattr(trainer, name, partial(method, trainer))
-    theirs = trainer._compute_group_dgpoloss_row(
+    theirs = trainer._compute_group_dgpo_loss(
         m.reference,
         m.target,
         m.advantage,
