@@ -5,19 +5,15 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
+import published_code
 import pytest
 import torch
+from published_cutting import Checkouts, Comparison, Cut, MissingError, difference, run
 
 ROOT = Path(__file__).parents[1]
-sys.path.append(str(ROOT / "tests" / "trials"))
-
-import published_code  # noqa: E402
-from upstream.cutting import Checkouts, Comparison, Cut, MissingError, difference, run  # noqa: E402
-
 FOUND: dict[str, Any] = json.loads((ROOT / "docs/research/trials/published_code.json").read_text())
 ROWS: list[dict[str, Any]] = FOUND["functions"]
 FILE = """

@@ -188,8 +188,13 @@ def test_dgpo_has_the_released_gate_and_clip() -> None:
 def test_flow_cps_runs_take_the_released_log_probability() -> None:
     """sde_type "cps": every configuration that its code publishes, and no other."""
     published = {name for name in RUNS if config_of(name).sampler.log_prob == "published"}
-    assert published == {"sd35m_flow_grpo_fast", "flux_flow_grpo_fast", "sd35m_tp_grpo", "sd35m_grpo_clip_24gb",
-                         "sd35m_adv_grpo"}  # fmt: skip
+    assert published == {
+        "sd35m_flow_grpo_fast",
+        "flux_flow_grpo_fast",
+        "sd35m_tp_grpo",
+        "sd35m_grpo_clip_24gb",
+        "sd35m_adv_grpo",
+    }
     assert published == {name for name in RUNS if config_of(name).sampler.kernel == "cps"}
 
 
@@ -245,18 +250,53 @@ def test_runs_of_all_weights_have_the_released_learning_rates() -> None:
 # ---- where kernel and ratio are in the published code ----------------------------------------------------------------
 
 UNNAMED = {
-    "chroma_grpo_pickscore", "cogvideox_grpo", "flux2_klein_grpo", "flux_fill_grpo", "flux_g2rpo_full",
-    "flux_grpo_pickscore_80gb", "flux_recommended", "hunyuan_video15_grpo", "krea2_grpo", "ltx2_grpo_sound",
-    "ltx_video_grpo", "lumina2_grpo_pickscore", "qwen_image_21_grpo", "qwen_image_grpo_pickscore_24gb",
-    "qwen_image_grpo_pickscore_40gb", "qwen_image_grpo_pickscore_80gb", "qwen_image_recommended",
-    "sana_grpo_pickscore", "sana_video_grpo", "sd15_ddpo_compressibility", "sd35l_grpo_pickscore",
-    "sd35l_turbo_grpo_pickscore", "sd35m_dense_grpo", "sd35m_evening", "sd35m_g2rpo", "sd35m_gdpo",
-    "sd35m_grpo_clip_40gb", "sd35m_grpo_clip_80gb", "sd35m_grpo_ocr", "sd35m_grpo_pickscore",
-    "sd35m_mixgrpo_flash", "sd35m_recommended", "sd35m_rft", "sd35m_stepwise", "sd35m_tempflow",
-    "sd35m_tree_grpo", "sd35m_vgpo", "sdxl_ddpo_pickscore", "wan_14b_t2v_grpo_ocr_24gb",
-    "wan_14b_t2v_grpo_ocr_40gb", "wan_14b_t2v_grpo_ocr_80gb", "wan_recommended", "wan_t2v_grpo_ocr_40gb",
-    "wan_t2v_grpo_ocr_80gb", "wan_vace_grpo", "z_image_turbo_grpo",
-}  # fmt: skip
+    "chroma_grpo_pickscore",
+    "cogvideox_grpo",
+    "flux2_klein_grpo",
+    "flux_fill_grpo",
+    "flux_g2rpo_full",
+    "flux_grpo_pickscore_80gb",
+    "flux_recommended",
+    "hunyuan_video15_grpo",
+    "krea2_grpo",
+    "ltx2_grpo_sound",
+    "ltx_video_grpo",
+    "lumina2_grpo_pickscore",
+    "qwen_image_21_grpo",
+    "qwen_image_grpo_pickscore_24gb",
+    "qwen_image_grpo_pickscore_40gb",
+    "qwen_image_grpo_pickscore_80gb",
+    "qwen_image_recommended",
+    "sana_grpo_pickscore",
+    "sana_video_grpo",
+    "sd15_ddpo_compressibility",
+    "sd35l_grpo_pickscore",
+    "sd35l_turbo_grpo_pickscore",
+    "sd35m_dense_grpo",
+    "sd35m_evening",
+    "sd35m_g2rpo",
+    "sd35m_gdpo",
+    "sd35m_grpo_clip_40gb",
+    "sd35m_grpo_clip_80gb",
+    "sd35m_grpo_ocr",
+    "sd35m_grpo_pickscore",
+    "sd35m_mixgrpo_flash",
+    "sd35m_recommended",
+    "sd35m_rft",
+    "sd35m_stepwise",
+    "sd35m_tempflow",
+    "sd35m_tree_grpo",
+    "sd35m_vgpo",
+    "sdxl_ddpo_pickscore",
+    "wan_14b_t2v_grpo_ocr_24gb",
+    "wan_14b_t2v_grpo_ocr_40gb",
+    "wan_14b_t2v_grpo_ocr_80gb",
+    "wan_recommended",
+    "wan_t2v_grpo_ocr_40gb",
+    "wan_t2v_grpo_ocr_80gb",
+    "wan_vace_grpo",
+    "z_image_turbo_grpo",
+}
 """Presets that name no function of published code: others' settings on another model, ours, or no code at hand."""
 
 

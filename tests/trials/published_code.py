@@ -17,15 +17,16 @@ from typing import Any
 
 import torch
 
-sys.path[:0] = [str(Path(__file__).parent)]
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE), str(HERE / "upstream")]
 
 from origin import origin  # noqa: E402
-from upstream.credit import CREDITS  # noqa: E402
-from upstream.cutting import Checkouts, Comparison, MissingError, difference  # noqa: E402
-from upstream.losses import LOSSES  # noqa: E402
-from upstream.matching import MATCHING  # noqa: E402
-from upstream.rules import RULES  # noqa: E402
-from upstream.steps import STEPS  # noqa: E402
+from published_credit import CREDITS  # noqa: E402
+from published_cutting import Checkouts, Comparison, MissingError, difference  # noqa: E402
+from published_losses import LOSSES  # noqa: E402
+from published_matching import MATCHING  # noqa: E402
+from published_rules import RULES  # noqa: E402
+from published_steps import STEPS  # noqa: E402
 
 from flowrl.runtime.files import write_atomically  # noqa: E402
 

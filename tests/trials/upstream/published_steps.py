@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from diffusers import DDIMScheduler
 from diffusers.schedulers.scheduling_ddim import DDIMSchedulerOutput
+from published_cutting import Comparison, Cut
 from torch import Tensor
-from upstream.cutting import Comparison, Cut
 
 from flowrl.samplers.flow_coordinates import flow_sigma, vp_scale
 from flowrl.samplers.kernels import KERNELS, Kernel

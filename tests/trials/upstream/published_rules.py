@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
-from upstream.credit import Lists
-from upstream.cutting import Comparison, Cut
-from upstream.steps import DDPO, FLOW_GRPO, Pairs
+from published_credit import Lists
+from published_cutting import Comparison, Cut
+from published_steps import DDPO, FLOW_GRPO, Pairs
 
 from flowrl.benchmarks.dpg_bench import Question, item_score
 from flowrl.benchmarks.geneval.detections import Detection

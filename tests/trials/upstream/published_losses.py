@@ -12,9 +12,8 @@ from typing import Any
 
 import torch
 from PIL import Image
-from torch import Tensor
-from upstream.cutting import Comparison, Cut, run
-from upstream.steps import (
+from published_cutting import Comparison, Cut, run
+from published_steps import (
     ADV_GRPO,
     D3PO,
     DANCE_GRPO,
@@ -28,6 +27,7 @@ from upstream.steps import (
     Pairs,
     normal,
 )
+from torch import Tensor
 
 from flowrl.objectives.policy_gradient import Clip, Dppo, Guard, Scored, kernel_sensitivity
 from flowrl.objectives.preference_losses import d3po

@@ -8,9 +8,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
-from upstream.cutting import Comparison, Cut, run
-from upstream.steps import (
+from published_cutting import Comparison, Cut, run
+from published_steps import (
     BRANCH_GRPO,
     DANCE_GRPO,
     DDPO,
@@ -22,6 +21,7 @@ from upstream.steps import (
     Pairs,
     normal,
 )
+from torch import Tensor
 
 from flowrl.advantages.normalise import aggregate, group_advantages, normalise, zero_variance_groups
 from flowrl.advantages.shaping import RewardHistory, dcpo, dcpo_clip, update_history

@@ -7,10 +7,10 @@ from types import SimpleNamespace as Space
 from typing import Any
 
 import torch
+from published_cutting import Cut, run
+from published_losses import ALGOS, FACTORY, ROWS, Info, both, loss_row, train
+from published_steps import DIFFUSION_NFT, FLOW_FACTORY, FLOW_GRPO, SHAPE, VERL_OMNI, Pairs, normal
 from torch import Tensor
-from upstream.cutting import Cut, run
-from upstream.losses import ALGOS, FACTORY, ROWS, Info, both, loss_row, train
-from upstream.steps import DIFFUSION_NFT, FLOW_FACTORY, FLOW_GRPO, SHAPE, VERL_OMNI, Pairs, normal
 
 from flowrl.objectives.forward_losses import Awm, Matched, Nft, noised, old_decay
 from flowrl.objectives.preference_losses import centred_distillation, diffusion_dpo, group_gate
