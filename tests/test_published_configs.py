@@ -20,6 +20,7 @@ from flowrl.recipes.forward_settings import micro_batch_size
 from flowrl.rewards.base.specs import validate_reward_specs
 from flowrl.samplers.times import steps_in_reach, strata
 from flowrl.samplers.windows import flash_tail
+from flowrl.training.draws import start_of
 from flowrl.training.paths import stochastic_steps
 
 EVERY = sorted(config_files())
@@ -187,8 +188,28 @@ def test_dgpo_has_the_released_gate_and_clip() -> None:
 def test_flow_cps_runs_take_the_released_log_probability() -> None:
     """sde_type "cps": every configuration that its code publishes, and no other."""
     published = {name for name in RUNS if config_of(name).sampler.log_prob == "published"}
-    assert published == {"sd35m_flow_grpo_fast", "flux_flow_grpo_fast", "sd35m_tp_grpo", "sd35m_grpo_clip_24gb"}
+    assert published == {
+        "sd35m_flow_grpo_fast",
+        "flux_flow_grpo_fast",
+        "sd35m_tp_grpo",
+        "sd35m_grpo_clip_24gb",
+        "sd35m_adv_grpo",
+    }
     assert published == {name for name in RUNS if config_of(name).sampler.kernel == "cps"}
+
+
+def test_the_text_reward_keeps_all_that_is_read_as_released() -> None:
+    """flow_grpo/ocr.py: `res[1][0] if res[1][1] > 0`."""
+    assert [reward.options for reward in config_of("sd35m_grpo_ocr").rewards] == [{"min_confidence": 0.0}]
+
+
+def test_adv_grpo_is_the_released_one() -> None:
+    """config/grpo.py dino_cotrain_sd3_patch_fast: random_timestep 0, two steps, halves of a group from one noise."""
+    config = config_of("sd35m_adv_grpo")
+    assert stochastic_steps(config.sampler, 0, 0) == stochastic_steps(config.sampler, 0, 7) == (0, 1)
+    assert [start_of(config, image) for image in range(config.group_size)] == [0] * 8 + [1] * 8
+    assert (config.sampler.noise_level, config.clip_range, config.kl_coef) == (0.8, 1e-5, 0.0)
+    assert config.rewards[0].options["published"] is True
 
 
 def test_the_mean_is_over_all_rows_where_the_code_keeps_groups_of_equal_rewards() -> None:
@@ -224,3 +245,73 @@ def test_runs_of_all_weights_have_the_released_learning_rates() -> None:
     for config in full.values():
         assert (config.policy.lora_rank, config.policy.lora_alpha, config.policy.target_modules) == (None, None, None)
         check_full(config, family("flux"), config.pipeline.model)
+
+
+# ---- where kernel and ratio are in the published code ----------------------------------------------------------------
+
+UNNAMED = {
+    "chroma_grpo_pickscore",
+    "cogvideox_grpo",
+    "flux2_klein_grpo",
+    "flux_fill_grpo",
+    "flux_g2rpo_full",
+    "flux_grpo_pickscore_80gb",
+    "flux_recommended",
+    "hunyuan_video15_grpo",
+    "krea2_grpo",
+    "ltx2_grpo_sound",
+    "ltx_video_grpo",
+    "lumina2_grpo_pickscore",
+    "qwen_image_21_grpo",
+    "qwen_image_grpo_pickscore_24gb",
+    "qwen_image_grpo_pickscore_40gb",
+    "qwen_image_grpo_pickscore_80gb",
+    "qwen_image_recommended",
+    "sana_grpo_pickscore",
+    "sana_video_grpo",
+    "sd15_ddpo_compressibility",
+    "sd35l_grpo_pickscore",
+    "sd35l_turbo_grpo_pickscore",
+    "sd35m_dense_grpo",
+    "sd35m_evening",
+    "sd35m_g2rpo",
+    "sd35m_gdpo",
+    "sd35m_grpo_clip_40gb",
+    "sd35m_grpo_clip_80gb",
+    "sd35m_grpo_ocr",
+    "sd35m_grpo_pickscore",
+    "sd35m_mixgrpo_flash",
+    "sd35m_recommended",
+    "sd35m_rft",
+    "sd35m_stepwise",
+    "sd35m_tempflow",
+    "sd35m_tree_grpo",
+    "sd35m_vgpo",
+    "sdxl_ddpo_pickscore",
+    "wan_14b_t2v_grpo_ocr_24gb",
+    "wan_14b_t2v_grpo_ocr_40gb",
+    "wan_14b_t2v_grpo_ocr_80gb",
+    "wan_recommended",
+    "wan_t2v_grpo_ocr_40gb",
+    "wan_t2v_grpo_ocr_80gb",
+    "wan_vace_grpo",
+    "z_image_turbo_grpo",
+}
+"""Presets that name no function of published code: others' settings on another model, ours, or no code at hand."""
+
+
+def sources_of(name: str) -> dict[str, str]:
+    """`FILE FUNCTION` of a configuration's own step and loss, from its comments."""
+    text = find_config(name).read_text()
+    return dict(re.findall(r"^# (kernel, steps|clip range, ratio|loss): (.+)$", text, re.MULTILINE))
+
+
+def test_a_preset_names_the_function_behind_its_kernel_and_its_ratio() -> None:
+    """`# kernel, steps: FILE FUNCTION` where it samples as that code does, `# clip range, ratio:` or `# loss:`."""
+    named = {name: sources_of(name) for name in SOURCED}
+    assert {name for name, sources in named.items() if not sources} == UNNAMED
+    for name in set(named) - UNNAMED:
+        assert "loss" in named[name] or "clip range, ratio" in named[name], name
+        assert all(re.fullmatch(r"[\w/.-]+\.py [\w.]+", source) for source in named[name].values()), name
+        on_policy_gradient = config_of(name).recipe == "grpo"
+        assert not on_policy_gradient or set(named[name]) == {"kernel, steps", "clip range, ratio"}, name

@@ -143,8 +143,8 @@ class TrainConfig:
     ``num_iterations`` stays with what the run started from, the LoRA of ``policy.init_lora`` included."""
     log_ratio: Literal["mean", "sum"] = "mean"
     """Log-ratio per latent dimension, as published clip ranges assume, or summed."""
-    same_latent: bool = False
-    """Start all images of a group from the same noise."""
+    same_latent: bool | int = False
+    """Start all images of a group from the same noise, or so many at a time."""
     eval_every: int = 0
     """Iterations between evaluations; 0 switches evaluation off, before and after training too."""
     checkpoint_every: int = 10
@@ -198,7 +198,7 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         check_most(self)  # alone, for what is said of a number beyond all bounds may take forever to find
-        best, (low, high) = self.best_of, self.clip_bounds
+        best, (low, high), same = self.best_of, self.clip_bounds, self.same_latent
         all_at_once(
             lambda: at_least(1, self, "num_iterations prompts_per_step updates_per_rollout checkpoint_every"),
             lambda: at_least(1, self, "keep_checkpoints micro_batch_size rollout_batch_size threads kl_reference"),
@@ -218,6 +218,10 @@ class TrainConfig:
                     best is not None and (best % 2 or not 2 <= best <= self.group_size),
                     f"best_of ({best}) must be even, at least 2 and at most group_size ({self.group_size}): half of it "
                     "are the best images of a group, half the worst",
+                ),
+                (
+                    not isinstance(same, bool) and (same < 2 or self.group_size % same > 0),
+                    f"same_latent is true, false or a divisor above 1 of group_size ({self.group_size}), got {same}",
                 ),
                 (
                     self.num_images > IMAGES,

@@ -18,7 +18,7 @@ The same line stands in `manifest.json` of a run, in the card of `flowrl reward 
 Weights on hubs could not be had where this was written: what is "not checked against the released weights" is left to
 somebody who has them. Rewards that are not listed have no published number to meet.
 
-Written by `flowrl reward published > docs/published.md`.
+Written by `flowrl reward published > docs/published.md`. Published code that was run: [trials](research/trials.md).
 """
 
 

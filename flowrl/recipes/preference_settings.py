@@ -133,7 +133,7 @@ def check(config: TrainConfig) -> None:
     sampler, parts = config.sampler, data_ranks(config) * config.updates_per_rollout
     if name == "d3po":
         check_density(sampler, "objective d3po")
-        if not config.same_latent:
+        if config.same_latent is not True:
             raise ValueError("objective d3po compares images that start from the same noise: set same_latent=true")
     elif sampler.kernel != "ode":
         raise ValueError(

@@ -1,7 +1,6 @@
 """What draws images of a run: the learner itself, or a worker elsewhere that is asked for a piece of a rollout.
 
-Noise, windows and schedules follow from counters, so that whoever draws an image with the same weights and in the same
-batch draws the same one.
+Noise, windows and schedules follow from counters: the same weights and batch give the same image, whoever draws it.
 """
 
 from __future__ import annotations
@@ -74,15 +73,8 @@ class DrawsElsewhere(Protocol):
 
 
 class Draws:
-    """What sampling needs to know of whoever draws.
-
-    Attributes:
-        config: the run's settings.
-        geometry: its batches.
-        pipeline: the generator.
-        network: its counted network.
-        device: where latents live.
-    """
+    """What sampling needs to know of whoever draws: the run's settings, its batches, the generator with its counted
+    network, and where latents live."""
 
     config: TrainConfig
     geometry: Geometry
@@ -105,13 +97,17 @@ class Draws:
 
     def start_noise(self, batch: Batch, images: range) -> Tensor:
         """Start noise `[b, *latent]` of some images: a function of (seed, iteration, group, image in the group)."""
-        size, same = self.config.group_size, self.config.same_latent
-        return self.normals("start", batch, [(i // size, 0 if same else i % size) for i in images])
+        size = self.config.group_size
+        return self.normals("start", batch, [(i // size, start_of(self.config, i % size)) for i in images])
 
     def step_noise(self, batch: Batch, images: range) -> Callable[[int], Tensor]:
         """Step noise of some images: a function of (seed, iteration, group, image in the group, step)."""
-        size = self.config.group_size
-        return lambda step: self.normals("step", batch, [(i // size, i % size, step) for i in images])
+        return lambda step: self.normals("step", batch, [(*divmod(i, self.config.group_size), step) for i in images])
+
+
+def start_of(config: TrainConfig, image: int) -> int:
+    """Which of its group's start noises an image has."""
+    return image // (config.group_size if config.same_latent is True else config.same_latent or 1)
 
 
 def batch_of(request: Request, group_size: int, device: torch.device) -> Batch:

@@ -55,6 +55,7 @@ def test_defaults_and_derived_quantities(path: Path) -> None:
         ("sampler.noise_level=null", "sampler.noise_level", None),
         ("policy.target_modules=[to_q, to_k]", "policy.target_modules", ("to_q", "to_k")),
         ("same_latent=true", "same_latent", True),
+        ("same_latent=3", "same_latent", 3),
         ("out=2024", "out", "2024"),
         ("out=1e-4", "out", "1e-4"),
         ("out=null", "out", None),
@@ -211,6 +212,10 @@ REFUSALS: list[tuple[list[str], list[str]]] = [
     (["sampler.num_steps=0"], ["sampler.num_steps", "at least 1", "got 0"]),
     (["sampler.guidance_scale=-1"], ["sampler.guidance_scale", "-1"]),
     (["group_size=1"], ["group_size must be at least 2, got 1"]),
+    (
+        ["group_size=4", "same_latent=3"],
+        ["same_latent is true, false or a divisor above 1 of group_size (4), got 3"],
+    ),
     (["num_iterations=0"], ["num_iterations must be at least 1, got 0"]),
     (["prompts_per_step=0"], ["prompts_per_step must be at least 1"]),
     (["checkpoint_every=0"], ["checkpoint_every must be at least 1"]),

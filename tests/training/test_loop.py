@@ -357,11 +357,11 @@ def _draws(**config: Any) -> Any:
     return found
 
 
-@pytest.mark.parametrize("same", [False, True])
-def test_start_noise_is_that_of_an_image_or_of_its_group(same: bool) -> None:
-    noise = _draws(same_latent=same).start_noise(SimpleNamespace(iteration=5), range(1, 4))
-    for place, (group, image) in enumerate([(0, 1), (1, 0), (1, 1)]):
-        assert torch.equal(noise[place], counter_normal(NOISE_SHAPE, 7, "start", 5, group, 0 if same else image))
+@pytest.mark.parametrize(("same", "own"), [(False, [3, 0, 1]), (True, [0, 0, 0]), (2, [1, 0, 0])])
+def test_start_noise_is_that_of_an_image_or_of_those_that_share_it(same: bool | int, own: list[int]) -> None:
+    noise = _draws(same_latent=same, group_size=4).start_noise(SimpleNamespace(iteration=5), range(3, 6))
+    for place, (group, image) in enumerate(zip([0, 1, 1], own, strict=True)):
+        assert torch.equal(noise[place], counter_normal(NOISE_SHAPE, 7, "start", 5, group, image))
 
 
 def test_step_noise_is_that_of_an_image_and_a_step() -> None:
