@@ -31,7 +31,7 @@ from flowrl.planning.traces import Trace
 from flowrl.recipes import grpo
 from flowrl.runtime.randomness import counter_normal
 from flowrl.samplers import KERNELS, build_schedule, rollout
-from flowrl.training import kept_graphs
+from flowrl.training import kept_graphs, paths
 from flowrl.training.kept_graphs import KeptGradients, KeptGraphs
 from flowrl.training.learner import GradientSum, NetworkCounter
 from flowrl.trajectory import Conditioning, Rows, Sampled
@@ -269,8 +269,8 @@ def test_weighted_gradients_are_autograds_of_the_surrogate(toy: Path, by_step: b
     network = NetworkCounter(lambda x, timestep, cond: policy(x), {})
     kept = KeptGradients(config, network, SampleGradients(policy, policy.trained), Clip(), lambda *given: given[1])
     cond = Conditioning({"none": torch.zeros(4)})
-    given = (lambda x, sigma, timestep: network(x, timestep, cond), lambda step: noise[step], 0)
     noise, steps = counter_normal((3, 4, 5), "noise").double(), (0, 1, 2)
+    given = (lambda x, sigma, timestep: network(x, timestep, cond), lambda step: noise[step], 0)
     velocity, drawn = kept.recording(*given, schedule, kernel, steps)
     with torch.no_grad():
         path = rollout(velocity, counter_normal((4, 5), "x").double(), schedule, kernel, drawn, stochastic=steps)
@@ -303,7 +303,7 @@ def test_weighted_gradients_are_autograds_of_the_surrogate(toy: Path, by_step: b
 def test_what_is_kept_of_images_is_what_the_plan_says(toy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One transition's graph of one batch is there at once, and what waits for the rewards."""
     peaks, kept = list[int](), list[int]()
-    sample, add_to = grpo.sample_paths, KeptGradients.add_to
+    sample, add_to = paths.sample_paths, KeptGradients.add_to
 
     def traced(*given: Any) -> Sampled:
         with Trace() as trace:
@@ -330,13 +330,13 @@ def test_what_is_kept_of_images_is_what_the_plan_says(toy: Path, monkeypatch: py
         plans.append(plan.memory)
     each = kept[0] // 12
     assert kept == [12 * each, 24 * each, 12 * each, 3 * 12 * each, 2 * 12 * each]  # images, steps, two terms
-    for found, plan in zip(kept, plans, strict=True):
-        assert plan.host["gradients of its images"] == found // (4 * each) * pinned(4 * each)
-    assert [plan.gradients for plan in plans] == [4 * each] * 4 + [8 * each]
+    for found, memory in zip(kept, plans, strict=True):
+        assert memory.host["gradients of its images"] == found // (4 * each) * pinned(4 * each)
+    assert [memory.gradients for memory in plans] == [4 * each] * 4 + [8 * each]
     plain, twice, one_step, by_step, with_kl = (peak - own for peak, own in zip(peaks, kept, strict=True))
     for other in (twice, one_step, by_step, with_kl):
         assert other == pytest.approx(plain, rel=0.1)
-    assert all(peak < plan.configured + plan.update + own for peak, plan, own in zip(peaks, plans, kept, strict=True))
+    assert all(peak < one.configured + one.update + own for peak, one, own in zip(peaks, plans, kept, strict=True))
     whole = load_config(find_config("tiny_grpo_geneval"), [*sizes, "keep_graphs=true"])
     quick_run(whole, toy.parent)
     assert peaks[-1] > 6 * peaks[0]
