@@ -46,7 +46,8 @@ def rewards(draw: torch.Generator) -> Tensor:
 def tracker(cut: Cut, draw: torch.Generator) -> Pairs:
     """flow_grpo's tracker, for each of its kinds."""
     reward = rewards(draw)
-    for scope, wide in (("group", False), ("global", True)):
+    scopes: Any = (("group", False), ("global", True))
+    for scope, wide in scopes:
         theirs = cut.function("PerPromptStatTracker")(wide).update(NAMES, reward.tolist())
         yield f"grpo, {scope}", group_advantages(reward, GROUP, scope), torch.tensor(theirs)
 
@@ -262,14 +263,16 @@ def turning(cut: Cut, draw: torch.Generator) -> Pairs:
         if balanced:  # of turning points of one trajectory theirs keeps any, ours the earliest: how many is the same
             gain = values[:, 1:] - values[:, :-1]
             both = [(rewarded != gain).sum(1) for rewarded in both]
-        yield name, *both
+        yield name, both[0], both[1]
 
 
 def tree(cut: Cut, draw: torch.Generator) -> Pairs:
     """A tree that splits twice into three, by the mean of its leaves and by the density of edges; sample std."""
     node_of = cut.function("TreeNode")
     for weighting, by_edge in (("uniform", False), ("edge", True)):
-        root, rows, nodes = node_of("root", None), [], []
+        root = node_of("root", None)
+        rows: list[Any] = []
+        nodes: list[Any] = []
         levels: list[list[Any]] = [[root]]
         for step, children in enumerate((3, 1, 3, 1)):
             levels.append([])

@@ -101,7 +101,7 @@ def crd_decay(cut: Cut, draw: torch.Generator) -> Pairs:
         yield name, [old_decay(name, s) for s in steps], [decay(s, kind) for s in steps]
 
 
-WEIGHTINGS = (("uniform", "Uniform"), ("t", "t"), ("t2", "t**2"), ("huber", "huber"), ("ghuber", "ghuber"))
+WEIGHTINGS: Any = (("uniform", "Uniform"), ("t", "t"), ("t2", "t**2"), ("huber", "huber"), ("ghuber", "ghuber"))
 
 
 def awm_log_prob(cut: Cut, draw: torch.Generator) -> Pairs:
@@ -157,7 +157,8 @@ def awm_script(cut: Cut, draw: torch.Generator) -> Pairs:
 def crd(cut: Cut, draw: torch.Generator) -> Pairs:
     """Centred distillation of one group, with either loss and with a temperature or none."""
     loss_of = cut.function("CRDTrainer._compute_crd_loss")
-    for loss, name in (("square", "mse"), ("cross_entropy", "bce")):
+    losses: Any = (("square", "mse"), ("cross_entropy", "bce"))
+    for loss, name in losses:
         for temperature in (None, 0.3):
             implicit, target = normal(ROWS, draw=draw).requires_grad_(), torch.rand(ROWS, generator=draw)
             own = Space(weight_temp=-1 if temperature is None else temperature, crd_loss_type=name, crd_beta=0.7)

@@ -79,7 +79,7 @@ def verdicts(cut: Cut, draw: torch.Generator) -> Pairs:
     for _ in range(300):
         found, record = scene(drawn)
         color = {one.box: drawn.choice(COLORS[:3]) for one in found}
-        own = verdict(found, record, lambda one, color=color: color[one.box])
+        own = verdict(found, record, lambda one: color[one.box])  # noqa: B023, it is called here and now
         ours.append([own.correct, own.reason])
         bbox = [
             np.array([[*one.box, one.score] for one in found if one.label == name]).reshape(-1, 5) for name in CLASSES
@@ -178,11 +178,14 @@ def replies(cut: Cut, draw: torch.Generator) -> Pairs:
 
 def points(cut: Cut, draw: torch.Generator) -> Pairs:
     """Test points that are met, by dimension."""
-    drawn, rows = dice(draw), []
+    drawn = dice(draw)
+    rows: list[Any] = []
     for _ in range(200):
         labels = drawn.sample(POINTS, drawn.randrange(1, 5))
         rows.append((labels, [drawn.choice((0, 1)) for _ in labels]))
-    listed = [({}, {"testpoint": str(labels), "result_json": str({"score": scores})}) for labels, scores in rows]
+    listed: list[Any] = [
+        ({}, {"testpoint": str(labels), "result_json": str({"score": scores})}) for labels, scores in rows
+    ]
     add = cut.function("calculate_scores", ast=ast, defaultdict=Counts)
     with redirect_stdout(StringIO()):
         theirs = add(Space(iterrows=lambda: iter([(k, row) for k, (_, row) in enumerate(listed)])))

@@ -13,7 +13,7 @@ import pytest
 import torch
 from published_cutting import Checkouts, Comparison, Cut, MissingError, difference, run
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 FOUND: dict[str, Any] = json.loads((ROOT / "docs/research/trials/published_code.json").read_text())
 ROWS: list[dict[str, Any]] = FOUND["functions"]
 FILE = """
