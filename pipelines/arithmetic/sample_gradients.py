@@ -61,7 +61,7 @@ class SampleGradients:
         """
         alone, samples = torch.eye(len(loss_b), dtype=loss_b.dtype, device=loss_b.device), len(loss_b)
         new = self._met - self._looked - self._mixed if samples > 1 else set[LoraLinear]()
-        for sample in (0, samples - 1) if new else ():
+        for sample in [0, samples - 1] * bool(new):
             probe = torch.zeros_like(total)
             self._back(loss_b, alone[sample], _weights_of(new), probe, again=True)
             probe[sample] = 0
@@ -73,7 +73,7 @@ class SampleGradients:
         times = int(bool(served))
         if served:
             self._back(loss_b, alone.sum(0), served, total, again=again or bool(left))
-        for sample in range(samples) if left else ():
+        for sample in range(samples * bool(left)):
             gradients = self._back(loss_b, alone[sample], left, None, again=again or sample + 1 < samples)
             found = [(p, own) for p, own in zip(left, gradients, strict=True) if own is not None]
             times += bool(found)

@@ -174,15 +174,24 @@ def same(found: Any, wanted: Any, *, gradient: float, later: float) -> None:
 @pytest.mark.parametrize(
     "overrides",
     [
-        (), (GUIDED,), (GUIDED, "sampler.train_negative=false"), (GUIDED, "sampler.train_negative=recompute"),
-        (GUIDED, "sampler.train_negative=recompute", "kl_coef=0.1"), ("credit.method=tp_grpo", GUIDED),
-        ("credit.method=dense_grpo", "kl_coef=0.1", "loss_aggregation=samples"), ("best_of=2",),
-        ("policy.lora_variant=dora", GUIDED), ("policy.lora_variant=rslora",), ("objective.name=guard",),
-        ("objective.name=dppo",), ("objective.name=reinforce", "loss_aggregation=balanced"),
-        ("micro_batch_size=1", "rollout_batch_size=1"), ("kl_coef=0.1", "kl_reference=ema", "policy.ema_decay=0.9"),
+        (),
+        (GUIDED,),
+        (GUIDED, "sampler.train_negative=false"),
+        (GUIDED, "sampler.train_negative=recompute"),
+        (GUIDED, "sampler.train_negative=recompute", "kl_coef=0.1"),
+        ("credit.method=tp_grpo", GUIDED),
+        ("credit.method=dense_grpo", "kl_coef=0.1", "loss_aggregation=samples"),
+        ("best_of=2",),
+        ("policy.lora_variant=dora", GUIDED),
+        ("policy.lora_variant=rslora",),
+        ("objective.name=guard",),
+        ("objective.name=dppo",),
+        ("objective.name=reinforce", "loss_aggregation=balanced"),
+        ("micro_batch_size=1", "rollout_batch_size=1"),
+        ("kl_coef=0.1", "kl_reference=ema", "policy.ema_decay=0.9"),
     ],
     ids=" ".join,
-)  # fmt: skip
+)
 def test_gradients_of_images_give_the_updates_of_kept_graphs(toy: Path, overrides: tuple[str, ...]) -> None:
     found, wanted = (
         learned(toy_config(toy, *BATCHES, *overrides, f"keep_graphs={keep}"), toy.parent)
@@ -196,7 +205,7 @@ def test_gradients_of_images_give_the_updates_of_kept_graphs(toy: Path, override
 def test_gradients_of_groups_that_teach_nothing_are_left_out(toy: Path) -> None:
     more = (*BATCHES, "prompts_per_step=4", reward_list(toy.parent, "half_fail"), "loss_denominator=all")
     found, wanted = (
-        learned(toy_config(toy, *more, f"keep_graphs={keep}"), toy.parent) for keep in ("gradients", "false")
+        learned(toy_config(toy, *more, f"keep_graphs={keep}"), toy.parent) for keep in ("gradients", "true")
     )
     same(found, wanted, gradient=1e-6, later=1e-5)
     # Nobody knows of an image that is drawn what its group will teach.
@@ -209,9 +218,17 @@ def test_gradients_of_images_on_the_embedded_model(tmp_path: Path, toy: Path, ov
     """A backward pass whose loss is scaled by 0.7 or 3, and its gradient back, is 1.4e-6 from the one that is not: the
     gradient of an image is that of another scale."""
     sizes = (
-        "prompts_per_step=3", "group_size=4", "micro_batch_size=4", "rollout_batch_size=4", "num_iterations=3",
-        "eval_every=0", "progress=false", "threads=1", reward_list(toy.parent, "redness"), *overrides,
-    )  # fmt: skip
+        "prompts_per_step=3",
+        "group_size=4",
+        "micro_batch_size=4",
+        "rollout_batch_size=4",
+        "num_iterations=3",
+        "eval_every=0",
+        "progress=false",
+        "threads=1",
+        reward_list(toy.parent, "redness"),
+        *overrides,
+    )
     found, wanted = (
         learned(load_config(find_config("tiny_grpo_geneval"), [*sizes, f"keep_graphs={keep}"]), tmp_path)
         for keep in ("gradients", "true")
@@ -228,8 +245,11 @@ def test_the_plan_foretells_the_passes_of_gradients(toy: Path, overrides: tuple[
     config = toy_config(toy, *BATCHES, *overrides, GRADIENTS)
     last, foretold = quick_run(config, toy.parent)[-1], of_run(config, passes, 1, 0).total
     assert {kind: last.get(f"nfe/{kind}", 0) for kind in ("rollout", "reference", "update", "backward")} == {
-        "rollout": foretold.rollout, "reference": foretold.reference, "update": 0, "backward": foretold.backward
-    }  # fmt: skip
+        "rollout": foretold.rollout,
+        "reference": foretold.reference,
+        "update": 0,
+        "backward": foretold.backward,
+    }
     rows = config.num_images * config.num_iterations * (config.sampler.num_steps - 1)
     assert foretold.backward == rows * 4  # both halves, and once more for the KL; or a walk for each of four images
     assert graph_rows(config, passes) == graph_rows(toy_config(toy, *BATCHES, *overrides), passes)
@@ -285,10 +305,18 @@ def test_weighted_gradients_are_autograds_of_the_surrogate(toy: Path, by_step: b
         surrogate = surrogate - (share[step] / 12 * advantage * (log_prob - path.log_prob[:, step] / 5).exp()).sum()
         none, number = torch.zeros(4, dtype=torch.long), torch.arange(4)
         rows = Rows(
-            source=number, produced=number, step=none + step, sample=number, group=none, keep=none == 0,
-            old_log_prob=path.log_prob[:, step], advantage=advantage, weight=advantage, clip_low=advantage,
+            source=number,
+            produced=number,
+            step=none + step,
+            sample=number,
+            group=none,
+            keep=none == 0,
+            old_log_prob=path.log_prob[:, step],
+            advantage=advantage,
+            weight=advantage,
+            clip_low=advantage,
             clip_high=advantage,
-        )  # fmt: skip
+        )
         kept.weigh(rows, rows.keep, share[step].expand(4) / 12, torch.zeros(4))
         assert torch.equal(kept.take(rows), policy(x).detach())
     kept.add_to(gradient)
@@ -317,9 +345,16 @@ def test_what_is_kept_of_images_is_what_the_plan_says(toy: Path, monkeypatch: py
     monkeypatch.setattr(grpo, "sample_paths", traced)
     monkeypatch.setattr(KeptGradients, "add_to", counted)
     sizes = (
-        "group_size=4", "micro_batch_size=4", "rollout_batch_size=4", "num_iterations=1", "eval_every=0", "threads=1",
-        "progress=false", reward_list(toy.parent, "redness"), "prompts_per_step=3",
-    )  # fmt: skip
+        "group_size=4",
+        "micro_batch_size=4",
+        "rollout_batch_size=4",
+        "num_iterations=1",
+        "eval_every=0",
+        "threads=1",
+        "progress=false",
+        reward_list(toy.parent, "redness"),
+        "prompts_per_step=3",
+    )
     plans = list[Memory]()
     for more in "kl_coef=0 prompts_per_step=6 sampler.sde_window_range=[2,3] credit.method=tp_grpo kl_coef=0.1".split():
         config = load_config(find_config("tiny_grpo_geneval"), [*sizes, GRADIENTS, more])
@@ -344,7 +379,8 @@ def test_what_is_kept_of_images_is_what_the_plan_says(toy: Path, monkeypatch: py
 @pytest.mark.parametrize(
     ("overrides", "told"),
     [
-        (("updates_per_rollout=2",), "updates_per_rollout is 2"), (("micro_batch_size=4",), "micro_batch_size is 4"),
+        (("updates_per_rollout=2",), "updates_per_rollout is 2"),
+        (("micro_batch_size=4",), "micro_batch_size is 4"),
         (("curriculum.max_rounds=2",), "curriculum.max_rounds is 2"),
         (("sampler.trained_fraction=0.5",), "sampler.trained_fraction is 0.5"),
         (("ratio=sequence", "loss_aggregation=samples"), "ratio=sequence, whose losses are of whole trajectories"),
@@ -353,7 +389,7 @@ def test_what_is_kept_of_images_is_what_the_plan_says(toy: Path, monkeypatch: py
         (("policy.train=full",), "policy.train=full, where that would be a model for every image"),
     ],
     ids=" ".join,
-)  # fmt: skip
+)
 def test_gradients_of_other_updates_are_refused(toy: Path, overrides: tuple[str, ...], told: str) -> None:
     with pytest.raises(ValueError, match=told):
         grpo.check(toy_config(toy, *BATCHES, GRADIENTS, *overrides))
