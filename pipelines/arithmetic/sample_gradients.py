@@ -15,7 +15,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from flowrl.pipelines.arithmetic.lora_linear import Apart, LoraLinear
+from flowrl.pipelines.arithmetic.lora_linear import Apart, LoraLinear, together
 from flowrl.runtime.shapes import Float
 
 
@@ -46,7 +46,7 @@ class SampleGradients:
             yield
         finally:
             for layer in self._layers:
-                layer.apart = None
+                layer.apart = together
 
     def walk(self, loss_b: Float[Tensor, " b"], total: Float[Tensor, " b P"], *, again: bool = False) -> int:
         """Adds the gradient of each sample's loss to `total`; returns how often the graph was walked back.
@@ -96,7 +96,7 @@ class SampleGradients:
         first, second = (total[:, self._place[id(p)]].unflatten(1, p.shape) for p in _weights(layer))
         return first, second
 
-    def _at(self, layer: LoraLinear, x: Tensor) -> Apart | None:
+    def _at(self, layer: LoraLinear, x: Tensor) -> Apart:
         """What takes a call of a layer in its backward pass."""
         rows = self._calls[-1] if self._calls else 0
         if not rows or not torch.is_grad_enabled():
