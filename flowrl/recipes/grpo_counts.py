@@ -11,7 +11,7 @@ from flowrl.objectives.policy_gradient import OBJECTIVES
 from flowrl.recipes.counting import STEP, Counts, Passes, RecipeCounts, RolloutRecord, walked
 from flowrl.samplers.windows import flash_tail, thinned_steps
 from flowrl.training.assignment import credit_options
-from flowrl.training.kept_graphs import by_image, by_step
+from flowrl.training.kept_graphs import by_step, walks
 from flowrl.training.paths import stochastic_steps, tree_steps
 
 
@@ -39,15 +39,14 @@ def counts(config: TrainConfig) -> RecipeCounts:
         again = times * (trained if subset else everything) * (updates - 1) // updates
         rows = passes(sampler.guidance_scale)
         replayed = 0 if config.keep_graphs else again + trained
-        kl, in_rollout = config.kl_coef > 0, config.keep_graphs == "gradients"
-        walks = (1 + kl) * (geometry.rollout_batch_size if by_image(config) else 1) if in_rollout else 1
+        backwards = trained * walks(config, geometry.rollout_batch_size)
         return Counts(
             rollout=paths.rollout * rows,
             completion=paths.completion * rows,
             update=replayed * rows,
-            reference=trained * rows * kl,
+            reference=trained * rows * (config.kl_coef > 0),
             images=paths.images,
-            backward=trained * walks * walked(sampler.train_negative, sampler.guidance_scale, passes),
+            backward=backwards * walked(sampler.train_negative, sampler.guidance_scale, passes),
         )
 
     def record() -> RolloutRecord:

@@ -181,9 +181,13 @@ def by_step(config: TrainConfig) -> bool:
     return not CREDIT[config.credit.method].of_outcomes
 
 
-def by_image(config: TrainConfig) -> bool:
-    """Whether the trained layers have no gradients by sample, so that a graph is walked back for each image."""
-    return config.policy.lora_variant == "dora" or config.pipeline.quantize == "int8_bnb"
+def walks(config: TrainConfig, samples: int) -> int:
+    """How often the graph of a batch is walked back: for a KL too, and for each image where the trained layers have no
+    gradients by sample."""
+    if config.keep_graphs != "gradients":
+        return 1
+    alone = config.policy.lora_variant == "dora" or config.pipeline.quantize == "int8_bnb"
+    return (1 + (config.kl_coef > 0)) * (samples if alone else 1)
 
 
 def dims_of(config: TrainConfig, latent: Tensor) -> int:

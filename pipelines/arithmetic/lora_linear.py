@@ -45,14 +45,19 @@ def scaled_product(a: Tensor, b: Tensor, scale: float) -> Tensor:
     return torch.addmm(a.new_empty(()), a, b, beta=0, alpha=scale)  # beta 0: what is in the first is not read
 
 
+def together(x: Tensor) -> Apart:
+    """Nothing keeps a call's gradients sample by sample."""
+    return None
+
+
 class LoraLinear(PeftLoraLinear):  # type: ignore[misc]
     """PEFT's layer, with a forward pass of its own for the usual case.
 
     Attributes:
-        apart: of a call's input what keeps its gradients sample by sample (`sample_gradients`), where that is asked.
+        apart: of a call's input what keeps its gradients sample by sample (`sample_gradients`); usually nothing.
     """
 
-    apart: Callable[[Tensor], Apart] | None = None
+    apart: Callable[[Tensor], Apart] = staticmethod(together)
 
     def _get_in_out_features(self, module: nn.Linear) -> tuple[int, int]:
         """PEFT's own takes a weight that is split over processes for a layer that is."""
@@ -72,8 +77,7 @@ class LoraLinear(PeftLoraLinear):  # type: ignore[misc]
         whole = kind == "cpu" and dtype in (torch.float32, torch.float64)
         rule = Merged if whole and first.weight.dtype == dtype else Added
         weight = base if isinstance(base, QuantizedLinear) else base.weight
-        apart = None if self.apart is None else self.apart(x)
-        given = (x.to(dtype), weight, base.bias, first.weight, second.weight, self.scaling[name], apart)
+        given = (x.to(dtype), weight, base.bias, first.weight, second.weight, self.scaling[name], self.apart(x))
         if kind == "cpu" and not has_products(dtype):
             return _multiply_wide(*given)
         answer: Tensor = rule.apply(*given)  # type: ignore[no-untyped-call]

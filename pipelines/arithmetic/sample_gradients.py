@@ -15,7 +15,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from flowrl.pipelines.arithmetic.lora_linear import Apart, LoraLinear
+from flowrl.pipelines.arithmetic.lora_linear import Apart, LoraLinear, together
 from flowrl.runtime.shapes import Float
 
 
@@ -46,7 +46,7 @@ class SampleGradients:
             yield
         finally:
             for layer in self._layers:
-                layer.apart = None
+                layer.apart = together
 
     def walk(self, loss_b: Float[Tensor, " b"], total: Float[Tensor, " b P"], *, again: bool = False) -> int:
         """Adds the gradient of each sample's loss to `total`; returns how often the graph was walked back.
@@ -61,7 +61,7 @@ class SampleGradients:
         """
         alone, samples = torch.eye(len(loss_b), dtype=loss_b.dtype, device=loss_b.device), len(loss_b)
         new = self._met - self._looked - self._mixed if samples > 1 else set[LoraLinear]()
-        for sample in (0, samples - 1) if new else ():
+        for sample in [0, samples - 1] * bool(new):
             probe = torch.zeros_like(total)
             self._back(loss_b, alone[sample], _weights_of(new), probe, again=True)
             probe[sample] = 0
@@ -73,7 +73,7 @@ class SampleGradients:
         times = int(bool(served))
         if served:
             self._back(loss_b, alone.sum(0), served, total, again=again or bool(left))
-        for sample in range(samples) if left else ():
+        for sample in range(samples * bool(left)):
             gradients = self._back(loss_b, alone[sample], left, None, again=again or sample + 1 < samples)
             found = [(p, own) for p, own in zip(left, gradients, strict=True) if own is not None]
             times += bool(found)
@@ -96,7 +96,7 @@ class SampleGradients:
         first, second = (total[:, self._place[id(p)]].unflatten(1, p.shape) for p in _weights(layer))
         return first, second
 
-    def _at(self, layer: LoraLinear, x: Tensor) -> Apart | None:
+    def _at(self, layer: LoraLinear, x: Tensor) -> Apart:
         """What takes a call of a layer in its backward pass."""
         rows = self._calls[-1] if self._calls else 0
         if not rows or not torch.is_grad_enabled():

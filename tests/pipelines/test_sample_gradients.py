@@ -97,4 +97,5 @@ def test_layers_of_other_inputs_get_a_pass_for_each_sample(order: str, variant: 
     wanted = alone(trained, network, x)
     assert walked == times
     assert (found - wanted).abs().max() < 1e-12 * wanted.abs().max()
-    assert network.first.apart is None  # an evaluation after it sums over samples again
+    layer: Any = network.first
+    assert layer.apart(x) is None  # an evaluation after it sums over samples again

@@ -147,10 +147,8 @@ def _check_split(config: TrainConfig) -> None:
         and "only frozen weights are split: set policy.train=lora, or parallel.shard=1",
         f"policy.lora_variant={policy.lora_variant}": policy.lora_variant == "dora"
         and "its magnitudes are made of whole weights: set policy.lora_variant to lora or rslora",
-        "keep_graphs=true": config.keep_graphs is True
-        and "a graph that is kept would hold its gathered weights: set keep_graphs=false",
-        "keep_graphs=gradients": config.keep_graphs == "gradients"
-        and "each image's gradient beside split weights is not built: set keep_graphs=false",
+        f"keep_graphs={str(config.keep_graphs).lower()}": config.keep_graphs
+        and "a graph that is kept would hold its gathered weights, and gradients are not built: set keep_graphs=false",
         f"pipeline.compile={pipeline.compile}": pipeline.compile != "none"
         and "compiled blocks are not tried with split weights: set pipeline.compile=none",
         "pipeline.device=mps": pipeline.device == "mps"
