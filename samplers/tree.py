@@ -9,7 +9,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from itertools import accumulate
 
 import torch
@@ -27,7 +28,7 @@ from flowrl.samplers.branching import (
     draw_successors,
 )
 from flowrl.samplers.kernels import Kernel
-from flowrl.samplers.step import euler
+from flowrl.samplers.step import Moved, euler
 from flowrl.trajectory import Sampled, Schedule, start_state
 
 
@@ -75,43 +76,37 @@ def sample_tree(
     splits = _check_splits(check_steps(splits, schedule.num_steps, "splits"), steps, children)
     x, device = start_state(x, schedule), device or x.device
     prompt, group, incoming = prompt_a, group_a, torch.full((len(x),), -1)  # last transition on the way to each node
-    sizes = [len(x) * children ** sum(split < level for split in splits) for level in range(schedule.num_steps + 1)]
-    kept = sorted({level for step in steps for level in (step, step + 1)})
-    begins = dict(zip(kept, accumulate((sizes[level] for level in kept), initial=0), strict=False))  # in the pool
-    states = host_rows(x, sum(sizes[level] for level in kept), device)
-    mean = host_rows(x, sum(sizes[step + 1] for step in steps) if keep_means else 0, device)
+    sizes, begins = _levels(len(x), steps, splits, children, schedule.num_steps)
+    states = host_rows(x, sum(sizes[level] for level in begins), device)
+    mean = host_rows(x, sum(sizes[step + 1] for step in steps), device) if keep_means else None
     columns, log_probs, count = list[dict[str, Tensor]](), list[Tensor](), 0  # transitions so far
     loose: Tensor | None = None  # a level that is not kept, which the next one takes the place of
     if 0 in begins:
         put(states, 0, x)
     for step in range(schedule.num_steps):
-        width, size = children if step in splits else 1, sizes[step + 1]
+        width, size = children ** (step in splits), sizes[step + 1]
         if step + 1 in begins:
             following, loose = states[begins[step + 1] : begins[step + 1] + size], None
         else:
             following = loose = host_rows(x, size, device) if loose is None else loose
-        for start, own, velocity in chunked_velocities(velocity_of, x, prompt, schedule, step, batch_size, device):
-            if step in steps:
-                moved = draw_successors(kernel, own, start, velocity, schedule, step, noise, width)
-                put(following, start * width, moved.x_next)
-                if keep_means:
-                    put(mean, count + start * width, moved.mean)
-                log_probs.append(moved.log_prob)
-                del moved
-            else:
+        chunks = chunked_velocities(velocity_of, x, prompt, schedule, step, batch_size, device)
+        if step in steps:
+            draw = partial(draw_successors, kernel, schedule=schedule, step=step, noise=noise, width=width)
+            log_probs += _drawn(draw, chunks, width, following, mean, count)
+        else:
+            for start, own, velocity in chunks:
                 put(following, start, euler(own, velocity, schedule.sigma[step], schedule.sigma[step + 1]))
-            del own, velocity  # the next chunk's network needs the room
+                del own, velocity  # the next chunk's network needs the room
         x = following
         prompt, group, incoming = (column.repeat_interleave(width) for column in (prompt, group, incoming))
         if step in steps:
             node = torch.arange(size)
-            alone = step >= splits[-1]
             columns.append(
                 {
                     "source": begins[step] + node // width,
                     "produced": begins[step + 1] + node,
                     "step": torch.full_like(node, step),
-                    "sample": node if alone else torch.full_like(node, -1),
+                    "sample": torch.where(torch.tensor(step >= splits[-1]), node, -1),
                     "group": group,
                     "parent": incoming,
                 }
@@ -122,11 +117,39 @@ def sample_tree(
         **{name: torch.cat([part[name] for part in columns]) for name in columns[0]},
         states=states,
         log_prob=torch.cat(log_probs),
-        mean=mean if keep_means else None,
+        mean=mean,
         finished=x,
         finished_group=group,
         finished_after=incoming,
     )
+
+
+def _levels(
+    trees: int, steps: Sequence[int], splits: Sequence[int], children: int, num_steps: int
+) -> tuple[list[int], dict[int, int]]:
+    """Nodes of each level, and where the levels that are kept begin in the pool."""
+    sizes = [trees * children ** sum(split < level for split in splits) for level in range(num_steps + 1)]
+    kept = sorted({level for step in steps for level in (step, step + 1)})
+    return sizes, dict(zip(kept, accumulate((sizes[level] for level in kept), initial=0), strict=False))
+
+
+def _drawn(
+    draw: Callable[[Tensor, int, Tensor], Moved],
+    chunks: Iterable[tuple[int, Tensor, Tensor]],
+    width: int,
+    following: Tensor,
+    mean: Tensor | None,
+    before: int,
+) -> Iterator[Tensor]:
+    """Puts the successors of a level's nodes into their places, their means behind those of `before` transitions, and
+    gives the log-densities of each chunk."""
+    for start, own, velocity in chunks:
+        moved = draw(own, start, velocity)
+        put(following, start * width, moved.x_next)
+        if mean is not None:
+            put(mean, before + start * width, moved.mean)
+        yield moved.log_prob
+        del own, velocity, moved  # the next chunk's network needs the room
 
 
 def _check_splits(splits: tuple[int, ...], steps: Sequence[int], children: int) -> tuple[int, ...]:

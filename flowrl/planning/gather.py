@@ -34,7 +34,7 @@ from flowrl.session.preflight import recipe_of
 from flowrl.training.model_files import location_of
 from flowrl.training.parts import DTYPES, family_options, init_lora, lora_of, read_prompts
 from flowrl.training.processes.mesh import check_parallel
-from flowrl.training.scoring import CLIPS_AT_ONCE, SCORED_AT_ONCE, check_offload
+from flowrl.training.scoring import check_offload, scored_at_once
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -205,7 +205,7 @@ def _count(
         dtype=(pipeline.dtype, DTYPES[pipeline.dtype].itemsize), full=full, slots=plan.slots,
         reference=full and (bool(run.evaluations) or config.kl_coef > 0), evaluates=run.evaluations > 0,
         at_once=route.at_once, latent=4 * drawn.latent, record=plan.counts.record(),
-        scored=SCORED_AT_ONCE if size[2] is None else CLIPS_AT_ONCE,
+        scored=scored_at_once(videos=size[2] is not None),
         prompt=drawn.prompt, prompts=plan.prompts, cached=config.prompts.cache is not None,
     )  # fmt: skip
     return replace(

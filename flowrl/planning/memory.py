@@ -186,18 +186,9 @@ def memory_of(facts: Facts, chosen: MemorySettings) -> Memory:
             away += sum(names.values())
         else:
             held |= names
-    draws = working + chosen.rollout_batch_size * facts.passes[0] * network.working // split
-    record, ranks = facts.record, max(1, chosen.processes // split)
-    batches = (each * min(chosen.rollout_batch_size, math.ceil(rows / ranks)) for each, rows in record.batches)
-    draws += facts.latent * max([record.held // ranks, *batches])
-    here, size = draws * (not chosen.rollouts), chosen.rollout_batch_size
-    if record.finished:
-        stages |= {"sampling": here} if here else {}
-        here, size = 0, min(facts.scored, math.ceil(record.finished / ranks))
-    # Else finished images are decoded and scored beside the sampling.
-    decoded = _decoded(facts.decode, chosen, size) + size * (2 * facts.image + facts.latent)
-    rollout = here + decoded + away
-    stages[f"{'sampling, ' * bool(here)}decoding, scoring {size} images"] = rollout
+    draws = working + _drawn(facts, chosen)
+    rollout = _rollout(facts, chosen, draws * (not chosen.rollouts), away)
+    stages |= rollout
     if facts.evaluates:
         size = chosen.eval_batch_size
         drawn = size * facts.passes[1] * facts.eval_working // split
@@ -217,7 +208,7 @@ def memory_of(facts: Facts, chosen: MemorySettings) -> Memory:
         configured=each[chosen.gradient_checkpointing] * graphs,
         micro_batch_size=chosen.micro_batch_size,
         gradients=gradients * chosen.micro_batch_size,
-        update=rollout if gradients else working,
+        update=max(rollout.values()) if gradients else working,
         stages=stages,
         start=chosen.free_text_encoders * (encoders + sum(vae.values()) + sum(denoiser.values()) * facts.at_once),
         host=_host(facts, chosen, (encoders, sum(vae.values()), sum(rewards.values()))),
@@ -228,6 +219,24 @@ def memory_of(facts: Facts, chosen: MemorySettings) -> Memory:
     drawing = sum((denoiser | vae).values())  # its text encoders are dropped once it has loaded
     masters = facts.full and (chosen.optim_offload or facts.dtype[1] == 4)
     return replace(memory, worker=drawing + max(encoders, draws + 4 * network.trained * (not masters)) + OVERHEAD)
+
+
+def _drawn(facts: Facts, chosen: MemorySettings) -> int:
+    """What a batch takes of the device while it is drawn, beside the weights."""
+    record, ranks = facts.record, max(1, chosen.processes // chosen.context)
+    batches = (each * min(chosen.rollout_batch_size, math.ceil(rows / ranks)) for each, rows in record.batches)
+    network = chosen.rollout_batch_size * facts.passes[0] * facts.network.working // chosen.context
+    return network + facts.latent * max([record.held // ranks, *batches])
+
+
+def _rollout(facts: Facts, chosen: MemorySettings, draws: int, away: int) -> dict[str, int]:
+    """Stages of a rollout: finished images are scored beside the sampling, or once all of them are drawn."""
+    here, size, finished = draws, chosen.rollout_batch_size, facts.record.finished
+    stages = {"sampling": draws} if finished and draws else {}
+    if finished:
+        here, size = 0, min(facts.scored, math.ceil(finished / max(1, chosen.processes // chosen.context)))
+    decoded = _decoded(facts.decode, chosen, size) + size * (2 * facts.image + facts.latent)
+    return stages | {f"{'sampling, ' * bool(here)}decoding, scoring {size} images": here + decoded + away}
 
 
 def base_bytes(weights: DenoiserWeights, form: str, width: int) -> int:

@@ -49,23 +49,6 @@ def counts(config: TrainConfig) -> RecipeCounts:
             backward=backwards * walked(sampler.train_negative, sampler.guidance_scale, passes),
         )
 
-    def record() -> RolloutRecord:
-        windows = {stochastic_steps(sampler, config.seed, iteration) for iteration in range(config.num_iterations)}
-        found = [_paths(config, method, 0, steps) for steps in sorted(windows - {()})]
-        paths = max(found, key=lambda one: one.states + one.images + one.transitions * objective.needs_old_mean)
-        means, batches = paths.transitions * objective.needs_old_mean, paths.batches
-        if method.whole_paths:  # states, means, start noise, the last latent; of each step output and value
-            each = paths.states + means + 2 * config.num_images + method.values * (paths.transitions + paths.images)
-            batches = ((each // config.num_images + STEP, config.num_images),)
-        return RolloutRecord(
-            # Answers of the networks too, where gradients are kept for each image.
-            columns=(paths.states, paths.images, means, *paths.passing, *[paths.transitions] * sets),
-            rounds=config.curriculum.max_rounds,
-            batches=batches,
-            finished=paths.images * (not method.of_outcomes),
-        )
-
-    objective = OBJECTIVES[config.objective.name or "clip"]
     sets = (1 + (config.kl_coef > 0)) * (config.keep_graphs == "gradients")
 
     def steps() -> int:
@@ -78,7 +61,25 @@ def counts(config: TrainConfig) -> RecipeCounts:
         gradients=lambda: (sets * (steps() if by_step(config) else 1), sets),
         exact=sets > 0,
         of_iteration=of_iteration,
-        record=record,
+        record=lambda: _record(config, method, sets),
+    )
+
+
+def _record(config: TrainConfig, method: Method, sets: int) -> RolloutRecord:
+    sampler, objective = config.sampler, OBJECTIVES[config.objective.name or "clip"]
+    windows = {stochastic_steps(sampler, config.seed, iteration) for iteration in range(config.num_iterations)}
+    found = [_paths(config, method, 0, steps) for steps in sorted(windows - {()})]
+    paths = max(found, key=lambda one: one.states + one.images + one.transitions * objective.needs_old_mean)
+    means, batches = paths.transitions * objective.needs_old_mean, paths.batches
+    if method.whole_paths:  # states, means, start noise, the last latent; of each step output and value
+        each = paths.states + means + 2 * config.num_images + method.values * (paths.transitions + paths.images)
+        batches = ((each // config.num_images + STEP, config.num_images),)
+    return RolloutRecord(
+        # Answers of the networks too, where gradients are kept for each image.
+        columns=(paths.states, paths.images, means, *paths.passing, *[paths.transitions] * sets),
+        rounds=config.curriculum.max_rounds,
+        batches=batches,
+        finished=paths.images * (not method.of_outcomes),
     )
 
 

@@ -39,9 +39,12 @@ from flowrl.training.stages import Stages
 from flowrl.training.watchdog import Look, diversity_of, look_at, new_history, stop_on_broken
 
 MERGED = ("sum", "geometric", "harmonic")  # ways of reward_aggregation that make one number of an image's rewards
-SCORED_AT_ONCE = 96  # images that are decoded and scored in one piece where rewards judge them one by one
-CLIPS_AT_ONCE = 12  # likewise of videos, which are many images each
 _PENDING = 64  # pieces on their way at most: a slow reward holds the rollout up instead of filling the memory
+
+
+def scored_at_once(*, videos: bool) -> int:
+    """Images that are decoded and scored in one piece where rewards judge them one by one; a clip is many of them."""
+    return 12 if videos else 96
 
 
 class Scorer:
@@ -247,7 +250,7 @@ class Scoring:
         group = torch.cat([part[1] for part in self.waiting])
         numbers = [number for part in self.waiting for number in part[2]]
         self.waiting = [(latents[count:], group[count:], numbers[count:])] if count < len(numbers) else []
-        size = count if self.whole_groups else CLIPS_AT_ONCE if self.scorer.pipeline.fps else SCORED_AT_ONCE
+        size = count if self.whole_groups else scored_at_once(videos=bool(self.scorer.pipeline.fps))
         for first in range(0, count, size):
             piece = slice(first, min(first + size, count))
             work = partial(self._ask, latents[piece], group[piece], numbers[piece])

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from flowrl.config.strict_yaml import read_mapping
+import yaml
 
 Language = Literal["en", "zh"]
 
@@ -34,7 +34,8 @@ class Point:
     meaning_zh: str
 
 
-POINTS = tuple(Point(**row) for row in read_mapping(Path(__file__).with_suffix(".yaml"))["points"])
+_TABLE = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
+POINTS = tuple(Point(**row) for row in _TABLE["points"])
 """In the order of the published tables, from `points.yaml`."""
 
 LABELS: dict[Language, tuple[str, ...]] = {"en": tuple(p.en for p in POINTS), "zh": tuple(p.zh for p in POINTS)}
