@@ -58,6 +58,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory, warm_python: str) -> Path:
           for family, recipe in RUNS.items()),
         (0, True, [*rounds, f"out={two / 'rounds'}", "parallel.shard=2"]),
         (0, False, command(folder, "sd3", "grpo", two / "replicas", "parallel.replicate=2")),
+        (0, False, command(folder, "sd3", "grpo", two / "compiled", "parallel.shard=2", "pipeline.compile=blocks")),
         (0, False, ["copy", str(one / "sd3"), str(two / "one-shard"), "000002"]),
         (0, False, [f"resume={two / 'one-shard'}", "parallel.shard=2"]),
         (0, False, ["copy", str(two / "sd3"), str(two / "shard-replicas"), "000002"]),
@@ -81,7 +82,9 @@ def test_split_weights_train_what_whole_ones_train(runs: Path, name: str) -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("other", ["two/replicas", "two/one-shard", "two/shard-replicas", "one/shard-one"])
+@pytest.mark.parametrize(
+    "other", ["two/replicas", "two/compiled", "two/one-shard", "two/shard-replicas", "one/shard-one"]
+)
 def test_a_run_goes_on_however_its_weights_lie(runs: Path, other: str) -> None:
     close(runs / "one" / "sd3", runs / other)
 
@@ -153,7 +156,6 @@ def test_what_stops_the_first_process_is_told_to_the_others(monkeypatch: pytest.
         ("policy.train=full", "policy.train=full: only frozen weights are split"),
         ("policy.lora_variant=dora", "set policy.lora_variant to lora or rslora"),
         ("keep_graphs=true", "keep_graphs=true: a graph that is kept"),
-        ("pipeline.compile=blocks", "set pipeline.compile=none"),
         ("pipeline.device=mps", "over CUDA devices or CPUs"),
         ("workers.rollouts=2", "set workers.rollouts=0"),
     ],

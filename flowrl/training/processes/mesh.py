@@ -149,8 +149,6 @@ def _check_split(config: TrainConfig) -> None:
         and "its magnitudes are made of whole weights: set policy.lora_variant to lora or rslora",
         "keep_graphs=true": config.keep_graphs
         and "a graph that is kept would hold its gathered weights: set keep_graphs=false",
-        f"pipeline.compile={pipeline.compile}": pipeline.compile != "none"
-        and "compiled blocks are not tried with split weights: set pipeline.compile=none",
         "pipeline.device=mps": pipeline.device == "mps"
         and "weights are split over CUDA devices or CPUs: set parallel.shard=1",
         f"workers.rollouts={config.workers.rollouts}": config.workers.rollouts > 0
