@@ -6,6 +6,7 @@ shows in the result; but for the gradients of a network's own weights.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flowrl.pipelines.weights.parallelize import own_part
 from flowrl.pipelines.weights.trained_weights import TrainedWeights
 from flowrl.runtime.placement import sent_wide
 from flowrl.runtime.private_names import foreach_add_
@@ -122,6 +124,10 @@ class NotFinite(ValueError):
 class GradientSum:
     """Sum of the gradients of micro-batches: of a LoRA in float64, of a network's own weights in float32.
 
+    Where weights are split each process keeps the sums of its parts: every backward pass adds up the gradients of all
+    processes of a copy, a block at a time, and leaves each its part. So no process ever has a whole gradient, and a
+    micro-batch costs one reduce-scatter. Copies are added up once, before the step.
+
     float16 networks lose small gradients, so there the loss is multiplied by a power of two, and the sum divided by it.
     The power falls by one where a gradient overflows, and that update is left out; it rises by one after 2000 updates
     in a row, as in torch's GradScaler. It is kept in `counters` and so in checkpoints.
@@ -136,7 +142,10 @@ class GradientSum:
             pieces = self._flat.split([p.numel() for p in self.trained])
             self.total = [piece.view_as(p) for piece, p in zip(pieces, self.trained, strict=True)]
         else:
-            self.total = [torch.zeros_like(p, dtype=policy.sum_dtype(p.device)) for p in self.trained]
+            sums = [torch.zeros_like(p, dtype=policy.sum_dtype(p.device)) for p in self.trained]
+            self.total = [own_part(total) for total in sums]
+            for p, total in zip(self.trained, sums, strict=True) if policy.split is not None else ():
+                p.grad = total  # which backward passes add to
         self.counters, self.scale_loss = counters, scale_loss
         counters.setdefault("loss_scale_log2", _FIRST_SCALE_LOG2 if scale_loss else 0)
         if scale_loss:
@@ -146,6 +155,9 @@ class GradientSum:
     def add(self, loss: Tensor) -> None:
         """Back-propagates a loss and adds its gradient."""
         scale = 2.0 ** self.counters["loss_scale_log2"]
+        if self.policy.split is not None:
+            loss.backward()
+            return
         gradients = torch.autograd.grad(loss if scale == 1 else loss * scale, self.trained, allow_unused=True)
         known = [(total, own) for total, own in zip(self.total, gradients, strict=True) if own is not None]
         totals, own = [total for total, _ in known], [one for _, one in known]
@@ -171,7 +183,10 @@ class GradientSum:
         parameters = list(self.policy.parameters.values())
         for parameter, total in zip(parameters, self.total, strict=True):
             parameter.grad = total.to(parameter.device, torch.float32)
-        norm = torch.nn.utils.clip_grad_norm_(parameters, max_norm)
+        norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+        if (split := self.policy.split) is not None:
+            norm = torch.tensor(math.hypot(*split.each(float(norm))), device=norm.device)
+        torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
         if not bool(torch.isfinite(norm)):
             optimizer.zero_grad(set_to_none=True)
             raise NotFinite(f"iteration {iteration}")
@@ -187,12 +202,14 @@ class GradientSum:
     def is_finite(self, run: Run) -> bool:
         """Whether the sum over all processes is finite."""
         self._join(run)
-        return bool(torch.stack([torch.isfinite(total).all() for total in self.total]).all())
+        finite = bool(torch.stack([torch.isfinite(total).all() for total in self.total]).all())
+        return finite if self.policy.split is None else all(self.policy.split.each(float(finite)))
 
     def _join(self, run: Run) -> None:
         """Replaces the sums by those over all processes, once, some hundred million bytes at a time."""
         if self._joined or run.processes == 1:
             return
+        add_up = run.total_gradient if self.policy.split is None else run.total_of_copies
         self._joined = True
         first, most = 0, _JOINED // self.total[0].element_size()
         while first < len(self.total):
@@ -200,7 +217,7 @@ class GradientSum:
             while last < len(self.total) and count + self.total[last].numel() <= most:
                 count, last = count + self.total[last].numel(), last + 1
             part = self.total[first:last]
-            flat = run.total_gradient(torch.cat([total.flatten() for total in part]))
+            flat = add_up(torch.cat([total.flatten() for total in part]))
             for total, piece in zip(part, flat.split([total.numel() for total in part]), strict=True):
                 total.copy_(piece.view_as(total))
             first = last

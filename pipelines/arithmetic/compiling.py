@@ -136,9 +136,7 @@ def compile_blocks(network: nn.Module, *, backend: str = "inductor") -> None:
     """
     _announce()
     options: dict[str, Any] = rounding_options() if backend == "inductor" else {}
+    traced: dict[str, Any] = {"fullgraph": True, "dynamic": True, "recompile_limit": _MOST_GRAPHS}
     for block in repeated_blocks(network):
         # Not `block.compile`, which would take the gathering of split weights, a hook of the block, into the graph.
-        block.forward = torch.compile(
-            block.forward, fullgraph=True, dynamic=True, backend=backend, options=options or None,
-            recompile_limit=_MOST_GRAPHS,
-        )  # fmt: skip
+        block.forward = torch.compile(block.forward, backend=backend, options=options or None, **traced)
