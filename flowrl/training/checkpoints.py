@@ -94,19 +94,16 @@ def _numbered(folder: Path) -> list[Path]:
 
 def begin_checkpoint(run_folder: Path, iteration: int) -> Path:
     """Makes the folder that checkpoint number `iteration` is written in; what a killed process left there goes."""
-    folder = run_folder / _FOLDER
-    for half in (f".{iteration:06d}", f".{iteration:06d}.old"):
-        shutil.rmtree(folder / half, ignore_errors=True)
-    make_folder(folder / f".{iteration:06d}")
-    return folder / f".{iteration:06d}"
+    temporary = run_folder / _FOLDER / f".{iteration:06d}"
+    for half in (temporary, temporary.with_name(f"{temporary.name}.old")):
+        shutil.rmtree(half, ignore_errors=True)
+    make_folder(temporary)
+    return temporary
 
 
 def write_part(run_folder: Path, iteration: int, place: int, own: Mapping[str, Any]) -> str:
-    """Writes what process number `place` of a copy holds, into the folder of `begin_checkpoint`; its digest.
-
-    Raises:
-        OSError: it could not be written.
-    """
+    """Writes what process number `place` of a copy holds, into the folder of `begin_checkpoint`; its digest. Raises
+    OSError: it could not be written."""
     return _write_tensors(run_folder / _FOLDER / f".{iteration:06d}" / _PART.format(place), own)
 
 
@@ -318,9 +315,7 @@ def _read_state(folder: Path, seal: _Seal) -> dict[str, Any]:
         try:
             with (folder / name).open("rb") as file:
                 if hashlib.file_digest(file, "sha256").hexdigest() != digest:
-                    raise _Damaged(
-                        "its checksum does not fit" if name == _STATE else f"the checksum of {name} is not its"
-                    )
+                    raise _Damaged(f"{'its checksum' if name == _STATE else f'that of {name}'} does not fit")
             read.append(torch.load(folder / name, map_location="cpu", weights_only=True, mmap=name != _STATE))
         except FileNotFoundError as error:
             raise _Damaged(f"it has no {name}") from error

@@ -124,9 +124,8 @@ class NotFinite(ValueError):
 class GradientSum:
     """Sum of the gradients of micro-batches: of a LoRA in float64, of a network's own weights in float32.
 
-    Where weights are split each process keeps the sums of its parts: every backward pass adds up the gradients of all
-    processes of a copy, a block at a time, and leaves each its part. So no process ever has a whole gradient, and a
-    micro-batch costs one reduce-scatter. Copies are added up once, before the step.
+    Where weights are split each process has the sums of its parts: the backward pass of a call adds up the gradients of
+    all processes of a copy, a block at a time: none ever has a whole one. Copies are added up once, at the end.
 
     float16 networks lose small gradients, so there the loss is multiplied by a power of two, and the sum divided by it.
     The power falls by one where a gradient overflows, and that update is left out; it rises by one after 2000 updates

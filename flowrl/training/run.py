@@ -231,18 +231,16 @@ class Run:
     def _write_parts(self, iteration: int, own: Mapping[str, Any]) -> list[str]:
         """Has every process of the first copy write its part of a checkpoint; their digests."""
         on_main(lambda: str(begin_checkpoint(self.folder, iteration)))
-        said: list[tuple[str, str]] = []  # a digest, or why there is none
-        if self.in_first_copy:
-            place = self.layout.place(self.accelerator.process_index)[1]
-            try:
-                said = [(write_part(self.folder, iteration, place, own), "")]
-            except OSError as error:
-                said = [("", explain(error))]
-        found = _gather(said)
-        if failed := next((words for _, words in found if words), ""):
+        copy, place, _ = self.layout.place(self.accelerator.process_index)
+        digests, failed = list[str](), list[str]()
+        try:
+            digests += [write_part(self.folder, iteration, place, own)] if copy == 0 else []
+        except (OSError, RuntimeError) as error:  # torch closes its archive once more
+            failed.append(explain(error))
+        if words := _gather(failed):
             on_main(lambda: remove_halves(self.folder))
-            raise OSError(failed)
-        return [digest for digest, _ in found]
+            raise OSError(words[0])
+        return list(_gather(digests))
 
     def load_checkpoint(self, inputs: Mapping[str, Any]) -> dict[str, Any] | None:
         """The state of the newest checkpoint that is whole, or None; of the main process's disk, on every process.

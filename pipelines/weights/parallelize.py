@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, cast
 from weakref import WeakKeyDictionary
 
@@ -35,16 +34,8 @@ from flowrl.pipelines.arithmetic.compiling import repeated_blocks
 from flowrl.pipelines.weights.loading_choices import Split
 from flowrl.runtime.failures import explain
 
-
-@dataclass(frozen=True, slots=True)
-class _Known:
-    """Of a network that is split: its processes, and the dtypes that it computes in, by weight."""
-
-    split: Split
-    dtypes: Mapping[str, torch.dtype]
-
-
-_KNOWN: WeakKeyDictionary[nn.Module, _Known] = WeakKeyDictionary()
+_KNOWN: WeakKeyDictionary[nn.Module, tuple[Split, Mapping[str, torch.dtype]]] = WeakKeyDictionary()
+"""Of a network that is split: its processes, and the dtypes that it computes in, by weight."""
 
 
 def without_weights(cls: Any, config: Mapping[str, Any]) -> nn.Module:
@@ -116,15 +107,12 @@ def split_over(network: nn.Module, split: Split, *, masters: bool = False) -> No
         made.set_gradient_divide_factor(1.0)  # a loss is divided before: gradients are added up
         made.set_force_sum_reduction_for_comms(True)
     _hand_out(network, split, whole, torch.float32 if masters else None)
-    _KNOWN[network] = _Known(split, facts["dtypes"])
+    _KNOWN[network] = split, facts["dtypes"]
 
 
 def _precision(dtypes: set[torch.dtype], *, masters: bool) -> Any:
-    """How weights are gathered and gradients added up. Inputs of blocks stay as the network gives them.
-
-    Raises:
-        ValueError: masters of several dtypes, which this torch cannot round each to its own.
-    """
+    """How weights are gathered and gradients added up. Inputs of blocks stay as the network gives them. Raises
+    ValueError: masters of several dtypes, which this torch cannot round each to its own."""
     from torch.distributed.fsdp import MixedPrecisionPolicy
 
     if not masters:
@@ -175,8 +163,7 @@ def _hand_out(network: nn.Module, split: Split, whole: Mapping[str, Tensor], dty
 def needed(expert: nn.Module, flags: list[bool]) -> list[bool]:
     """Which experts are called, for which of them this process would: where `expert` is split, those that any process
     of its group would."""
-    known = _KNOWN.get(expert)
-    return flags if known is None else known.split.any_needs(flags)
+    return _KNOWN[expert][0].any_needs(flags) if expert in _KNOWN else flags
 
 
 def own_part(tensor: Tensor) -> Tensor:
@@ -194,17 +181,15 @@ def put_together(network: nn.Module) -> nn.Module | None:
     from torch.distributed.fsdp import FSDPModule
     from torch.distributed.tensor import DTensor
 
-    known, given = _KNOWN[network], cast(Any, network)
-    first, state = known.split.mesh.get_local_rank() == 0, dict[str, Tensor]()
+    (split, dtypes), state = _KNOWN[network], dict[str, Tensor]()
     for name, value in network.state_dict().items():
-        part: Any = value.detach().to(known.dtypes[name]) if isinstance(value, DTensor) else value
-        whole = part.full_tensor() if isinstance(part, DTensor) else part
-        if first:
+        whole = cast(Any, value.detach().to(dtypes[name])).full_tensor() if isinstance(value, DTensor) else value
+        if split.mesh.get_local_rank() == 0:
             state[name] = whole.cpu()
-    if not first:
+    if not state:
         return None
     stock = next(cls for cls in type(network).__mro__ if not issubclass(cls, FSDPModule))
-    made = without_weights(stock, given.config)
+    made = without_weights(stock, cast(Any, network).config)
     made.load_state_dict(state, assign=True)
     return made
 
