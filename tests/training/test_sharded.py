@@ -61,7 +61,6 @@ def runs(tmp_path_factory: pytest.TempPathFactory, warm_python: str) -> Path:
           for family, recipe in RUNS.items()),
         (0, True, [*rounds, f"out={two / 'rounds'}", "parallel.shard=2"]),
         (0, False, command(folder, "sd3", "grpo", two / "replicas", "parallel.replicate=2")),
-        (0, False, command(folder, "sd3", "grpo", two / "compiled", "parallel.shard=2", "pipeline.compile=blocks")),
         (0, False, ["copy", str(one / "sd3"), str(two / "one-shard"), "000002"]),
         (0, False, [f"resume={two / 'one-shard'}", "parallel.shard=2"]),
         (0, False, ["copy", str(two / "sd3"), str(two / "shard-replicas"), "000002"]),
@@ -85,11 +84,21 @@ def test_split_weights_train_what_whole_ones_train(runs: Path, name: str) -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "other", ["two/replicas", "two/compiled", "two/one-shard", "two/shard-replicas", "one/shard-one"]
-)
+@pytest.mark.parametrize("other", ["two/replicas", "two/one-shard", "two/shard-replicas", "one/shard-one"])
 def test_a_run_goes_on_however_its_weights_lie(runs: Path, other: str) -> None:
     close(runs / "one" / "sd3", runs / other)
+
+
+@pytest.mark.slow
+def test_blocks_are_compiled_without_their_gathering(tmp_path: Path, warm_python: str) -> None:
+    """Traced, not generated: the backend runs the operations themselves, on two processes of which each has a half."""
+    short = ("parallel.shard=2", "num_iterations=1", "eval_every=0")
+    words = {"plain": (), "compiled": ("pipeline.compile=blocks",)}
+    told = [
+        (0, False, command(tmp_path, "sd3", "grpo", tmp_path / name, *short, *more)) for name, more in words.items()
+    ]
+    train_on_two(tmp_path, told, python=warm_python)
+    close(tmp_path / "plain", tmp_path / "compiled")
 
 
 @pytest.mark.slow
