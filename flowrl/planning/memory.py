@@ -130,7 +130,7 @@ class Memory:
         start: all that is there before text encoders are freed, where they are; else 0.
         worker: the most that a process which only draws takes; None where the learner draws.
         host: bytes of the host's memory by what they are, all through the run.
-        host_start: what passes through the host while the model loads.
+        host_start: what passes through the host while the model loads, or is shipped.
     """
 
     held: Mapping[str, int]
@@ -167,8 +167,11 @@ def memory_of(facts: Facts, chosen: MemorySettings) -> Memory:
     """What a process holds with these settings."""
     network, split = facts.network, chosen.context
     weights = network.weights
-    beside = 2 * weights.largest_block + weights.parameters - weights.blocks  # a part has two blocks, and what is none
-    gathered = 0 if chosen.shard == 1 else facts.dtype[1] * beside
+    outside, largest, parts = weights.parameters - weights.blocks, weights.largest_block, _are_masters(facts, chosen)
+    # A part has two blocks, and what is none.
+    gathered = 0 if chosen.shard == 1 else facts.dtype[1] * (2 * largest + outside)
+    # Gradients of a block and of what is none, and in float32 two that are on their way to those who keep them.
+    reduced = (facts.dtype[1] * (largest + outside) + 8 * max(largest, outside)) * parts
     restored = _RESTORED[chosen.quantize] * max((o * i for o, i in weights.matrices), default=0)
     working = gathered + restored
     denoiser = _denoiser(facts, chosen)
@@ -195,6 +198,7 @@ def memory_of(facts: Facts, chosen: MemorySettings) -> Memory:
         own = max(drawn, _decoded(facts.eval_decode, chosen, size))
         stages[f"evaluating {size} images"] = working + own + 2 * size * facts.image + away
     gradients = 4 * network.trained * facts.gradients[1]  # they are there, and graphs, while images are drawn
+    host = _host(facts, chosen, (encoders, sum(vae.values()), sum(rewards.values())))
     each = {
         checkpointed: (saved + network.beside) * facts.rows // split + gradients
         for checkpointed, saved in ((False, network.saved), (True, network.saved_checkpointed))
@@ -208,11 +212,12 @@ def memory_of(facts: Facts, chosen: MemorySettings) -> Memory:
         configured=each[chosen.gradient_checkpointing] * graphs,
         micro_batch_size=chosen.micro_batch_size,
         gradients=gradients * chosen.micro_batch_size,
-        update=max(rollout.values()) if gradients else working,
+        update=(max(rollout.values()) if gradients else working) + reduced,
         stages=stages,
         start=chosen.free_text_encoders * (encoders + sum(vae.values()) + sum(denoiser.values()) * facts.at_once),
-        host=_host(facts, chosen, (encoders, sum(vae.values()), sum(rewards.values()))),
-        host_start=max(weights.parameters * facts.dtype[1], encoders),
+        host=host,
+        # The first process of a copy reads the model, and has it whole once more to ship it.
+        host_start=max(weights.parameters * facts.dtype[1] + parts * sum(host.values()), encoders),
     )
     if not chosen.rollouts:
         return memory
@@ -295,8 +300,13 @@ def _decoded(each: tuple[int, int] | None, chosen: MemorySettings, batch: int) -
     return 0 if each is None else each[chosen.vae_tiling] * min(chosen.vae_slice, batch)
 
 
+def _are_masters(facts: Facts, chosen: MemorySettings) -> bool:
+    """Whether the parts of the denoiser that a process holds are masters in float32."""
+    return facts.full and chosen.shard > 1
+
+
 def _denoiser(facts: Facts, chosen: MemorySettings) -> dict[str, int]:
-    name, width = facts.dtype
+    name, width = ("float32", 4) if _are_masters(facts, chosen) else facts.dtype
     words = name if chosen.quantize == "none" else f"{chosen.quantize} and {name}"
     words += f", 1/{chosen.shard}" * (chosen.shard > 1)
     return {f"denoiser, {words}": base_bytes(facts.network.weights, chosen.quantize, width) // chosen.shard}
@@ -309,13 +319,20 @@ def _trained(facts: Facts, chosen: MemorySettings) -> dict[str, int]:
     adam = ", Adam" * (moments > 0)
     if not facts.full:
         return {f"LoRA, gradient{adam}{', copies' * bool(slots)}": trained_bytes(count, slots, moments=moments)}
-    width = facts.dtype[1]
-    gradient = width + 4  # of a micro-batch, and its sum
+    width, split = facts.dtype[1], _are_masters(facts, chosen)
+    gradient = 4 if split else width + 4  # its sum, and that of a micro-batch where it is whole
+    share = f", 1/{chosen.shard}" * split
     if chosen.optim_offload:
-        return {"gradient and its sum": count * gradient}
-    masters = 4 * (width < 4)
-    each = gradient + masters + moments + SLOT * slots + width * facts.reference
-    return {f"{'masters, ' * (masters > 0)}gradient{adam}{copies}": int(count * each)}
+        words = "gradient" if split else "gradient and its sum"
+        return {f"{words}{share}": count * gradient // chosen.shard}
+    masters = 4 * (width < 4 and not split)
+    each = gradient + masters + moments + SLOT * slots + _reference(facts, chosen)
+    return {f"{'masters, ' * (masters > 0)}gradient{adam}{copies}{share}": int(count * each / chosen.shard)}
+
+
+def _reference(facts: Facts, chosen: MemorySettings) -> int:
+    """Bytes of a trained weight as it was before training: as the network holds it."""
+    return (4 if _are_masters(facts, chosen) else facts.dtype[1]) * facts.reference
 
 
 def _host(facts: Facts, chosen: MemorySettings, parts: tuple[int, int, int]) -> dict[str, int]:
@@ -335,8 +352,8 @@ def _host(facts: Facts, chosen: MemorySettings, parts: tuple[int, int, int]) -> 
     resting = zip(("text_encoders", "vae", "rewards"), ("text encoders", "autoencoder", "rewards"), parts, strict=True)
     found |= {f"{words} at rest": size for key, words, size in resting if key in chosen.offload and size}
     if chosen.optim_offload:
-        each = 4 + 4 + 8 + facts.full * (SLOT * facts.slots + facts.dtype[1] * facts.reference)
-        found["weights, gradient, Adam"] = trained * each
+        each = 4 + 4 + 8 + facts.full * SLOT * facts.slots + facts.full * _reference(facts, chosen)
+        found["weights, gradient, Adam"] = trained * each // (chosen.shard if facts.full else 1)
     return found
 
 

@@ -4,6 +4,10 @@ A checkpoint is a folder with a number for a name; while it is written its name 
 rows of metrics that belong to it, are on the disk before the seal, `checkpoint.json`, which has the checksums of both
 and of itself, and the seal is there before the name. What a power cut damages can be told, and a run goes on from its
 newest checkpoint that is whole.
+
+Where trained weights are split, each process of a copy writes what it holds of them, of their copies and moments, to a
+file of its own beside the state. The seal has the checksums of all, and comes when all are there. Parts are rows of
+weights: any other number of processes finds its own in them (`own_state`), and reads no others.
 """
 
 from __future__ import annotations
@@ -20,9 +24,11 @@ from pickle import UnpicklingError
 from typing import Any, BinaryIO, cast
 
 import torch
+from torch import Tensor
 
 from flowrl.pipelines import Pipeline
 from flowrl.pipelines.shared.saved_model import put_back
+from flowrl.pipelines.weights.loading_choices import Split
 from flowrl.pipelines.weights.lora import Policy
 from flowrl.pipelines.weights.trained_weights import TrainedWeights
 from flowrl.runs.manifest import read_manifest
@@ -31,7 +37,8 @@ from flowrl.training.model_files import MODEL
 from flowrl.training.optimizers import refuse_other_moments
 from flowrl.training.trackers.metric_rows import ROWS, Sealed, readable, rows_fault, tail_fault
 
-_STATE, _SEAL, _FOLDER = "state.pt", "checkpoint.json", "checkpoints"
+_STATE, _PART, _SEAL, _FOLDER = "state.pt", "part-{:03d}.pt", "checkpoint.json", "checkpoints"
+_SPLIT = ("policy", "slots", "optimizer")  # what parts are of
 _STAGED = ".lora.writing"
 _OLDER_SEAL = {"iteration", "metrics_bytes", "run", "inputs", "sha256"}
 """What seals of versions hold that had no checksum of the seal itself."""
@@ -66,6 +73,12 @@ class _Seal:
     run: str | None
     inputs: str | None
     sha256: str
+    parts: tuple[str, ...]
+    """Digests of the parts of what is split, by process; none where the state has it all."""
+
+    def files(self) -> dict[str, str]:
+        """Names of what the checkpoint is made of, with their digests."""
+        return {_STATE: self.sha256, **{_PART.format(place): digest for place, digest in enumerate(self.parts)}}
 
 
 def checkpoints(folder: Path) -> list[Path]:
@@ -79,6 +92,32 @@ def _numbered(folder: Path) -> list[Path]:
     return sorted((path for path in found if path.name.isdecimal()), key=lambda path: int(path.name))
 
 
+def begin_checkpoint(run_folder: Path, iteration: int) -> Path:
+    """Makes the folder that checkpoint number `iteration` is written in; what a killed process left there goes."""
+    temporary = run_folder / _FOLDER / f".{iteration:06d}"
+    for half in (temporary, temporary.with_name(f"{temporary.name}.old")):
+        shutil.rmtree(half, ignore_errors=True)
+    make_folder(temporary)
+    return temporary
+
+
+def write_part(run_folder: Path, iteration: int, place: int, own: Mapping[str, Any]) -> str:
+    """Writes what process number `place` of a copy holds, into the folder of `begin_checkpoint`; its digest. Raises
+    OSError: it could not be written."""
+    return _write_tensors(run_folder / _FOLDER / f".{iteration:06d}" / _PART.format(place), own)
+
+
+def _write_tensors(path: Path, state: Mapping[str, Any]) -> str:
+    """Writes a file that is on the disk afterwards; its digest."""
+    # torch.save to a file reports a full disk as a RuntimeError; plain writes say OSError.
+    with path.open("wb") as file:
+        stream = _Digested(file)
+        torch.save(dict(state), cast(BinaryIO, stream))
+        file.flush()
+        os.fsync(file.fileno())
+    return stream.digest.hexdigest()
+
+
 def write_checkpoint(
     run_folder: Path,
     iteration: int,
@@ -88,6 +127,7 @@ def write_checkpoint(
     rows: Sealed,
     run: str,
     inputs: str,
+    parts: Sequence[str] = (),
 ) -> None:
     """Writes checkpoint number `iteration` (finished iterations), then removes all but the newest `keep`.
 
@@ -99,24 +139,19 @@ def write_checkpoint(
         rows: the rows of metrics that belong to it, which are on the disk.
         run: id of the run.
         inputs: digest of what it is made with.
+        parts: digests of the parts that `write_part` has written, by process.
 
     Raises:
         OSError: it could not be written (a full disk, say); what was there before stays, half a file does not.
     """
     folder = run_folder / _FOLDER
     final, temporary, aside = (folder / name.format(iteration) for name in ("{:06d}", ".{:06d}", ".{:06d}.old"))
-    for half in (temporary, aside):
-        shutil.rmtree(half, ignore_errors=True)
-    make_folder(temporary)
+    if not parts:
+        begin_checkpoint(run_folder, iteration)
     about = {"iteration": iteration, **_of_rows(rows), "run": run, "inputs": inputs}
     try:
-        # torch.save to a file reports a full disk as a RuntimeError; plain writes say OSError.
-        with (temporary / _STATE).open("wb") as file:
-            stream = _Digested(file)
-            torch.save({**state, "run": run}, cast(BinaryIO, stream))
-            file.flush()
-            os.fsync(file.fileno())
-        _write_seal(temporary, {**about, "sha256": stream.digest.hexdigest()})
+        about["sha256"] = _write_tensors(temporary / _STATE, {**state, "run": run})
+        _write_seal(temporary, about | ({"parts": list(parts)} if parts else {}))
         if final.exists():
             os.replace(final, aside)
         os.replace(temporary, final)
@@ -268,25 +303,57 @@ def _read_seal(folder: Path) -> _Seal:
     if numbers[0] != int(folder.name):
         raise _Damaged(f"its {_SEAL} is of iteration {numbers[0]}")
     rows = Sealed(size=found["metrics_bytes"], digest=found.get("metrics_sha256"))
-    run, inputs = found.get("run"), found.get("inputs")
-    return _Seal(iteration=found["iteration"], rows=rows, run=run, inputs=inputs, sha256=found["sha256"])
+    run, inputs, parts = found.get("run"), found.get("inputs"), tuple(found.get("parts", ()))
+    return _Seal(iteration=found["iteration"], rows=rows, run=run, inputs=inputs, sha256=found["sha256"], parts=parts)
 
 
 def _read_state(folder: Path, seal: _Seal) -> dict[str, Any]:
-    """The state of a checkpoint; `_Damaged` where it is not as its seal says, else `CheckpointError`: another run's."""
-    try:
-        with (folder / _STATE).open("rb") as file:
-            if hashlib.file_digest(file, "sha256").hexdigest() != seal.sha256:
-                raise _Damaged("its checksum does not fit")
-            file.seek(0)
-            state: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
-    except FileNotFoundError as error:
-        raise _Damaged(f"it has no {_STATE}") from error
-    except (OSError, ValueError, KeyError, TypeError, RecursionError, RuntimeError, UnpicklingError) as error:
-        raise _Damaged(_first_line(error)) from error
+    """The state of a checkpoint; `_Damaged` where it is not as its seal says, else `CheckpointError`: another run's.
+    Parts of what is split are in "parts", by process; they stay on the disk until they are looked at."""
+    read = list[dict[str, Any]]()
+    for name, digest in seal.files().items():
+        try:
+            with (folder / name).open("rb") as file:
+                if hashlib.file_digest(file, "sha256").hexdigest() != digest:
+                    raise _Damaged(f"{'its checksum' if name == _STATE else f'that of {name}'} does not fit")
+            read.append(torch.load(folder / name, map_location="cpu", weights_only=True, mmap=name != _STATE))
+        except FileNotFoundError as error:
+            raise _Damaged(f"it has no {name}") from error
+        except (OSError, ValueError, KeyError, TypeError, RecursionError, RuntimeError, UnpicklingError) as error:
+            raise _Damaged(_first_line(error)) from error
+    state, *parts = read
     if state.get("run") != seal.run:
         raise CheckpointError(f"the checkpoint {folder} holds the state of another run: {_put_back(folder)}")
-    return state
+    return state | ({"parts": parts} if parts else {})
+
+
+def own_state(state: Mapping[str, Any], split: Split | None) -> dict[str, Any]:
+    """The state that a process of a copy restores: what is split as it holds it, whatever processes have written it.
+
+    Args:
+        state: of a checkpoint, with the whole of every weight or with parts.
+        split: the processes that hold trained weights between them; None where this one holds all of them.
+    """
+    own = (0, 1) if split is None else (split.mesh.get_local_rank(), split.mesh.size())
+    parts = state.get("parts") or [{key: state[key] for key in _SPLIT}]
+    return {**state, **_rows_of(parts, *own)}
+
+
+def _rows_of(parts: Sequence[Any], place: int, number: int) -> Any:
+    """The rows of tensors, one after another in `parts`, that process `place` of `number` holds, as `fully_shard` deals
+    them out; of what is no such tensor the first."""
+    first = parts[0]
+    if isinstance(first, Mapping):
+        return {key: _rows_of([part[key] for part in parts], place, number) for key in first}
+    if not isinstance(first, Tensor) or first.ndim == 0 or len(parts) == number == 1:
+        return first
+    each = -(-sum(len(part) for part in parts) // number)
+    begun, found = 0, list[Tensor]()
+    for part in parts:
+        low, high = (min(max(row - begun, 0), len(part)) for row in (place * each, (place + 1) * each))
+        found += [part[low:high]] if low < high or not found else []
+        begun += len(part)
+    return torch.cat(found)
 
 
 def state_of(folder: Path, digest: str) -> dict[str, Any] | None:

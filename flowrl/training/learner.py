@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
+from flowrl.pipelines.weights.parallelize import own_part
 from flowrl.pipelines.weights.trained_weights import TrainedWeights
 from flowrl.runtime.placement import sent, sent_wide
 from flowrl.runtime.private_names import foreach_add_
@@ -126,6 +127,9 @@ class NotFinite(ValueError):
 class GradientSum:
     """Sum of the gradients of micro-batches: of a LoRA in float64, of a network's own weights in float32.
 
+    Where weights are split each process has the sums of its parts: the backward pass of a call adds up the gradients of
+    all processes of a copy, a block at a time: none ever has a whole one. Copies are added up once, at the end.
+
     float16 networks lose small gradients, so there the loss is multiplied by a power of two, and the sum divided by it.
     The power falls by one where a gradient overflows, and that update is left out; it rises by one after 2000 updates
     in a row, as in torch's GradScaler. It is kept in `counters` and so in checkpoints. There too: how often it fell
@@ -141,7 +145,10 @@ class GradientSum:
             pieces = self._flat.split([p.numel() for p in self.trained])
             self.total = [piece.view_as(p) for piece, p in zip(pieces, self.trained, strict=True)]
         else:
-            self.total = [torch.zeros_like(p, dtype=policy.sum_dtype(p.device)) for p in self.trained]
+            sums = [torch.zeros_like(p, dtype=policy.sum_dtype(p.device)) for p in self.trained]
+            self.total = [own_part(total) for total in sums]
+            for p, total in zip(self.trained, sums, strict=True) if policy.split is not None else ():
+                p.grad = total  # which backward passes add to
         counters.setdefault("loss_scale_log2", _FIRST_SCALE_LOG2 if scale_loss else 0)
         self.counters, self.scale_loss = counters, scale_loss or counters["loss_scale_log2"] > 0
         if self.scale_loss:
@@ -158,6 +165,9 @@ class GradientSum:
     def add(self, loss: Tensor) -> None:
         """Back-propagates a loss and adds its gradient."""
         scale = 2.0 ** self.counters["loss_scale_log2"]
+        if self.policy.split is not None:
+            loss.backward()
+            return
         gradients = torch.autograd.grad(loss if scale == 1 else loss * scale, self.trained, allow_unused=True)
         known = [(total, own) for total, own in zip(self.total, gradients, strict=True) if own is not None]
         totals, own = [total for total, _ in known], [one for _, one in known]
@@ -187,7 +197,7 @@ class GradientSum:
             NotFinite: the gradient is not finite; the weights are left as they were.
         """
         gradients = self._gradients(run)
-        norm = get_total_norm(gradients)
+        norm = self._norm(gradients)
         if not bool(torch.isfinite(norm)):
             if self.counters["loss_scale_log2"] == 0:
                 raise NotFinite(f"iteration {iteration}")
@@ -210,7 +220,7 @@ class GradientSum:
 
     def is_finite(self, run: Run) -> bool:
         """Whether `apply` takes a step: the norm of the sum over all processes is finite in float32."""
-        return bool(torch.isfinite(get_total_norm(self._gradients(run))))
+        return bool(torch.isfinite(self._norm(self._gradients(run))))
 
     @property
     def doubted(self) -> bool:
@@ -223,10 +233,17 @@ class GradientSum:
         weights = self.policy.parameters.values()
         return [total.to(weight.device, torch.float32) for weight, total in zip(weights, self.total, strict=True)]
 
+    def _norm(self, gradients: list[Tensor]) -> Tensor:
+        norm = get_total_norm(gradients)
+        if (split := self.policy.split) is not None:
+            norm = torch.tensor(math.hypot(*split.each(float(norm))), device=norm.device)
+        return norm
+
     def _join(self, run: Run) -> None:
         """Replaces the sums by those over all processes, once, some hundred million bytes at a time."""
         if self._joined or run.processes == 1:
             return
+        add_up = run.total_gradient if self.policy.split is None else run.total_of_copies
         self._joined = True
         first, most = 0, _JOINED // self.total[0].element_size()
         while first < len(self.total):
@@ -234,7 +251,7 @@ class GradientSum:
             while last < len(self.total) and count + self.total[last].numel() <= most:
                 count, last = count + self.total[last].numel(), last + 1
             part = self.total[first:last]
-            flat = run.total_gradient(torch.cat([total.flatten() for total in part]))
+            flat = add_up(torch.cat([total.flatten() for total in part]))
             for total, piece in zip(part, flat.split([total.numel() for total in part]), strict=True):
                 total.copy_(piece.view_as(total))
             first = last

@@ -46,7 +46,7 @@ from flowrl.runtime.randomness import counter_seed
 from flowrl.runtime.scrubbing import say as print
 from flowrl.training.batch import AskedPrompts, Batch
 from flowrl.training.budget import Budget
-from flowrl.training.checkpoints import prune, restore, save_lora
+from flowrl.training.checkpoints import own_state, prune, restore, save_lora
 from flowrl.training.draws import Draws
 from flowrl.training.drift import KL_PROMPTS, BaseSide, base_sides, spread, velocity_distances
 from flowrl.training.heldout import Drawing, evaluate
@@ -136,7 +136,7 @@ class Loop(Draws):
         self.counters |= {"evals": 0, "evaluated": -1, "failed": []}
         self.memory: dict[str, Any] = {}  # what a method remembers between iterations; saved with checkpoints
         if state is not None:
-            self.first = restore(state, self.policy, self.optimizer)
+            self.first = restore(state := own_state(state, self.policy.split), self.policy, self.optimizer)
             advice = "remove it to continue from the one before"
             refuse_not_finite(state["policy"], f"checkpoint {self.first:06d}", advice)
             self.counters |= state["counters"]
@@ -337,7 +337,7 @@ class Loop(Draws):
             ValueError: the weights are not finite, or absurd.
         """
         row = row | self.scorer.learn(iteration) | self.scorer.image_row() | self.scorer.judge_row() | self._costs()
-        largest = largest_weight(self.policy.parameters.values()) / self.policy.scale
+        largest = self._largest(largest_weight(self.policy.parameters.values())) / self.policy.scale
         watched, reward_B = self.counters["watch"], self.scorer.reward_B
         found = iteration_warnings(watched, row, reward_B, self.config, largest_weight=largest)
         if warning := self.watch.warning():
@@ -460,28 +460,28 @@ class Loop(Draws):
 
     def save(self, done: int) -> None:
         """Writes a checkpoint, and for stock diffusers the LoRA under `lora/` or the model under `model/`."""
-        state = {
-            "iteration": done,
+        own = {
             "policy": {name: parameter.detach() for name, parameter in self.policy.parameters.items()},
             "slots": {slot: dict(tensors) for slot, tensors in self.policy.slots.items()},
             "optimizer": self.optimizer.state_dict(),
-            "counters": dict(self.counters),
-            "memory": self.memory,
-            "rewards": {key: reward.state() for key, reward in self.scorer.trained.items()},
         }
+        rewards = {key: reward.state() for key, reward in self.scorer.trained.items()}
+        state = {"iteration": done, "counters": dict(self.counters), "memory": self.memory, "rewards": rewards}
+        if self.policy.split is None:
+            state, own = own | state, {}
         self._save_trained(done)  # before the checkpoint: a run that is killed between the two writes both again
         # The newest one has drawn nothing yet: the one before stays until it has.
-        self.run.save_checkpoint(done, state, max(2, self.config.keep_checkpoints))
+        self.run.save_checkpoint(done, state, max(2, self.config.keep_checkpoints), own)
         if self.counters["evaluated"] == done:
             self._keep_as_good()
 
     def _save_trained(self, done: int) -> None:
-        if self.run.main:
+        if self.run.main or (self.policy.split is not None and self.run.in_first_copy):
             with self.policy.under(self.eval_slot):
                 if isinstance(self.policy, Policy):
                     save_lora(self.run.folder / "lora", self.pipeline, self.policy)
                 else:
-                    save_model(self.run.folder / MODEL, self.pipeline)
+                    save_model(self.run.folder / MODEL, self.pipeline, self.policy.split)
         self._saved = done
 
     def _keep_as_good(self) -> None:

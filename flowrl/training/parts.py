@@ -75,21 +75,26 @@ def load_parts(
     """
     config = ready.config
     refuse_unable(config.reward_dtype, device, "reward_dtype")
-    how = Loading(later=config.pipeline.free_text_encoders, split=split)
+    full = config.policy.train == "full"
+    how = Loading(later=config.pipeline.free_text_encoders, split=split, masters=full)
     pipeline = load_pipeline(config.pipeline, device, how, known=(ready.family, ready.location))
     begin(pipeline)
     pipeline.load_denoiser()
-    policy = load_policy(config, pipeline, ready.lora)
+    policy = load_policy(config, pipeline, ready.lora, split if full else None)
     if config.policy.ema_decay > 0:
         policy.add_slot("ema")
     return pipeline, policy, load_rewards(ready, device)
 
 
-def load_policy(config: TrainConfig, pipeline: Pipeline, lora: Lora | None) -> TrainedWeights:
-    """What is trained of a loaded pipeline: its denoiser's own weights, or a LoRA on them, which may start from one."""
+def load_policy(
+    config: TrainConfig, pipeline: Pipeline, lora: Lora | None, split: Split | None = None
+) -> TrainedWeights:
+    """What is trained of a loaded pipeline: its denoiser's own weights, which may be `split` over processes, or a LoRA
+    on them, which may start from one."""
     settings = config.policy
     if settings.train == "full":
-        return FullWeights(pipeline.denoiser, targets=settings.target_modules, offload=config.optim.offload)
+        how: dict[str, Any] = {"targets": settings.target_modules, "offload": config.optim.offload}
+        return FullWeights(pipeline.denoiser, split=split, **how)
     rank, alpha, targets = lora_of(settings, pipeline.lora_targets, lora)
     if lora is not None:
         refuse_other_network(pipeline.denoiser, lora)

@@ -24,6 +24,7 @@ from flowrl.config.train import TrainConfig, to_yaml
 from flowrl.runs.evaluation_rows import remove_evaluations
 from flowrl.runs.manifest import read_manifest, session_facts, write_manifest
 from flowrl.runs.run_folder import make_free_folder, refuse_full, refuse_taken
+from flowrl.runtime.failures import explain
 from flowrl.runtime.files import locked, replacing, write_atomically
 from flowrl.runtime.interrupts import on_interrupt
 from flowrl.runtime.scrubbing import say as print
@@ -31,6 +32,7 @@ from flowrl.runtime.scrubbing import settings_without_secrets
 from flowrl.training.agreement import difference, loaded_facts, rounding_note
 from flowrl.training.checkpoints import (
     Continued,
+    begin_checkpoint,
     checkpoints,
     find_checkpoint,
     remove_halves,
@@ -38,9 +40,10 @@ from flowrl.training.checkpoints import (
     sealed_digest,
     state_of,
     write_checkpoint,
+    write_part,
 )
 from flowrl.training.processes.devices import accelerator_of, device_words, on_main, wait_for_everyone
-from flowrl.training.processes.mesh import layout_of
+from flowrl.training.processes.mesh import device_mesh, layout_of
 from flowrl.training.resume_check import ALLOW, changes, digest_of
 from flowrl.training.trackers.metric_rows import ROWS, MetricRows, set_aside
 from flowrl.training.trackers.opening import open_trackers
@@ -200,18 +203,44 @@ class Run:
 
     # ---- checkpoints ---------------------------------------------------------------------------------------------
 
-    def save_checkpoint(self, iteration: int, state: Mapping[str, Any], keep: int) -> None:
+    @property
+    def in_first_copy(self) -> bool:
+        """Whether this is one of the processes that hold the first copy of the model."""
+        return self.layout.place(self.accelerator.process_index)[0] == 0
+
+    def save_checkpoint(self, iteration: int, state: Mapping[str, Any], keep: int, own: Mapping[str, Any]) -> None:
         """Writes checkpoint number `iteration` (finished iterations), then removes all but the newest `keep`.
+
+        Args:
+            iteration: the number.
+            state: what is kept, the same on every process.
+            keep: number of checkpoints that stay.
+            own: what this process holds of weights that are split, which those of the first copy write; else empty.
 
         Raises:
             OSError: as `write_checkpoint`.
         """
+        parts = self._write_parts(iteration, own) if own else ()
         if self.main:
             write_checkpoint(
                 self.folder, iteration, state, keep=keep, rows=self._rows.seal(), run=self._manifest["run"],
-                inputs=digest_of(self._inputs),
+                inputs=digest_of(self._inputs), parts=parts,
             )  # fmt: skip
         wait_for_everyone()
+
+    def _write_parts(self, iteration: int, own: Mapping[str, Any]) -> list[str]:
+        """Has every process of the first copy write its part of a checkpoint; their digests."""
+        on_main(lambda: str(begin_checkpoint(self.folder, iteration)))
+        copy, place, _ = self.layout.place(self.accelerator.process_index)
+        digests, failed = list[str](), list[str]()
+        try:
+            digests += [write_part(self.folder, iteration, place, own)] if copy == 0 else []
+        except (OSError, RuntimeError) as error:  # torch closes its archive once more
+            failed.append(explain(error))
+        if words := _gather(failed):
+            on_main(lambda: remove_halves(self.folder))
+            raise OSError(words[0])
+        return list(_gather(digests))
 
     def load_checkpoint(self, inputs: Mapping[str, Any]) -> dict[str, Any] | None:
         """The state of the newest checkpoint that is whole, or None; of the main process's disk, on every process.
@@ -357,6 +386,13 @@ class Run:
             return gradient
         summed: torch.Tensor = self.accelerator.reduce(gradient, reduction="sum")
         return summed
+
+    def total_of_copies(self, gradient: torch.Tensor) -> torch.Tensor:
+        """Adds up, in place, what is there of the gradients of this process's part in every copy of the model."""
+        if self.layout.replicate > 1:
+            copies = device_mesh(self.layout, self.device.type)["replicate"].get_group()
+            torch.distributed.all_reduce(gradient, group=copies)
+        return gradient
 
     def joined(self, mine: list[Any]) -> list[Any]:
         """The lists of all ranks, one after another."""

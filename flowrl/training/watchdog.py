@@ -287,7 +287,7 @@ def stop_on_broken(run: Run, broken: int, total: int, iteration: int, *, learned
 
 def largest_weight(weights: Iterable[Tensor]) -> float:
     """The largest magnitude of weights; NaN where one is."""
-    return float(get_total_norm(weights, norm_type=math.inf))
+    return float(get_total_norm([weight for weight in weights if weight.numel()], norm_type=math.inf))
 
 
 def stop_on_absurd_weights(run: Run, iteration: int, largest: float, *, full: bool = False) -> None:

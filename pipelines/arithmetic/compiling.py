@@ -59,9 +59,14 @@ def first_expert(denoiser: nn.Module) -> nn.Module:
 def repeated_blocks(network: nn.Module) -> list[nn.Module]:
     """The blocks of a denoiser that are compiled, in their order; of all experts, where there are several."""
     one: Any = first_expert(network)
-    own = type(one).__name__
+    own = _class_name(one)
     names = _UNNAMED[own] if own in _UNNAMED else repeated_classes(one)
-    return [module for module in network.modules() if type(module).__name__ in names]
+    return [module for module in network.modules() if _class_name(module) in names]
+
+
+def _class_name(module: nn.Module) -> str:
+    """The name of a module's class, also where `fully_shard` has put its own before it."""
+    return type(module).__name__.removeprefix("FSDP")
 
 
 def check_compile(compile: str, device: torch.device | str | None) -> None:
@@ -131,7 +136,7 @@ def compile_blocks(network: nn.Module, *, backend: str = "inductor") -> None:
     """
     _announce()
     options: dict[str, Any] = rounding_options() if backend == "inductor" else {}
+    traced: dict[str, Any] = {"fullgraph": True, "dynamic": True, "recompile_limit": _MOST_GRAPHS}
     for block in repeated_blocks(network):
-        block.compile(
-            fullgraph=True, dynamic=True, backend=backend, options=options or None, recompile_limit=_MOST_GRAPHS
-        )
+        # Not `block.compile`, which would take the gathering of split weights, a hook of the block, into the graph.
+        block.forward = torch.compile(block.forward, backend=backend, options=options or None, **traced)

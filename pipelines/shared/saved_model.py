@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import shlex
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +19,21 @@ from flowrl.pipelines.places.hub_files import INDEX
 from flowrl.pipelines.places.model_folders import SMALL, stock_folder, take_frozen
 from flowrl.pipelines.shared.contract import Pipeline
 from flowrl.pipelines.weights.full_weights import FullWeights
+from flowrl.pipelines.weights.loading_choices import Split
+from flowrl.pipelines.weights.parallelize import put_together
 from flowrl.runtime.files import sync, sync_tree
 
 
-def save_model(folder: Path, pipeline: Pipeline) -> None:
+def save_model(folder: Path, pipeline: Pipeline, split: Split | None = None) -> None:
     """Replaces the model in a folder by the one that the network holds now, in one step.
 
-    Where a process is killed between the two renames of that step, `put_back` has what was there before.
+    Where a process is killed between the two renames of that step, `put_back` has what was there before. Of networks
+    that are split all processes of one copy come here: the first writes, and has a whole one on its host at a time.
     """
+    if split is not None and split.mesh.get_local_rank() > 0:
+        for network in pipeline.experts.values():
+            put_together(network)
+        return
     staged, aside = _staged(folder), _aside(folder)
     for half in (staged, aside):
         shutil.rmtree(half, ignore_errors=True)
@@ -35,8 +41,8 @@ def save_model(folder: Path, pipeline: Pipeline) -> None:
     source = folder if (folder / INDEX).is_file() else stock_folder(pipeline.model)
     take_frozen(source, staged, set(pipeline.experts), small=0 if source == folder else SMALL)
     for name, network in pipeline.experts.items():
-        save: Callable[[Path], Any] = network.save_pretrained  # type: ignore[assignment]  # of diffusers, without types
-        save(staged / name)
+        whole: Any = network if split is None else put_together(network)
+        whole.save_pretrained(staged / name)
         for path in (staged / name).iterdir():
             path.chmod(staged.stat().st_mode & 0o666)  # safetensors keeps a file to its owner, whatever the umask
     sync_tree(staged)

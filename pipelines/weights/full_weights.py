@@ -6,6 +6,9 @@ change, so that rollout and update run on the same numbers. Gradients are those 
 
 Bytes a trained weight takes on the device, bfloat16 / float32: network 2 / 4, gradient of a micro-batch 2 / 4, its sum
 4 / 4, masters 4 / 0, moments of AdamW 8 / 8: 20 in both. `optim.offload` moves masters, moments and copies to the host.
+
+Where the network is split over processes (`parallel.shard`), its parts are the masters, and all of this is of a part:
+4 bytes of a weight in the network, 4 of the gradient's sum and 8 of the moments, divided by the processes.
 """
 
 from __future__ import annotations
@@ -16,7 +19,9 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from flowrl.pipelines.weights.loading_choices import Split
 from flowrl.pipelines.weights.lora import check_same, endings_of
+from flowrl.pipelines.weights.parallelize import own_part
 from flowrl.pipelines.weights.trained_weights import holding, move_towards
 
 
@@ -51,33 +56,54 @@ class FullWeights:
 
     Attributes:
         network: whose weights are trained.
+        split: the processes of which each has a part of all that follows; None where this one has the whole.
         parameters: masters by name, float32, in a fixed order.
-        slots: float32 copies of the masters by slot name, where the masters lie.
+        slots: float32 copies of the masters by slot name, where the masters lie, or on the host.
         scale: the largest weight in magnitude before training, at least 1.
     """
 
-    def __init__(self, network: nn.Module, *, targets: Sequence[str] | None = None, offload: bool = False) -> None:
+    def __init__(
+        self,
+        network: nn.Module,
+        *,
+        targets: Sequence[str] | None = None,
+        offload: bool = False,
+        split: Split | None = None,
+    ) -> None:
         """Takes the network's weights as they are.
 
         Args:
             network: loaded; what is not trained of it is frozen.
-            offload: whether masters and copies lie in the host's memory.
+            targets: see `trained_names`.
+            offload: whether copies lie in the host's memory, and masters that the network does not compute with.
+            split: the processes that it is split over, with masters.
         """
         chosen, own = trained_names(network, targets), dict(network.named_parameters())
         network.requires_grad_(False)
-        self.network = network
+        self.network, self.split = network, split
         self._working = {name: own[name] for name in chosen}
+        self._rest = torch.device("cpu") if offload else None  # where copies lie
+        self._rounded = dict[str, nn.Parameter]()  # those that are not masters
         self.parameters = dict[str, nn.Parameter]()
         for name, weight in self._working.items():
             weight.requires_grad_(True)
-            device = torch.device("cpu") if offload else weight.device
-            is_master = weight.dtype == torch.float32 and weight.device == device
-            master = weight if is_master else nn.Parameter(weight.detach().to(device, torch.float32))
-            self.parameters[name] = master
+            device = self._rest or weight.device
+            if split is not None:
+                self.parameters[name] = nn.Parameter(own_part(weight))
+            elif weight.dtype == torch.float32 and weight.device == device:
+                self.parameters[name] = weight
+            else:
+                self.parameters[name] = nn.Parameter(weight.detach().to(device, torch.float32))
+                self._rounded[name] = weight
+        largest = [1.0, *(float(weight.abs().max()) for weight in self._held().values() if weight.numel())]
+        self.scale = max(largest if split is None else split.each(max(largest)))
         self.slots: dict[str, dict[str, Tensor]] = {}
-        self.scale = max([1.0, *(float(weight.detach().abs().max()) for weight in self._working.values())])
         self._reference: dict[str, Tensor] | None = None
         self.running = "policy"
+
+    def _held(self) -> dict[str, Tensor]:
+        """What the network has of the policy, rounded or the masters."""
+        return {name: self._rounded.get(name, master).detach() for name, master in self.parameters.items()}
 
     @property
     def trained(self) -> list[Tensor]:
@@ -92,9 +118,8 @@ class FullWeights:
     def settle(self) -> None:
         """Gives the network what the masters have become."""
         with torch.no_grad():
-            for name, weight in self._working.items():
-                if weight is not self.parameters[name]:
-                    weight.copy_(self.parameters[name])
+            for name, weight in self._rounded.items():
+                weight.copy_(self.parameters[name])
 
     def tensors(self) -> dict[str, Tensor]:
         """Copies of the masters by name, on the host."""
@@ -108,14 +133,16 @@ class FullWeights:
         self.settle()
 
     def keep_reference(self) -> None:
-        """Keeps the weights as they are now for the slot "reference", in the network's dtype."""
+        """Keeps the weights as they are now for the slot "reference", in the network's dtype; of parts as masters."""
         self._reference = {
-            name: weight.detach().to(self.parameters[name].device, copy=True) for name, weight in self._working.items()
+            name: weight.to(self._rest or weight.device, copy=True) for name, weight in self._held().items()
         }
 
     def add_slot(self, slot: str) -> None:
         """Keeps a copy of the policy under a name."""
-        self.slots[slot] = {name: master.detach().clone() for name, master in self.parameters.items()}
+        self.slots[slot] = {
+            name: master.detach().to(self._rest or master.device, copy=True) for name, master in self.parameters.items()
+        }
 
     def blend(self, slot: str, decay: float) -> None:
         """Moves a slot towards the policy: `slot <- decay * slot + (1 - decay) * policy`."""
@@ -141,9 +168,10 @@ class FullWeights:
             if slot == "policy":
                 continue
             kept = (self._reference or {}) if slot == "reference" else self.slots[slot]
-            for name, weight in self._working.items():
-                master = self.parameters[name]
-                if weight is master:  # the only copy of the policy: the two change places
-                    weight.data, kept[name] = kept[name], weight.data
-                else:
-                    weight.data.copy_(kept[name] if entered else master.data)
+            for name, master in self.parameters.items():
+                if name in self._rounded:
+                    self._rounded[name].data.copy_(kept[name] if entered else master.data)
+                else:  # the only copy of the policy: the two change places, in their memory, which may be a part
+                    policy = master.detach().clone()
+                    master.data.copy_(kept[name])
+                    kept[name].copy_(policy)

@@ -15,6 +15,9 @@ class Split(Protocol):
     def any_needs(self, flags: list[bool]) -> list[bool]:
         """For each place whether it is true on any of the processes."""
 
+    def each(self, number: float) -> list[float]:
+        """The number that each of the processes has, in their order."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Loading:
@@ -24,6 +27,7 @@ class Loading:
         later: whether text encoders and denoisers wait for `load_text_encoders` and `load_denoiser` of the pipeline.
         quantize: form of the denoisers' large weights (`weights/quantize.py`), or "none".
         split: over which processes denoisers are split; None where each has the whole.
+        masters: whether what is split is trained: parts are then kept in float32, and rounded as they are gathered.
         variant: ending of the names of the files with weights; None takes those without one.
         offload: what rests on the host while it is not asked for: "text_encoders" (an image encoder too), "vae".
     """
@@ -31,6 +35,7 @@ class Loading:
     later: bool = False
     quantize: str = "none"
     split: Split | None = None
+    masters: bool = False
     variant: str | None = None
     offload: tuple[str, ...] = ()
 

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from flowrl.pipelines.weights.loading_choices import Split
 from flowrl.pipelines.weights.lora_files import Lora, read_lora
 from flowrl.pipelines.weights.lora_names import Stock
 from flowrl.pipelines.weights.trained_weights import holding, move_towards
@@ -90,6 +91,7 @@ class Policy:
     """
 
     scale = 1.0
+    split: Split | None = None  # every process holds the whole
 
     def __init__(
         self, network: nn.Module, *, rank: int, alpha: float, targets: Sequence[str], seed: int, variant: str = "lora"

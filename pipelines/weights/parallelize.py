@@ -1,4 +1,4 @@
-"""A denoiser whose frozen weights are split over processes (`parallel.shard`), by torch's `fully_shard` (FSDP2).
+"""A denoiser whose weights are split over processes (`parallel.shard`), by torch's `fully_shard` (FSDP2).
 
 Each of N processes holds a part of every weight, split along its first dimension. A block's weights are gathered before
 it runs and given back after it, and once more in the backward pass, so that a process holds at most
@@ -8,6 +8,10 @@ it runs and given back after it, and once more in the backward pass, so that a p
 The LoRA, which is added afterwards, takes no part in it: every process holds the whole of it in float32, so that
 gradients, optimizer, checkpoints and files of a run are those of an unsplit one. Numbers are the same bit for bit, for
 weights are gathered and never added up.
+
+Where the denoiser's own weights are trained the parts are masters in float32, which a gathering rounds to the dtype
+that the network was read in. As the backward pass leaves a block, its gradient is added up over the processes in
+float32; each keeps its part, beside those of earlier micro-batches.
 
 The first process of a group reads the checkpoint on its host and hands every weight out, one at a time; the others make
 the network without weights.
@@ -30,7 +34,8 @@ from flowrl.pipelines.arithmetic.compiling import repeated_blocks
 from flowrl.pipelines.weights.loading_choices import Split
 from flowrl.runtime.failures import explain
 
-_ANYWHERE: WeakKeyDictionary[nn.Module, Callable[[list[bool]], list[bool]]] = WeakKeyDictionary()
+_KNOWN: WeakKeyDictionary[nn.Module, tuple[Split, Mapping[str, torch.dtype]]] = WeakKeyDictionary()
+"""Of a network that is split: its processes, and the dtypes that it computes in, by weight."""
 
 
 def without_weights(cls: Any, config: Mapping[str, Any]) -> nn.Module:
@@ -72,8 +77,8 @@ def _of_first(split: Split, mine: Any) -> Any:
     return told[0]
 
 
-def split_over(network: nn.Module, split: Split) -> None:
-    """Splits a frozen network in place over processes, each part on its device, and gives every process its part.
+def split_over(network: nn.Module, split: Split, *, masters: bool = False) -> None:
+    """Splits a network in place over processes, each part on its device, and gives every process its part.
 
     Units that are gathered together are the blocks that a network repeats, as for `pipeline.compile`, and the rest; of
     several experts each is split by itself, so that one that is not called is not gathered.
@@ -81,6 +86,7 @@ def split_over(network: nn.Module, split: Split) -> None:
     Args:
         network: a denoiser or one of its experts, without a LoRA, on the host: whole on the first process of the group,
             `without_weights` on the others.
+        masters: whether its weights are trained, see the file's docstring.
     """
     from torch.distributed.fsdp import fully_shard
 
@@ -95,10 +101,33 @@ def split_over(network: nn.Module, split: Split) -> None:
     for name, value in (*facts["buffers"].items(), *facts["beside"].items()):
         owner, _, key = name.rpartition(".")
         setattr(network.get_submodule(owner), key, value)
+    policy = _precision(set(facts["dtypes"].values()), masters=masters)
     for unit in (*repeated_blocks(network), network):
-        fully_shard(unit, mesh=split.mesh, reshard_after_forward=True)
-    _hand_out(network, split, whole)
-    _ANYWHERE[network] = split.any_needs
+        made: Any = fully_shard(unit, mesh=split.mesh, reshard_after_forward=True, mp_policy=policy)
+        made.set_gradient_divide_factor(1.0)  # a loss is divided before: gradients are added up
+        made.set_force_sum_reduction_for_comms(True)
+    _hand_out(network, split, whole, torch.float32 if masters else None)
+    _KNOWN[network] = split, facts["dtypes"]
+
+
+def _precision(dtypes: set[torch.dtype], *, masters: bool) -> Any:
+    """How weights are gathered and gradients added up. Inputs of blocks stay as the network gives them. Raises
+    ValueError: masters of several dtypes, which this torch cannot round each to its own."""
+    from torch.distributed.fsdp import MixedPrecisionPolicy
+
+    if not masters:
+        return MixedPrecisionPolicy(cast_forward_inputs=False)
+    narrow, *more = sorted(dtypes, key=lambda dtype: dtype.itemsize)
+    how: dict[str, Any] = {"param_dtype": narrow, "reduce_dtype": torch.float32, "cast_forward_inputs": False}
+    if more:  # parts that stay in float32
+        how["param_dtype_override_fn"] = lambda weight: weight.dtype
+    try:
+        return MixedPrecisionPolicy(**how)
+    except TypeError as error:
+        raise ValueError(
+            f"the denoiser has weights in {' and '.join(map(str, dtypes))}, which torch {torch.__version__} does not "
+            "train split: install torch 2.15 or newer, or set pipeline.dtype=float32, or parallel.shard=1"
+        ) from error
 
 
 def _facts(network: nn.Module) -> dict[str, dict[str, Any]]:
@@ -113,8 +142,8 @@ def _facts(network: nn.Module) -> dict[str, dict[str, Any]]:
     return {"dtypes": dtypes, "buffers": dict(network.named_buffers()), "beside": beside}
 
 
-def _hand_out(network: nn.Module, split: Split, whole: Mapping[str, Tensor]) -> None:
-    """Sends every weight from the first process to the others, of which each keeps its part."""
+def _hand_out(network: nn.Module, split: Split, whole: Mapping[str, Tensor], dtype: torch.dtype | None) -> None:
+    """Sends every weight from the first process to the others, of which each keeps its part, in a dtype or its own."""
     import torch.distributed as dist
     from torch.distributed.tensor import DTensor, distribute_tensor
 
@@ -126,25 +155,49 @@ def _hand_out(network: nn.Module, split: Split, whole: Mapping[str, Tensor]) -> 
         if whole:
             sent.copy_(whole[name])
         dist.broadcast(sent, src=source, group=group)
-        if not whole:
-            own = distribute_tensor(sent, split.mesh, weight.placements, src_data_rank=None)
-            parts[name] = nn.Parameter(own.clone(), requires_grad=False)
+        own = distribute_tensor(sent, split.mesh, weight.placements, src_data_rank=None)
+        parts[name] = nn.Parameter(own.to(dtype or own.dtype, copy=True), requires_grad=False)
     network.load_state_dict(parts, assign=True, strict=False)
 
 
 def needed(expert: nn.Module, flags: list[bool]) -> list[bool]:
     """Which experts are called, for which of them this process would: where `expert` is split, those that any process
     of its group would."""
-    return _ANYWHERE.get(expert, list)(flags)
+    return _KNOWN[expert][0].any_needs(flags) if expert in _KNOWN else flags
+
+
+def own_part(tensor: Tensor) -> Tensor:
+    """What this process holds of a tensor: its part where it is split, in the same memory."""
+    from torch.distributed.tensor import DTensor
+
+    return cast("Tensor", cast(Any, tensor.detach()).to_local()) if isinstance(tensor, DTensor) else tensor
+
+
+def put_together(network: nn.Module) -> nn.Module | None:
+    """A split network as stock has it, on the host of the first process, in the dtype that it computes in; None on the
+    others, which give their parts. Every process of the group calls it.
+
+    Weights are gathered one after another, so that no device holds more than one whole."""
+    from torch.distributed.fsdp import FSDPModule
+    from torch.distributed.tensor import DTensor
+
+    (split, dtypes), state = _KNOWN[network], dict[str, Tensor]()
+    for name, value in network.state_dict().items():
+        whole = cast(Any, value.detach().to(dtypes[name])).full_tensor() if isinstance(value, DTensor) else value
+        if split.mesh.get_local_rank() == 0:
+            state[name] = whole.cpu()
+    if not state:
+        return None
+    stock = next(cls for cls in type(network).__mro__ if not issubclass(cls, FSDPModule))
+    made = without_weights(stock, cast(Any, network).config)
+    made.load_state_dict(state, assign=True)
+    return made
 
 
 def denoiser_bytes(network: nn.Module) -> dict[str, int]:
-    """Bytes of a network's frozen weights: of the whole, and of what this process holds."""
-    from torch.distributed.tensor import DTensor
-
-    frozen = [p for p in network.parameters() if not p.requires_grad]
-    held = [p.to_local() if isinstance(p, DTensor) else p for p in frozen]
+    """Bytes of a network's weights without a LoRA: of the whole, and of what this process holds."""
+    own = [p for p in network.parameters() if not p.requires_grad or own_part(p) is not p]
     return {
-        "whole": sum(p.numel() * p.element_size() for p in frozen),
-        "held": sum(p.numel() * p.element_size() for p in held),
+        "whole": sum(p.numel() * p.element_size() for p in own),
+        "held": sum(part.numel() * part.element_size() for part in map(own_part, own)),
     }

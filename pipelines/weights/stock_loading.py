@@ -46,7 +46,7 @@ def on_device(network: nn.Module, device: torch.device, how: Loading) -> nn.Modu
     if how.quantize != "none":
         quantize_blocks(repeated_blocks(network), how.quantize, device)  # a layer at a time comes to the device whole
     if how.split is not None:
-        split_over(network, how.split)
+        split_over(network, how.split, masters=how.masters)
     return network.to(device)
 
 

@@ -9,12 +9,16 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+from flowrl.pipelines.weights.loading_choices import Split
+
 
 class TrainedWeights(Protocol):
     """What recipes and the loop need of a policy: `flowrl.pipelines.weights.lora.Policy`, or `FullWeights`."""
 
     network: nn.Module
     """The network that runs under it."""
+    split: Split | None
+    """The processes of which each holds a part of every parameter; None where this one holds the whole."""
     parameters: dict[str, nn.Parameter]
     """What the optimizer moves, float32, by name and in a fixed order."""
     slots: dict[str, dict[str, Tensor]]
@@ -79,4 +83,4 @@ def holding(policy: Switching, slot: str) -> Iterator[None]:
 def move_towards(kept: Mapping[str, Tensor], parameters: Mapping[str, Tensor], decay: float) -> None:
     """`kept <- decay * kept + (1 - decay) * parameters`, in place."""
     for name, tensor in kept.items():
-        tensor.lerp_(parameters[name].detach(), 1.0 - decay)
+        tensor.lerp_(parameters[name].detach().to(tensor.device), 1.0 - decay)

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from flowrl.cli import main
-from flowrl.training.checkpoints import checkpoints
+from flowrl.training.checkpoints import checkpoints, own_state
 
 PROMPTS = ["a photo of a red circle", "two blue squares", "a green star", "three yellow triangles"]
 
@@ -83,11 +83,18 @@ def lora_tensors(run: Path) -> dict[str, Tensor]:
     return load_file(run / "lora" / "pytorch_lora_weights.safetensors")
 
 
+def model_tensors(run: Path) -> dict[str, Tensor]:
+    """The trained networks that a run ships, by name."""
+    files = sorted((run / "model").glob("transformer*/*.safetensors"))
+    return {f"{path.parent.name}.{name}": tensor for path in files for name, tensor in load_file(path).items()}
+
+
 def state(run: Path, number: int | None = None) -> dict[str, Any]:
     """State of a run's newest checkpoint, or of one by number."""
     folder = checkpoints(run)[-1] if number is None else run / "checkpoints" / f"{number:06d}"
     loaded: dict[str, Any] = torch.load(folder / "state.pt", weights_only=True)
-    return loaded
+    parts = [torch.load(path, weights_only=True) for path in sorted(folder.glob("part-*.pt"))]
+    return own_state(loaded | {"parts": parts}, None) if parts else loaded
 
 
 def lasting(run: Path) -> dict[str, Any]:
@@ -105,7 +112,7 @@ def differences(a: Any, b: Any) -> float:
         assert len(a) == len(b)
         return max((differences(x, y) for x, y in zip(a, b, strict=True)), default=0.0)
     if isinstance(a, Tensor):
-        return float((a.double() - b.double()).abs().max())
+        return float((a.double() - b.double()).abs().max()) if a.numel() else 0.0
     if isinstance(a, int | float) and not isinstance(a, bool):
         return abs(a - b)
     assert a == b

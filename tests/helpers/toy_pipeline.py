@@ -325,7 +325,7 @@ class QuickRun:
     def log(self, row: Mapping[str, Any]) -> None:
         self.logged.append(dict(row))
 
-    def save_checkpoint(self, iteration: int, state: Mapping[str, Any], keep: int) -> Path:
+    def save_checkpoint(self, iteration: int, state: Mapping[str, Any], keep: int, own: Mapping[str, Any]) -> Path:
         return self.folder
 
     def load_checkpoint(self, inputs: Mapping[str, Any]) -> None:

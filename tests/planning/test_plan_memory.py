@@ -147,6 +147,19 @@ def test_bytes_of_full_training_are_those_of_its_tensors(targets: tuple[str, ...
     assert foretold == pytest.approx(of_policy(policy, OptimConfig()), rel=0.05)
 
 
+def test_bytes_of_split_training_are_those_of_a_part() -> None:
+    """By hand, of 5 GiB weights that lie split over four: float32 masters, sums and moments, two copies."""
+    own = replace(facts(full=True, trained=5 * GIB, slots=1), reference=True)
+    settings = replace(SETTINGS, shard=4, processes=4)
+    plain, away = (memory_of(own, replace(settings, optim_offload=there)) for there in (False, True))
+    assert plain.held["denoiser, float32, 1/4"] == away.held["denoiser, float32, 1/4"] == 5 * GIB
+    assert plain.held["gradient, Adam, copies, 1/4"] == (4 + 8 + 4 + 4) * 5 * GIB // 4
+    assert away.held["gradient, 1/4"] == 5 * GIB
+    assert away.host["weights, gradient, Adam"] == (4 + 4 + 8 + 4 + 4) * 5 * GIB // 4
+    # Two blocks and 1 GiB of weights outside them in 16 bits; their gradients, and twice the larger in float32.
+    assert plain.update == 2 * (GIB // 2 + GIB) + 2 * (GIB // 4 + GIB) + 8 * GIB
+
+
 # ---- activations -----------------------------------------------------------------------------------------------------
 
 

@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from tiny_runs import differences
 
 from flowrl.training.checkpoints import (
     CheckpointError,
+    begin_checkpoint,
     checkpoints,
     find_checkpoint,
+    own_state,
     prune,
     remove_halves,
     restore,
     sealed_digest,
     state_of,
     write_checkpoint,
+    write_part,
 )
 from flowrl.training.trackers.metric_rows import Sealed
 
@@ -80,6 +86,90 @@ def test_a_process_takes_the_state_that_was_named(tmp_path: Path) -> None:
     assert state is not None
     assert int(state["number"]) == 1
     assert state_of(folder, sealed_digest(write(tmp_path, 2))) is None
+
+
+# ---- weights that are split ------------------------------------------------------------------------------------------
+
+MOMENTS = {"exp_avg": -torch.arange(10.0).view(5, 2), "step": torch.tensor(3.0)}
+WHOLE: dict[str, Any] = {
+    "policy": {"a": torch.arange(10.0).view(5, 2), "b": torch.arange(1.0)},
+    "slots": {},
+    "optimizer": {"state": {0: MOMENTS}, "param_groups": [{"lr": 0.1}]},
+}
+"""Five rows, which no number of processes above one divides; and one."""
+
+
+def split_into(number: int) -> list[Any]:
+    """The processes of a copy, of which this is the one that is asked for."""
+    return [
+        SimpleNamespace(mesh=SimpleNamespace(get_local_rank=lambda place=place: place, size=lambda: number))
+        for place in range(number)
+    ]
+
+
+def write_split(run: Path, number: int, processes: int) -> Path:
+    """A checkpoint of which each process writes what torch's `chunk` gives it."""
+    begin_checkpoint(run, number)
+    digests = [write_part(run, number, place, dealt(processes, place)) for place in range(processes)]
+    rest = {"iteration": number}
+    write_checkpoint(run, number, rest, keep=9, rows=Sealed(), run="a run", inputs="first", parts=digests)
+    return run / "checkpoints" / f"{number:06d}"
+
+
+def dealt(processes: int, place: int) -> Any:
+    def rows(tensor: torch.Tensor) -> torch.Tensor:
+        found = tensor.chunk(processes)
+        return found[place].clone() if place < len(found) else tensor[:0]
+
+    policy = {name: rows(tensor) for name, tensor in WHOLE["policy"].items()}
+    state = {0: {"exp_avg": rows(MOMENTS["exp_avg"]), "step": MOMENTS["step"]}}
+    return {"policy": policy, "slots": {}, "optimizer": {"state": state, "param_groups": [{"lr": 0.1}]}}
+
+
+@pytest.mark.parametrize("written", [1, 2, 3, 7])
+@pytest.mark.parametrize("read", [1, 2, 3, 7])
+def test_rows_come_to_whoever_holds_them(tmp_path: Path, written: int, read: int) -> None:
+    write_split(tmp_path, 1, written)
+    state = find_checkpoint(tmp_path).state
+    assert state is not None
+    for place, split in enumerate(split_into(read)):
+        found = own_state(state, split if read > 1 else None)
+        assert found["iteration"] == 1
+        assert differences({key: found[key] for key in WHOLE}, dealt(read, place)) == 0
+
+
+def test_a_checkpoint_that_is_whole_is_split_on_the_way(tmp_path: Path) -> None:
+    state = {"iteration": 1, **WHOLE}
+    assert own_state(state, None)["policy"]["a"] is WHOLE["policy"]["a"]
+    for place, split in enumerate(split_into(3)):
+        assert differences({key: own_state(state, split)[key] for key in WHOLE}, dealt(3, place)) == 0
+
+
+def test_parts_are_no_checkpoint_before_all_are_sealed(tmp_path: Path) -> None:
+    """A process that is killed while it writes its part, or before the seal, leaves the checkpoint before."""
+    before = write_split(tmp_path, 1, 2)
+    folder = begin_checkpoint(tmp_path, 2)
+    write_part(tmp_path, 2, 0, dealt(2, 0))
+    (folder / "part-001.pt").write_bytes(b"half")
+    assert find_checkpoint(tmp_path).folder == before
+    remove_halves(tmp_path)
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["000001"]
+
+
+@pytest.mark.parametrize(
+    ("harm", "words"),
+    [
+        (lambda part: part.write_bytes(part.read_bytes()[:-9] + b"something"), "that of part-001.pt does not fit"),
+        (Path.unlink, "it has no part-001.pt"),
+    ],
+    ids=["flipped", "gone"],
+)
+def test_a_part_that_is_damaged_is_told(tmp_path: Path, harm: Callable[[Path], object], words: str) -> None:
+    before, newest = write_split(tmp_path, 1, 2), write_split(tmp_path, 2, 2)
+    harm(newest / "part-001.pt")
+    found = find_checkpoint(tmp_path)
+    assert found.folder == before
+    assert words in found.said
 
 
 class NoWeights:

@@ -38,7 +38,7 @@ def test_means_are_those_of_live_rows_and_wait_once(tmp_path: Path) -> None:
 
 def _sum_of(parameters: list[torch.Tensor], *, scale_loss: bool) -> GradientSum:
     named = {str(number): parameter for number, parameter in enumerate(parameters)}
-    policy = SimpleNamespace(parameters=named, trained=parameters, sum_dtype=lambda device: torch.float64)
+    policy = SimpleNamespace(parameters=named, trained=parameters, split=None, sum_dtype=lambda device: torch.float64)
     return GradientSum(policy, {}, scale_loss=scale_loss)  # type: ignore[arg-type]
 
 

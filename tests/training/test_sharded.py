@@ -14,8 +14,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from split_runs import RECIPES, command
-from tiny_runs import metrics
+from tiny_runs import metrics, model_tensors, state
 from toy_pipeline import reward_list, toy_config, write_toy
 from two_processes import close, train_on_two
 
@@ -28,6 +29,8 @@ from flowrl.training.processes.mesh import Shards, check_parallel, in_step
 RUNS = {"sd3": "grpo", "wan": "forward", "flux": "preference", "qwen_image": "backprop"}
 ROUNDS = ("prompts_per_step=3", "micro_batch_size=2", "rollout_batch_size=2", "num_iterations=2", "optim.lr=0.1",
           "curriculum.max_rounds=3", "sampler.trained_fraction=0.67", "sampler.trained_steps=random")  # fmt: skip
+# Adam divides by the gradient's size: where that is 0 but for rounding, as of biases of keys, so would be its step.
+FULL = ("policy.train=full", "policy.lora_rank=null", "policy.ema_decay=0.5", "optim.lr=1e-3", "optim.eps=0.01")
 STOPPING = """
 import os, signal
 calls = []
@@ -64,7 +67,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory, warm_python: str) -> Path:
         (0, False, [f"resume={two / 'shard-replicas'}", "parallel.shard=1"]),
         (130, False, command(folder, "sd3", "grpo", two / "stopped", "parallel.shard=2", "eval_every=0", stopping)),
     ]  # fmt: skip
-    train_on_two(folder, commands, seconds=300, python=warm_python)
+    train_on_two(folder, commands, python=warm_python)
     shutil.copytree(two / "sd3", one / "shard-one")
     shutil.rmtree(one / "shard-one" / "checkpoints" / "000002")
     assert main(["train", f"resume={one / 'shard-one'}", "parallel.shard=1"]) == 0
@@ -87,6 +90,18 @@ def test_a_run_goes_on_however_its_weights_lie(runs: Path, other: str) -> None:
 
 
 @pytest.mark.slow
+def test_blocks_are_compiled_without_their_gathering(tmp_path: Path, warm_python: str) -> None:
+    """Traced, not generated: the backend runs the operations themselves, on two processes of which each has a half."""
+    short = ("parallel.shard=2", "num_iterations=1", "eval_every=0")
+    words = {"plain": (), "compiled": ("pipeline.compile=blocks",)}
+    told = [
+        (0, False, command(tmp_path, "sd3", "grpo", tmp_path / name, *short, *more)) for name, more in words.items()
+    ]
+    train_on_two(tmp_path, told, python=warm_python)
+    close(tmp_path / "plain", tmp_path / "compiled")
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RUNS)
 def test_a_process_holds_half_of_the_weights(runs: Path, name: str) -> None:
     held = json.loads((runs / "two" / name / "manifest.json").read_text())["denoiser_bytes"]
@@ -100,6 +115,92 @@ def test_a_stop_is_kept_by_both(runs: Path) -> None:
     assert len(metrics(run)) == 1
     assert [path.name for path in sorted((run / "checkpoints").iterdir())] == ["000001"]
     assert "stopped" in json.loads((run / "manifest.json").read_text())
+
+
+# ---- trained weights -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def full(tmp_path_factory: pytest.TempPathFactory, warm_python: str) -> Path:
+    """A folder with runs that train all weights, of which one process holds all or each of two a half, and those that
+    went on elsewhere: on one process, on two that hold all, and on two halves again; one on four processes."""
+    folder = tmp_path_factory.mktemp("full")
+    one, two = folder / "one", folder / "two"
+
+    def told(out: Path, family: str, *more: str) -> tuple[int, bool, list[str]]:
+        return 0, False, command(folder, family, RUNS[family], out, *FULL, *more)
+
+    def copied(source: Path, copy: Path, *numbers: str) -> tuple[int, bool, list[str]]:
+        return 0, False, ["copy", str(source), str(copy), *numbers]
+
+    def resumed(run: Path, *more: str) -> tuple[int, bool, list[str]]:
+        return 0, False, [f"resume={run}", *more]
+
+    longer = ("num_iterations=3", "checkpoint_every=1", "keep_checkpoints=9")
+    long = {family: longer if family == "sd3" else () for family in RUNS}
+    half, whole = "parallel.shard=2", "parallel.shard=1"
+    train_on_two(folder, [told(one / name, name, *long[name]) for name in RUNS], processes=1, python=warm_python)
+    commands = [told(two / name, name, half, *long[name]) for name in RUNS]
+    narrow = (half, "pipeline.dtype=bfloat16", "optim.offload=true")
+    commands += [(0, False, command(folder, "wan", "grpo", two / "narrow", *FULL, *narrow))]
+    commands += [copied(two / "sd3", two / "replicas", "000002", "000003")]
+    commands += [resumed(two / "replicas", whole, "num_iterations=2")]
+    commands += [copied(two / "replicas", two / "halves"), resumed(two / "halves", half, "num_iterations=3")]
+    commands += [copied(two / "sd3", one / "on-one", "000002", "000003")]
+    train_on_two(folder, commands, python=warm_python)
+    train_on_two(folder, [resumed(one / "on-one", whole, "num_iterations=2")], processes=1, python=warm_python)
+    shutil.copytree(one / "on-one", two / "back")
+    train_on_two(folder, [resumed(two / "back", half, "num_iterations=3")], python=warm_python)
+    train_on_two(folder, [told(folder / "four", "sd3", half, *longer)], processes=4, python=warm_python)
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", RUNS)
+def test_halves_of_trained_weights_train_what_the_whole_trains(full: Path, family: str) -> None:
+    rows = metrics(full / "two" / family)
+    assert any(row.get("grad_norm", 0.0) > 0 for row in rows)
+    assert all(row.get("ratio_first_deviation", 0.0) == 0.0 for row in rows)
+    close(full / "one" / family, full / "two" / family)
+    ours, stock = ((full / of / family / "model").rglob("config.json") for of in ("two", "one"))
+    assert [path.read_text() for path in sorted(ours)] == [path.read_text() for path in sorted(stock)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("other", ["two/halves", "two/back", "four"])
+def test_a_run_of_trained_weights_goes_on_however_they_lie(full: Path, other: str) -> None:
+    close(full / "one" / "sd3", full / other)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", RUNS)
+def test_a_process_holds_and_writes_half_of_the_trained_weights(full: Path, family: str) -> None:
+    run = full / "two" / family
+    held = json.loads((run / "manifest.json").read_text())["denoiser_bytes"]
+    assert held["whole"] / 2 <= held["held"] <= 0.51 * held["whole"]
+    newest = sorted((run / "checkpoints").iterdir())[-1]
+    sizes = [bytes_of(torch.load(path, weights_only=True)) for path in sorted(newest.glob("part-*.pt"))]
+    assert len(sizes) == 2
+    assert max(sizes) <= 0.51 * bytes_of({key: state(run)[key] for key in ("policy", "slots", "optimizer")})
+
+
+def bytes_of(nest: Any) -> int:
+    """Bytes of the tensors in a nest of mappings."""
+    if isinstance(nest, dict):
+        return sum(map(bytes_of, nest.values()))
+    return nest.numel() * nest.element_size() if isinstance(nest, torch.Tensor) else 0
+
+
+@pytest.mark.slow
+def test_halves_are_gathered_in_the_dtypes_of_the_network(full: Path) -> None:
+    """Rollout and update see the same rounded weights, some of Wan in float32; masters and copies stay in that."""
+    run = full / "two" / "narrow"
+    trained = [row for row in metrics(run) if "loss" in row]
+    assert [row["ratio_first_deviation"] for row in trained] == [0.0] * len(trained)
+    saved, shipped = state(run), model_tensors(run)
+    assert {tensor.dtype for tensor in shipped.values()} == {torch.bfloat16, torch.float32}
+    assert all(torch.equal(saved["slots"]["ema"][name].to(value.dtype), value) for name, value in shipped.items())
+    assert {tensor.dtype for tensor in saved["policy"].values()} == {torch.float32}
 
 
 # ---- turns -----------------------------------------------------------------------------------------------------------
@@ -150,11 +251,9 @@ def test_what_stops_the_first_process_is_told_to_the_others(monkeypatch: pytest.
     ("override", "words"),
     [
         ("pipeline.quantize=int8", "pipeline.quantize=int8: quantised weights are not split"),
-        ("policy.train=full", "policy.train=full: only frozen weights are split"),
         ("policy.lora_variant=dora", "set policy.lora_variant to lora or rslora"),
         ("keep_graphs=true", "keep_graphs=true: a graph that is kept"),
         ("keep_graphs=gradients", "keep_graphs=gradients: .* gradients are not built"),
-        ("pipeline.compile=blocks", "set pipeline.compile=none"),
         ("pipeline.device=mps", "over CUDA devices or CPUs"),
         ("workers.rollouts=2", "set workers.rollouts=0"),
     ],

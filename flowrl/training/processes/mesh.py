@@ -143,14 +143,13 @@ def _check_split(config: TrainConfig) -> None:
     refused = {
         f"pipeline.quantize={pipeline.quantize}": pipeline.quantize != "none"
         and "quantised weights are not split: set pipeline.quantize=none; or parallel.shard=1, they may fit",
-        f"policy.train={policy.train}": policy.train != "lora"
-        and "only frozen weights are split: set policy.train=lora, or parallel.shard=1",
+        f"optim.name={config.optim.name}": policy.train == "full"
+        and config.optim.name != "adamw"
+        and "moments in blocks or pages are not split with the weights: set optim.name=adamw",
         f"policy.lora_variant={policy.lora_variant}": policy.lora_variant == "dora"
         and "its magnitudes are made of whole weights: set policy.lora_variant to lora or rslora",
         f"keep_graphs={str(config.keep_graphs).lower()}": config.keep_graphs
         and "a graph that is kept would hold its gathered weights, and gradients are not built: set keep_graphs=false",
-        f"pipeline.compile={pipeline.compile}": pipeline.compile != "none"
-        and "compiled blocks are not tried with split weights: set pipeline.compile=none",
         "pipeline.device=mps": pipeline.device == "mps"
         and "weights are split over CUDA devices or CPUs: set parallel.shard=1",
         f"workers.rollouts={config.workers.rollouts}": config.workers.rollouts > 0
@@ -181,6 +180,15 @@ class Shards:
         mine = torch.tensor([int(flag) for flag in flags], dtype=torch.int32)
         dist.all_reduce(mine, op=dist.ReduceOp.MAX, group=self._group)
         return [bool(flag) for flag in mine.tolist()]
+
+    def each(self, number: float) -> list[float]:
+        """The number that each of the processes has, in their order."""
+        import torch.distributed as dist
+
+        found = torch.zeros(self.mesh.size(), dtype=torch.float64)
+        found[self.mesh.get_local_rank()] = number
+        dist.all_reduce(found, group=self._group)
+        return list(found.tolist())
 
     def most(self, counts: Mapping[int, int]) -> dict[int, int]:
         """For each key the largest count of any of the processes, keys ascending."""
