@@ -11,10 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import ArrayLike
 
+from flowrl.runtime.files import read_json
 from flowrl.statistics.bootstrap import UNKNOWN, Interval
 from flowrl.statistics.means import VERDICTS, Ends, ends_of, mean_interval
 
@@ -38,60 +40,11 @@ class Panel:
     scale: str
 
 
-PANELS: dict[str, Panel] = {
-    "drawbench": Panel(
-        title="DrawBench",
-        rewards=("pick_score", "clip_score", "hps", "image_reward", "aesthetic"),
-        prompts=200,
-        where="dataset/drawbench/test.txt in the code of DiffusionNFT, TurningPoint-GRPO or Adv-GRPO, each prompt five "
-        "times",
-        scale="PickScore is printed raw (18 to 26), divided by 26 or by 100; HPS as a cosine (0.2 to 0.4) or times "
-        "100; CLIPScore depends on the backbone; UnifiedReward differs between papers on the same model.",
-    ),
-    "pick_score_test": Panel(
-        title="PickScore test prompts",
-        rewards=("pick_score",),
-        prompts=2048,
-        where="dataset/pickscore/test.txt in the code of Flow-GRPO; dataset/pickscore_sfw is a safer one of 1024",
-        scale="raw (18 to 26) in Flow-GRPO; as a training reward it is divided by 26.",
-    ),
-    "ocr": Panel(
-        title="OCR accuracy",
-        rewards=("ocr",),
-        prompts=1018,
-        where="dataset/ocr/test.txt in the code of Flow-GRPO",
-        scale="the mean of 1 - normalised edit distance, called accuracy; published ones were read by PaddleOCR 2.9.1, "
-        "and another reader moves them.",
-    ),
-    "hpdv2": Panel(
-        title="HPDv2 prompts",
-        rewards=("hps", "pick_score", "image_reward", "clip_score"),
-        prompts=400,
-        where="the 400 test prompts in the code of MixGRPO; the full benchmark has 3200 in four styles",
-        scale="HPS v2.1 is a cosine (0.25 to 0.39); the leaderboard of HPS v2 prints it times 100.",
-    ),
-}
-
-VIDEO_PANELS: dict[str, Panel] = {
-    "video_align": Panel(
-        title="VideoAlign",
-        rewards=("video_align",),
-        prompts=1000,
-        where="DanceGRPO evaluates on 1,000 prompts held out of the 50,000 video prompts in its code; which ones is "
-        "not known, so hold out your own",
-        scale="the sum of the normalised dimensions, each about N(0, 1); DanceGRPO plots them de-normalised, VQ as "
-        "VQ * 2.2476 + 3.6757 and MQ as MQ * 1.3811 + 1.1646.",
-    ),
-    "videogen_eval": Panel(
-        title="VideoGen-Eval",
-        rewards=("video_align",),
-        prompts=700,
-        where="VGenEval_T2V.xlsx in the code of AILab-CVC/VideoGen-Eval, its prompts one a line",
-        scale="VideoGen-Eval's own judge is an agent of language models (arXiv 2503.23452), which is not here: these "
-        "scores are VideoAlign's. Its 700 prompts include those that start from an image.",
-    ),
-}
-"""The same of benchmarks for models of videos."""
+PANELS, VIDEO_PANELS = (
+    {name: Panel(**{**known, "rewards": tuple(known["rewards"])}) for name, known in panels.items()}
+    for panels in read_json(Path(__file__).with_suffix(".json")).values()
+)
+"""The benchmarks by name, for models of images and for models of videos."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,8 +1,8 @@
 """The benchmarks of `flowrl eval` by name, with what is known of each before anything heavy is loaded; and results.
 
-A benchmark is an entry of `BENCHMARKS`, whose module has `RULES` (`flowrl.evaluation.runner`): how options and prompts
-are read, where images lie that exist, who judges, and how verdicts become numbers. Drawing, journals, baselines and
-resuming are the runner's.
+A benchmark is an entry of `benchmarks.yaml`, whose module has `RULES` (`flowrl.evaluation.runner`): how options and
+prompts are read, where images lie that exist, who judges, and how verdicts become numbers. Drawing, journals,
+baselines and resuming are the runner's.
 
     out/result.json  out/page.html            `flowrl.evaluation.evaluate`
     out/model/, out/base/                     `subject.folder`: images/, journals, a benchmark's own result files
@@ -11,9 +11,11 @@ resuming are the runner's.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from flowrl.config.strict_yaml import read_mapping
 from flowrl.rendering.terminal_text import Table
 
 if TYPE_CHECKING:  # names of commands and options are asked for before anything heavy is loaded
@@ -39,112 +41,8 @@ class Benchmark:
     result.json and docs/published.md, as does `reproduces` of the rewards."""
 
 
-_PANEL = Benchmark(rules="flowrl.evaluation.panel")
-_VIDEO_PANEL = Benchmark(rules="flowrl.evaluation.video.video_panel", videos=True)
-_VIDEO_PROMPTS = replace(
-    _VIDEO_PANEL,
-    samples=1,
-    reproduces="VideoAlign's panel (arXiv 2501.13918) on prompts that you bring; the line of the reward video_align "
-    "says what its scores reproduce; no published number was repeated.",
-)
-_JUDGED = Benchmark(rules="flowrl.evaluation.judged.judged_rules", samples=1, one_image=True, own_names=True)
-_GEDIT = replace(
-    _JUDGED,
-    reproduces="GEdit-Bench (stepfun-ai/Step1X-Edit): VIEScore's words byte for byte, sums equal to its own script's "
-    "on rows in its layout with answers at random; GPT-4.1 was not asked.",
-)
-_TIIF = replace(
-    _JUDGED,
-    reproduces="TIIF-Bench (arXiv 2506.02161): replies of GPT-4o in its repository are read as its script reads them, "
-    "sums were worked by hand; its OCR measure is left out, and no judge was asked.",
-)
-
 BENCHMARKS: dict[str, Benchmark] = {
-    "diversity": _PANEL,
-    "dpg_bench": Benchmark(
-        rules="flowrl.evaluation.dpg_bench",
-        reproduces="DPG-Bench (arXiv 2403.05135): its prompts, dependencies and sums, checked on a file worked by "
-        "hand; its judge mPLUG-large is asked by its own script on the grids that are written, another judge gives "
-        "another metric.",
-    ),
-    "drawbench": replace(
-        _PANEL,
-        samples=5,
-        reproduces="DrawBench's prompts (arXiv 2205.11487) with the scorers of DiffusionNFT, whose own lines say what "
-        "each of them reproduces; the published numbers were not repeated.",
-    ),
-    "gedit_cn": _GEDIT,
-    "gedit_en": _GEDIT,
-    "geneval": Benchmark(
-        rules="flowrl.evaluation.geneval",
-        reproduces="GenEval (arXiv 2310.11513): the 553 prompts byte for byte, its rules checked against worked "
-        "examples and an independent reading; judge `openmmlab` is the benchmark's own detector, its network equal to "
-        "mmdet 3.3.0's on random weights; no published score was repeated.",
-    ),
-    "geneval2": replace(
-        _JUDGED,
-        reproduces="GenEval 2 (facebookresearch/GenEval2): skills and numbers by atoms equal to its own script's on "
-        "its 800 prompts with answers at random; its judge, Qwen3-VL-8B-Instruct, was not run.",
-    ),
-    "hpdv2": replace(
-        _PANEL,
-        samples=1,
-        reproduces="The test prompts of HPDv2 (arXiv 2306.09341), whose scorers' own lines say what each of them "
-        "reproduces; the published numbers were not repeated.",
-    ),
-    "imgedit": replace(
-        _JUDGED,
-        reproduces="ImgEdit-Bench, basic suite (arXiv 2505.20275): sums equal to its own script's on its 737 edits "
-        "with answers at random; GPT-4.1 was not asked.",
-    ),
-    "ocr": replace(
-        _PANEL,
-        samples=1,
-        reproduces="Flow-GRPO's test of text (arXiv 2505.05470) with the edit distance of its reward; published "
-        "numbers were read by PaddleOCR 2.9.1, and the default RapidOCR moves the number.",
-    ),
-    "panel": _PANEL,
-    "pick_score_test": replace(
-        _PANEL,
-        samples=1,
-        reproduces="Flow-GRPO's PickScore test (arXiv 2505.05470) as the line of pick_score says; the published "
-        "numbers were not repeated.",
-    ),
-    "t2i_compbench": Benchmark(
-        rules="flowrl.evaluation.t2i_compbench",
-        reproduces="T2I-CompBench (arXiv 2307.06350): names of images and sums, checked on numbers worked by hand; "
-        "the detectors are those of its own scripts, which read what is drawn here.",
-    ),
-    "tiif_long": _TIIF,
-    "tiif_short": _TIIF,
-    "unigenbench": Benchmark(
-        rules="flowrl.evaluation.unigenbench.unigenbench",
-        reproduces="UniGenBench (arXiv 2508.20751): question and meanings of test points byte for byte from "
-        "CodeGoat24/UniGenBench at 49d0bce; reading of prompt files and replies, sums and result files checked on the "
-        "benchmark's own examples; no published judge was asked, and a first try is greedy here.",
-    ),
-    "vbench": Benchmark(
-        rules="flowrl.evaluation.video.vbench",
-        samples=5,
-        videos=True,
-        own_names=True,
-        reproduces="VBench (arXiv 2311.17982): its own package 0.1.5 measures, in an environment of yours; names of "
-        "clips, bounds, weights and sums as in its scripts, a worked example of them held by a test; the package was "
-        "not run here.",
-    ),
-    "video_align": _VIDEO_PROMPTS,
-    "video_panel": _VIDEO_PANEL,
-    "videogen_eval": _VIDEO_PROMPTS,
-    "wise": replace(
-        _JUDGED,
-        reproduces="WISE (arXiv 2503.07265), the prompts and rule of 2025: sums equal to its own script's on its 1000 "
-        "prompts with answers at random; GPT-4o was not asked.",
-    ),
-    "wise_verified": replace(
-        _JUDGED,
-        reproduces="WISE's verified edition (PKU-YuanGroup/WISE): sums equal to its own script's with answers at "
-        "random; its judge Qwen3.5-35B-A3B was not run.",
-    ),
+    name: Benchmark(**known) for name, known in read_mapping(Path(__file__).with_name("benchmarks.yaml")).items()
 }
 
 NO_TRAINING = ", not of another training of the same model"

@@ -60,9 +60,14 @@ def plan_of(settings: Settings) -> GenevalPlan:
 def ask(
     settings: Settings, plan: GenevalPlan, judge: Detector, subject: Subject, images: Sequence[ImageFile]
 ) -> list[Row]:
-    """Verdicts of a subject's images, which are also written in the published format."""
+    """Verdicts of a subject's images, also written in the format of the original scripts, whose summary reads them."""
     rows = judge_images(images, judge, subject, files=named_files(settings.options))
-    write_atomically(subject.folder / "results.jsonl", published_text(rows, images))
+    published = [
+        {"filename": row["file"], "tag": row["task"], "prompt": row["prompt"], "correct": row["correct"],
+         "reason": row["reason"], "metadata": json.dumps(image.record), "details": json.dumps(row["details"])}
+        for row, image in zip(rows, images, strict=True)
+    ]  # fmt: skip
+    write_atomically(subject.folder / "results.jsonl", "".join(json.dumps(row) + "\n" for row in published))
     return rows
 
 
@@ -156,17 +161,6 @@ def row_of(image: ImageFile, detections: Sequence[Detection], color_of: Any) -> 
         "graded": graded(detections, record, color), "strict": strict(detections, record, color),
         "details": {label: [[*map(float, d.box), d.score] for d in objects] for label, objects in kept.items()},
     }  # fmt: skip
-
-
-def published_text(rows: Sequence[Row], images: Sequence[ImageFile]) -> str:
-    """The result file in the format of the original scripts, whose summary reads it."""
-    return "".join(
-        json.dumps({
-            "filename": row["file"], "tag": row["task"], "prompt": row["prompt"], "correct": row["correct"],
-            "reason": row["reason"], "metadata": json.dumps(image.record), "details": json.dumps(row["details"]),
-        }) + "\n"
-        for row, image in zip(rows, images, strict=True)
-    )  # fmt: skip
 
 
 RULES: Rules[GenevalPlan, Detector, list[Row]] = Rules(

@@ -11,7 +11,6 @@ from flowrl.pipelines import Pipeline
 from flowrl.prompts.loading import Prompt
 from flowrl.runtime.shapes import Float
 from flowrl.samplers import Velocity, ode_rollout
-from flowrl.training.heldout import Made, decode
 from flowrl.training.processes.devices import check_device
 from flowrl.training.prompting import device_of
 from flowrl.trajectory import Schedule
@@ -53,11 +52,3 @@ def draw(
 ) -> Tensor:
     """Images float32 [b, 3, H, W], or videos [b, F, 3, H, W], on the host, of start noise that may lie anywhere."""
     return pipeline.decode(ode_rollout(make(prompts), x.to(device_of(pipeline)), schedule)).cpu()
-
-
-@torch.no_grad()
-def draw_made(
-    pipeline: Pipeline, make: Make, prompts: Sequence[Prompt], x: Float[Tensor, " b *latent"], schedule: Schedule
-) -> Made:
-    """As `draw`, with the sound of videos that have any."""
-    return decode(pipeline, ode_rollout(make(prompts), x.to(device_of(pipeline)), schedule))

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from flowrl.config.bounds import IMAGES, check_counts
 from flowrl.config.train import resolve_path
-from flowrl.generation.drawing import draw_made, find_device
+from flowrl.generation.drawing import find_device
 from flowrl.generation.models import (
     EMBEDDED,
     Model,
@@ -44,8 +44,9 @@ from flowrl.runtime.progress import progress
 from flowrl.runtime.public import public
 from flowrl.runtime.randomness import counter_normal
 from flowrl.runtime.scrubbing import say as print
-from flowrl.samplers import Velocity
-from flowrl.training.prompting import encode_prompts, guided
+from flowrl.samplers import Velocity, ode_rollout
+from flowrl.training.heldout import decode
+from flowrl.training.prompting import device_of, encode_prompts, guided
 
 BATCH = 16
 """Images at once where `batch_size` does not say; videos are drawn one by one."""
@@ -292,9 +293,11 @@ def load_drawing(
             base_guidance_scale=settings.base_guidance_scale,
         )
 
+    @torch.no_grad()
     def drawing(pairs: Sequence[Pair]) -> tuple[Tensor, list[Track]]:
         x = torch.stack([counter_normal(pipeline.latent_shape, seed, "sample") for _, seed in pairs])
-        made = draw_made(pipeline, make, [prompt for prompt, _ in pairs], x, schedule)
+        velocity = make([prompt for prompt, _ in pairs])
+        made = decode(pipeline, ode_rollout(velocity, x.to(device_of(pipeline)), schedule))
         return made.images.cpu(), made.tracks(pipeline.sound_rate)
 
     return drawing, pipeline.fps or 0.0

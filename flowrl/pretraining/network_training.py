@@ -31,7 +31,6 @@ class Course:
     Attributes:
         steps: updates.
         lr: peak learning rate, after a linear warm-up and before a cosine down to a fiftieth.
-        lr_steps: updates that the learning rate's course is laid out for; 0 takes `steps`.
         checkpoint_every: updates between checkpoints.
         betas: of AdamW.
         weight_decay: share of the weights, times the learning rate, that an update takes away.
@@ -44,7 +43,6 @@ class Course:
     betas: tuple[float, float] = (0.9, 0.98)
     weight_decay: float = 0.01
     ema_decay: float = 0.998
-    lr_steps: int = 0
     muon: bool = False
 
 
@@ -173,8 +171,9 @@ def batch_of(total: int, size: int, seed: int, step: int) -> list[int]:
     return drawn
 
 
-def learning_rate(step: int, steps: int, peak: float, warmup: int = 100) -> float:
+def learning_rate(step: int, steps: int, peak: float) -> float:
     """Linear warm-up, then a cosine down to a fiftieth of the peak."""
+    warmup = 100
     if step < warmup:
         return peak * (step + 1) / warmup
     done = (step - warmup) / max(1, steps - warmup)
@@ -195,8 +194,7 @@ def train_autoencoder(vae: nn.Module, loss_of: Callable[[int], Tensor], config: 
 
 def train_denoiser(
     pipe: Any, parts: Sequence[str], loss: Callable[..., Tensor], latents: Sequence[Tensor], prompts: Sequence[str],
-    config: Making, out: Path, *, name: str = "denoiser", ema_decay: float = 0.998, lr_steps: int = 0,
-    head: nn.Module | None = None,
+    config: Making, out: Path, *, name: str = "denoiser", head: nn.Module | None = None,
 ) -> float:  # fmt: skip
     """Trains parts of a stock pipeline together; writes `pipeline-<step>` folders with the averaged weights.
 
@@ -209,8 +207,6 @@ def train_denoiser(
         config: settings.
         out: folder of checkpoints.
         name: of the checkpoint's file and of the progress bar.
-        ema_decay: decay of the averaged weights.
-        lr_steps: updates that the learning rate is laid out for; 0 takes `config.steps`.
         head: learns along, and is no part of the pipeline.
 
     Returns:
@@ -227,8 +223,6 @@ def train_denoiser(
         steps=config.steps,
         lr=config.lr,
         checkpoint_every=config.checkpoint_every,
-        ema_decay=ema_decay,
-        lr_steps=lr_steps,
         muon=True,
     )
     return train_network(
@@ -275,7 +269,7 @@ def train_network(
     with progress(name, course.steps, start) as advance:
         for step in range(start, course.steps):
             loss = loss_of(step)
-            _descend(network, loss, learners, learning_rate(step, course.lr_steps or course.steps, course.lr))
+            _descend(network, loss, learners, learning_rate(step, course.steps, course.lr))
             average_weights(network, average, min(course.ema_decay, (1 + step) / (10 + step)))
             recent = loss.item() if step == start else 0.98 * recent + 0.02 * loss.item()
             advance(f"loss {recent:.4f}")

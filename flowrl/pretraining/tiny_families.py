@@ -26,22 +26,19 @@ from transformers import CLIPTextModel, T5Config, T5EncoderModel, UMT5Config, UM
 from flowrl.pretraining.tiny_sd3 import clip_config, clip_tokenizer, t5_settings, t5_tokenizer
 
 
-def build_tiny_sd15(
-    vae: AutoencoderKL, seed: int = 0, *, channels: tuple[int, int] = (64, 96)
-) -> StableDiffusionPipeline:
+def build_tiny_sd15(vae: AutoencoderKL, seed: int = 0) -> StableDiffusionPipeline:
     """An untrained Stable Diffusion 1 pipeline that predicts noise on the latents of a given autoencoder.
 
     Args:
         vae: autoencoder of 64 x 64 images with 8 x 8 latents; its shift_factor has no place in this family.
         seed: of the initial weights; the global random state is left as it was.
-        channels: of the network's two resolutions.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         tokenizer = clip_tokenizer()
         unet = UNet2DConditionModel(
             sample_size=8, in_channels=vae.config.latent_channels, out_channels=vae.config.latent_channels,
-            layers_per_block=1, block_out_channels=channels, norm_num_groups=16, cross_attention_dim=128,
+            layers_per_block=1, block_out_channels=(64, 96), norm_num_groups=16, cross_attention_dim=128,
             attention_head_dim=4, down_block_types=("CrossAttnDownBlock2D",) * 2,
             up_block_types=("CrossAttnUpBlock2D",) * 2,
         )  # fmt: skip
@@ -61,22 +58,21 @@ def build_tiny_sd15(
     )  # fmt: skip
 
 
-def build_tiny_wan(words: Sequence[str], seed: int = 0, *, width: int = 160, num_layers: int = 6) -> WanPipeline:
+def build_tiny_wan(words: Sequence[str], seed: int = 0) -> WanPipeline:
     """An untrained Wan text-to-video pipeline for clips of 64 x 64 pixels, with latents [16, 3, 8, 8] of 9 frames.
 
     Args:
         words: of its prompts, beyond those of the images'.
         seed: of the initial weights; the global random state is left as it was.
-        width: of the transformer (a multiple of 32).
-        num_layers: transformer blocks.
     """
+    width = 160  # of the transformer
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         tokenizer = t5_tokenizer(words)
         text_encoder = UMT5EncoderModel(UMT5Config(**t5_settings(tokenizer, width)))
         transformer = WanTransformer3DModel(
             patch_size=(1, 2, 2), num_attention_heads=width // 32, attention_head_dim=32, in_channels=16,
-            out_channels=16, text_dim=width, freq_dim=64, ffn_dim=2 * width, num_layers=num_layers, rope_max_seq_len=32,
+            out_channels=16, text_dim=width, freq_dim=64, ffn_dim=2 * width, num_layers=6, rope_max_seq_len=32,
         )  # fmt: skip
         vae = AutoencoderKLWan(
             base_dim=16, z_dim=16, dim_mult=[1, 2, 4], num_res_blocks=1, temperal_downsample=[True, True],

@@ -102,12 +102,10 @@ def fitting(subject: BenchSubject, seconds: float, pace: float | None) -> tuple[
 
 def foreseen(subject: BenchSubject, config: TrainConfig, pace: float | None) -> float:
     """Seconds that an iteration's evaluations and decoding take at a pace; 0 where that is not known."""
-    return 0.0 if pace is None else flops_of(subject, counts_of(subject, config)) / pace
-
-
-def counts_of(subject: BenchSubject, config: TrainConfig, index: int = 1) -> Counts:
-    """Evaluations of an iteration, as `flowrl plan` counts them."""
-    return of_iteration(config, index, subject.pipeline.passes, config.resolve_batch(1))
+    if pace is None:
+        return 0.0
+    counts = of_iteration(config, 1, subject.pipeline.passes, config.resolve_batch(1))  # as `flowrl plan` counts
+    return flops_of(subject, counts) / pace
 
 
 def flops_of(subject: BenchSubject, counts: Counts) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from flowrl.config.readers import is_read
@@ -19,6 +20,7 @@ from flowrl.rewards import reproduction_of
 from flowrl.rewards.compose import unique_keys
 from flowrl.runs.held_out_result import HeldOut, conclusion
 from flowrl.runs.run_data import RunData
+from flowrl.runtime.files import read_text
 from flowrl.statistics.bootstrap import LEVEL
 
 MADE = "<!-- written by flowrl push -->"
@@ -33,23 +35,7 @@ SHOWN = (
 """Settings that a card names; all of them are in config.yaml."""
 _TRUE_GUIDANCE = ("qwen_image", "qwen_image_edit")  # whose stock class calls it true_cfg_scale
 
-_USE = """## How to use it
-
-Stock diffusers; `FOLDER` is this repository's id or a copy of it:
-
-```python
-import torch
-from diffusers import {stock}
-
-pipe = {stock}.from_pretrained("{base}", torch_dtype=torch.{dtype})
-pipe.load_lora_weights("FOLDER", weight_name="{file}"){experts}
-{call}
-```
-
-{missing}These are the steps and the guidance of the run's evaluations. A seed of stock diffusers is not one of flowrl,
-which drew the images above: `flowrl sample {base} --lora FOLDER --prompt TEXT --steps {steps} --guidance {guidance}`.
-
-{comfyui}"""
+_USE = read_text(Path(__file__).with_name("how_to_use.md")).removesuffix("\n")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

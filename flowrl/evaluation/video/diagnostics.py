@@ -28,11 +28,6 @@ Faults = Mapping[str, Float64[np.ndarray, " n"]]
 """Each diagnostic of every clip."""
 
 
-def undiagnosed(faults: Faults) -> int:
-    """How many clips have no diagnostic at all."""
-    return int(np.isnan(np.stack(list(faults.values()))).all(axis=0).sum())
-
-
 def diagnose_clips(subject: Subject, clips: Sequence[ImageFile]) -> Faults:
     """Each of `flowrl.benchmarks.temporal.NAMES` for every clip; NaN where its file cannot be read or is too short."""
     columns: dict[str, list[float]] = {name: [] for name in NAMES}

@@ -18,6 +18,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from flowrl.benchmarks.vbench import (
     DIMENSIONS,
     PROMPTS,
@@ -36,7 +38,7 @@ from flowrl.config.train import resolve_path
 from flowrl.evaluation.benchmark import Result, SideResult, result_of
 from flowrl.evaluation.runner import Rules, SubjectVerdicts
 from flowrl.evaluation.summing import add_changes, means_and_bounds, options_of, score_table
-from flowrl.evaluation.video.diagnostics import READ_AS, Faults, diagnose_clips, undiagnosed
+from flowrl.evaluation.video.diagnostics import READ_AS, Faults, diagnose_clips
 from flowrl.evaluation.video.shown_clips import clips_section
 from flowrl.evaluation.video.vbench_package import CHECKED, Package, find_package, measure
 from flowrl.generation.folders import ImageFile
@@ -244,7 +246,7 @@ def _notes(
         wanted = len({video_name(clip.prompt, clip.sample) for clip in clips if clip.prompt in own})
         if len(part.videos) < wanted:
             notes.append(f"{name}: the package left out {wanted - len(part.videos)} of {wanted} videos.")
-    if unread := sum(undiagnosed(part) for part in faults):
+    if unread := sum(np.isnan(list(part.values())).all(axis=0).sum() for part in faults):
         notes.append(
             f"{plural(unread, 'clip')} could not be read or had too few frames for flicker, freeze, teleport "
             f"and change, and took no part in their means."

@@ -19,6 +19,11 @@ NEEDED = (
     "flowrl/__init__.pyi",
     "flowrl/pipelines/published.json",
     "flowrl/config/foreign_words.yaml",
+    "flowrl/benchmarks/panels.json",
+    "flowrl/benchmarks/unigenbench/points.json",
+    "flowrl/evaluation/benchmarks.yaml",
+    "flowrl/publishing/base_licences.yaml",
+    "flowrl/publishing/how_to_use.md",
 )
 MACHINE_PATH = re.compile(rb"[\"'=\s:](?:/root|/home/\w+|/Users/\w+|/work|/tmp/\w+)/\w")
 """A path of one machine; tests and papers tell of such paths on purpose, what travels in a wheel does not."""
