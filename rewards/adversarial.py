@@ -18,7 +18,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -68,11 +68,6 @@ class Adversarial:
     Unbounded; trained by the hinge loss it stays within about [-2, 2]. With `backbone: clip` the value is
     exp(logit_scale) cos / 26, PickScore's, with weights that drift. Images are read as 8 bits, so no gradient flows.
     """
-
-    reproduces: ClassVar[str] = (
-        "The reward of Adv-GRPO (arXiv 2511.20256) with published: true and a DINOv2; its losses were checked "
-        "against closed forms on tiny random networks, the published runs were not repeated."
-    )
 
     references: str
     """A folder of images (they serve every prompt), a .json file {prompt: file or files}, or `world`, scenes of the

@@ -48,11 +48,6 @@ OWNER = "reward 'aesthetic'"
 class Aesthetic:
     """LAION's aesthetic predictor, in float32; differentiable with `preprocess` bilinear or bicubic."""
 
-    reproduces: ClassVar[str] = (
-        "The LAION aesthetic predictor v2 (sac+logos+ava1-l14-linearMSE); names and sizes of its weights and its "
-        "arithmetic were checked on a tiny random CLIP, not against the released weights."
-    )
-
     model: str = CLIP_MODEL
     """The CLIP that the head was trained on, a local folder or an id on the hub."""
     revision: str | None = None

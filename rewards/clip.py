@@ -83,11 +83,6 @@ class ClipOptions:
 class ClipScore(ClipOptions):
     """CLIP's scaled cosine of image and prompt, in float32; differentiable with `preprocess` bilinear or bicubic."""
 
-    reproduces: ClassVar[str] = (
-        "CLIPScore (arXiv 2104.08718) under the scalings in SCALES; equal to the logits of transformers' and "
-        "open_clip's own classes on tiny random models, not checked against released weights."
-    )
-
     model: str = CLIP_MODEL
     """Of transformers a local folder or an id on the hub; of open_clip `architecture/weights` such as
     ViT-H-14/laion2b_s32b_b79k, `hf-hub:owner/name` or `local-dir:folder`."""
@@ -119,11 +114,6 @@ class PickScore(ClipOptions):
 
     Half precision changes the third decimal, and scores of a group differ by 0.005 to 0.02.
     """
-
-    reproduces: ClassVar[str] = (
-        "PickScore v1 (arXiv 2305.01569) under the scalings in SCALES; equal to the logits of transformers' own "
-        "CLIPModel on a tiny random model, not checked against the released weights."
-    )
 
     model: str = PICK_SCORE_MODEL
     """A CLIP of transformers with tokenizer and preprocessor, a local folder or an id on the hub."""

@@ -62,11 +62,6 @@ class EditReward(CheckpointOptions):
     """
 
     judges: ClassVar[tuple[str, ...]] = ("edits",)
-    reproduces: ClassVar[str] = (
-        "EditReward (arXiv 2509.26346, TIGER-AI-Lab/EditReward, two heads, its texts); values of a tiny random "
-        "Qwen2.5-VL equal those of the repository's own class under transformers 4.57.0, not of the released weights."
-    )
-
     published: ClassVar[Checkpoint] = Checkpoint(
         name="edit_reward", tokens=(TOKEN,), make_head=TwoHeads, family=QWEN25_VL, heads=HEADS
     )

@@ -29,11 +29,6 @@ class Geneval:
     An item whose record is missing or cannot be read is invalid, counted as "missing_field".
     """
 
-    reproduces: ClassVar[str] = (
-        "GenEval's rules (arXiv 2310.11513) and Flow-GRPO's graded credit: equal to a second reading of them on 3,000 "
-        "random scenes. Detector `openmmlab`: outputs equal mmdet 3.3.0's own network on random weights; not checked "
-        "against the released weights. `mask2former` is another detector"
-    )
     credit: Literal["graded", "strict", "official"] = "graded"
     """The value. `graded`: partial credit, may be negative (what Flow-GRPO trains on); `strict`: 1 if everything is
     exactly right, else 0; `official`: the benchmark's own verdict, 1 or 0. The other two are logged as parts,

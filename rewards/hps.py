@@ -54,12 +54,6 @@ WIDTH = 1024  # of the embeddings
 class Hps:
     """HPSv2's cosine of image and prompt, in float32; differentiable: rounding to 8 bits passes gradients on."""
 
-    reproduces: ClassVar[str] = (
-        "HPSv2 and HPSv2.1 (arXiv 2306.09341) with the published resize and padding; equal to open_clip's own "
-        "network on random weights under the published names at full-size shapes, not checked against the released "
-        "weights."
-    )
-
     version: Literal["v2", "v2.1"] = "v2.1"
     """Which weights to take from a folder or the hub; a checkpoint given as a file is taken as it is."""
     checkpoint: str = DEFAULT_CHECKPOINT

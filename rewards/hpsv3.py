@@ -42,12 +42,6 @@ class Hpsv3(CheckpointOptions):
     look at their page.
     """
 
-    reproduces: ClassVar[str] = (
-        "HPSv3 (arXiv 2508.03789, MizzenAI/HPSv3): its text byte for byte from the package hpsv3 1.0.0; read-out, "
-        "head, sizes and names of the weights were checked on a tiny random Qwen2-VL, not against the released "
-        "weights."
-    )
-
     published: ClassVar[Checkpoint] = Checkpoint(
         name="hpsv3", tokens=(TOKEN,), make_head=preference_head, file="HPSv3.safetensors"
     )

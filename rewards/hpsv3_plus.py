@@ -69,12 +69,6 @@ class Hpsv3Plus(CheckpointOptions):
     of weights and code.
     """
 
-    reproduces: ClassVar[str] = (
-        "HPSv3++ (arXiv 2606.14657, PlantPotatoOnMoon/HPSv3-PlusPlus, film_hybrid) one image at a time; values of a "
-        "tiny random Qwen3-VL equal those of the repository's own class under transformers 4.57.0, not checked on the "
-        "released weights."
-    )
-
     published: ClassVar[Checkpoint] = Checkpoint(
         name="hpsv3_plus", tokens=(TOKEN,), make_head=_head, family=QWEN3_VL, heads=HEADS, file="hpsv3++.pth"
     )

@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from PIL import Image
@@ -56,11 +56,6 @@ _BLOCK = re.compile(r"blocks\.(\d+)\.(.+)\.(weight|bias)")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ImageReward:
     """ImageReward of image and prompt, on its own scale. Runs in float32."""
-
-    reproduces: ClassVar[str] = (
-        "ImageReward v1.0 (arXiv 2304.05977); equal to its arithmetic written out from the published names on "
-        "random weights, names checked at full-size shapes, not checked against the released weights."
-    )
 
     model: str = "THUDM/ImageReward"
     """The file ImageReward.pt, a folder that holds it, or a hub id."""

@@ -34,11 +34,6 @@ def jpeg_bytes(image: UInt8[np.ndarray, " h w 3"]) -> int:
 class JpegCompressibility:
     """Rewards images whose JPEG is small. `flow_grpo`: `-(bytes / 1000) / 500`; `ddpo`: `-bytes / 1000`."""
 
-    reproduces: ClassVar[str] = (
-        "The compressibility of DDPO (arXiv 2305.13301) and its scaling in Flow-GRPO; values are exact multiples of "
-        "the length of Pillow's file, whose version decides the last bytes."
-    )
-
     scale: Literal["ddpo", "flow_grpo"] = "flow_grpo"
     """Whose published scaling."""
     models: ClassVar[tuple[Model, ...]] = ()
@@ -51,11 +46,6 @@ class JpegCompressibility:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JpegIncompressibility:
     """Rewards images whose JPEG is large: `bytes / 1000`; published uses agree on this one, so it has no option."""
-
-    reproduces: ClassVar[str] = (
-        "The incompressibility of DDPO (arXiv 2305.13301); values are exact multiples of the length of Pillow's "
-        "file, whose version decides the last bytes."
-    )
 
     models: ClassVar[tuple[Model, ...]] = ()
 

@@ -21,7 +21,7 @@ import unicodedata
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -65,12 +65,6 @@ class Ocr:
     Of videos, every 4th frame is read, and the value is the mean over frames above 0, as in Adv-GRPO, which counts no
     substring (`substring_ok: false`); an entry's `frames:` replaces that rule.
     """
-
-    reproduces: ClassVar[str] = (
-        "The text reward of Flow-GRPO (arXiv 2505.05470), its edit distance checked in closed form; read by "
-        "RapidOCR unless `reader` says otherwise, which moves the number; `paddle`, the published reader, was not "
-        "run here."
-    )
 
     target_regex: str = FIRST_QUOTED
     """What is the target in a prompt: the first match's first group that took part, or the whole match if it has no

@@ -44,11 +44,6 @@ class Physics:
     """
 
     judges: ClassVar[tuple[str, ...]] = ("videos",)
-    reproduces: ClassVar[str] = (
-        "The foresight coherence of MIND-V (arXiv 2512.06628), checked by hand on a tiny random V-JEPA 2; windows, "
-        "pooling and target features, which the paper leaves open, are choices made here."
-    )
-
     model: str = "facebook/vjepa2-vitl-fpc64-256"
     """A local folder, or an id on the hub."""
     revision: str | None = None

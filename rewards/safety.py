@@ -8,7 +8,6 @@ the lowest total of its group, rather than as one more term of a sum.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 
@@ -23,11 +22,6 @@ OWNER, WHAT = "reward 'safety'", "ViT classifier"
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Safety:
     """A safety classifier's `-P(label)`, in [-1, 0]; 0 is safe. Of a video the first frame is judged; float32."""
-
-    reproduces: ClassVar[str] = (
-        "The classifier Falconsai/nsfw_image_detection; equal to transformers' own network on a tiny random ViT, "
-        "not checked against the released weights."
-    )
 
     model: str = "Falconsai/nsfw_image_detection"
     """A `ViTForImageClassification`, a local folder or a hub id."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -51,11 +51,6 @@ class Similarity:
     Images go through the checkpoint's own processor in 8 bits, so no gradient flows. A sample without any
     reference fails with "missing_reference".
     """
-
-    reproduces: ClassVar[str] = (
-        "Cosines of DINOv2 (arXiv 2304.07193) or CLIP features; equal to those of transformers' own networks on "
-        "tiny random models, not checked against released weights."
-    )
 
     features: Literal["dinov2", "clip"] = "dinov2"
     """Of DINOv2, or CLIP's projected embedding."""

@@ -53,12 +53,6 @@ class VideoAlign(CheckpointOptions):
     """
 
     judges: ClassVar[tuple[str, ...]] = ("videos",)
-    reproduces: ClassVar[str] = (
-        "VideoAlign's VideoReward (arXiv 2501.13918): its text byte for byte from KwaiVGI/VideoAlign at 219ab9d; "
-        "read-out, constants and layouts of checkpoints were checked on a tiny random Qwen2-VL, not against the "
-        "released weights."
-    )
-
     published: ClassVar[Checkpoint] = Checkpoint(name="video_align", tokens=TOKENS, make_head=_head)
     model: str = "KwaiVGI/VideoReward"
     """The checkpoint's folder, or a hub id."""

@@ -10,6 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor
 
 from flowrl.config.options import build_options, unknown_name
+from flowrl.config.strict_yaml import read_mapping
 from flowrl.runtime.placement import sent
 from flowrl.runtime.shapes import Bool, Float, Int64, UInt8
 
@@ -77,6 +79,7 @@ REWARDS: dict[str, str] = {
 }
 """Name -> "module:Class", the options of the reward: a frozen dataclass whose fields are the options, whose
 `__post_init__` refuses bad values without loading anything, and whose `build(device)` makes the `Reward`."""
+_REPRODUCES: Mapping[str | None, str] = read_mapping(Path(__file__).parents[1] / "reproduces.yaml")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, weakref_slot=True)
@@ -382,11 +385,11 @@ def addresses_of(name: str) -> tuple[str, ...]:
 def reproduction_of(name: str | None, options: Mapping[str, Any] | None = None) -> str | None:
     """What a built-in reward reproduces and against what that was checked here; None where it has no published name.
 
-    The line is the class attribute `reproduces` of its options. Options that put another text in the place of the
-    published one are told with it.
+    The line is that of `reproduces.yaml`. Options that put another text in the place of the published one are told with
+    it.
     """
-    line = str(getattr(load_target(REWARDS[name]), "reproduces", "")) if name in REWARDS else ""
-    if not line:
+    line = _REPRODUCES.get(name)
+    if line is None:
         return None
     line, template = f"{line.rstrip('.')}.", (options or {}).get("template")
     return line if template is None else f"{line} Here with template: {template}, for which that may not hold."

@@ -58,11 +58,6 @@ class WinRate:
     """
 
     judges: ClassVar[tuple[str, ...]] = ("groups",)
-    reproduces: ClassVar[str] = (
-        "The win rate of Pref-GRPO (arXiv 2508.20751), checked on its published example; a comparison that failed "
-        "is left out, not a tie, and no published judge was asked."
-    )
-
     comparator: Mapping[str, Any]
     """Who compares."""
     orders: Orders = "random"
@@ -129,11 +124,6 @@ class Tournament:
     """
 
     judges: ClassVar[tuple[str, ...]] = ("groups",)
-    reproduces: ClassVar[str] = (
-        "Single elimination, Swiss and anchor tournaments, checked on published examples and by brute force; no "
-        "published judge was asked."
-    )
-
     comparator: Mapping[str, Any]
     """Who compares."""
     scheme: Literal["anchor", "round_robin", "single_elimination", "swiss"] = "single_elimination"
@@ -191,11 +181,6 @@ class Rank(InnerOptions):
     """
 
     judges: ClassVar[tuple[str, ...]] = ("groups",)
-    reproduces: ClassVar[str] = (
-        "The rank rewards of PaCo-RL (denominator: n-1) and Flow-Factory (denominator: n), checked on numbers "
-        "worked by hand."
-    )
-
     reward: str
     """A built-in reward of kind pointwise or remote."""
     options: Mapping[str, Any] | None = None

@@ -20,7 +20,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -57,11 +57,6 @@ class GridConsistency:
     An item has failed ("missing_field") if its prompt names no grid of two cells or more, if it lacks a source image
     in `edit`, or if it has not as many sub-prompts as cells in `clip_text`; and if any of its questions failed.
     """
-
-    reproduces: ClassVar[str] = (
-        "PaCo-RL's consistency reward (arXiv 2512.04784), whose texts have no licence and are yours to give; the "
-        "arithmetic was checked on scripted answers, not against PaCo-Reward-7B."
-    )
 
     judge: Mapping[str, Any] | None = None
     """Which one, see `flowrl.rewards.judges.chat`; one that gives log-probabilities. Only for `grid` and `edit`."""

@@ -53,11 +53,6 @@ class EditScore:
     """
 
     judges: ClassVar[tuple[str, ...]] = ("edits",)
-    reproduces: ClassVar[str] = (
-        "The digits of Edit-R1 (arXiv 2510.16888) and the ratings of EditScore, over 10, in their texts byte for "
-        "byte; requests and arithmetic were checked on scripted answers, no published judge was asked."
-    )
-
     judge: Mapping[str, Any]
     """Which one, see `flowrl.rewards.judges.chat`; for `digits` one that gives log-probabilities."""
     method: Literal["digits", "ratings"] = "digits"

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import torch
 from PIL import Image
@@ -47,11 +47,6 @@ class LevelTokens:
     Published scores of Q-Align and DeQA need their models and templates (repositories Q-Future/Q-Align and
     zhiyuanyou/DeQA-Score).
     """
-
-    reproduces: ClassVar[str] = (
-        "The read-out of Q-Align (arXiv 2312.17090) and DeQA (arXiv 2501.11561), checked in closed form; their "
-        "checkpoints do not run in this process, so no published number is met."
-    )
 
     model: str = DEFAULT_MODEL
     """An image-text-to-text model of transformers with a chat template, a folder or a hub id."""

@@ -175,11 +175,6 @@ class EditPrinciples:
     """
 
     judges: ClassVar[tuple[str, ...]] = ("edits",)
-    reproduces: ClassVar[str] = (
-        "The first half of Edit-R1 with a reasoning verifier (arXiv 2604.27505), whose texts, range of scores and "
-        "aggregation are not published: those here are our own, so no published number is met."
-    )
-
     judge: Mapping[str, Any]
     """Which model checks, see `flowrl.rewards.judges.chat`."""
     planner: Mapping[str, Any] | None = None

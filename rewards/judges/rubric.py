@@ -14,7 +14,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import torch
 
@@ -106,11 +106,6 @@ class Rubric:
     The sub-scores `rule_01`, `rule_02` ... are the probabilities, so the log shows which rule a run learns or exploits.
     An item any of whose rules failed has failed: a sum over the others would be another score.
     """
-
-    reproduces: ClassVar[str] = (
-        "AutoRubric-T2I's weighted rules (arXiv 2605.17602), checked on scripted answers; the paper's rules are not "
-        "shipped, so no published number is met."
-    )
 
     judge: Mapping[str, Any]
     """Which one, see `flowrl.rewards.judges.chat`; one that gives log-probabilities. Weights that were fitted to one

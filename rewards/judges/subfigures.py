@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -65,11 +65,6 @@ class Subfigures:
     cell; and if any of its cells failed, under the cells' reason, or "cell_failed" where they give several. Sub-scores
     are averaged; the part `lowest` is the value of the worst cell.
     """
-
-    reproduces: ClassVar[str] = (
-        "PaCo-RL's CLIP-T (arXiv 2512.04784) where the inner reward is clip_score; checked on drawn grids with a "
-        "tiny random CLIP, not against released weights."
-    )
 
     reward: str
     """A built-in reward of images, of kind pointwise or remote."""
@@ -174,11 +169,6 @@ class SubfigureSimilarity:
     In float32; differentiable with `preprocess` bilinear or bicubic. An item has failed ("missing_field") if its prompt
     names no grid of two cells or more. The part `lowest` is the cosine of the least similar pair.
     """
-
-    reproduces: ClassVar[str] = (
-        "PaCo-RL's CLIP-I (arXiv 2512.04784); checked on drawn grids with a tiny random CLIP, not against released "
-        "weights."
-    )
 
     model: str = DEFAULT_MODEL
     """As of `clip_score`."""

@@ -21,7 +21,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import torch
 
@@ -112,11 +112,6 @@ class UnifiedReward:
     An answer without the score that was asked for is a failed item ("unparsed"), as is an edit without a source image
     ("missing_field"). A number outside the scale is cut to its end. Sub-scores are unscaled.
     """
-
-    reproduces: ClassVar[str] = (
-        "UnifiedReward (arXiv 2503.05236), RationalRewards and Flow-GRPO's aesthetic judge, in their texts byte for "
-        "byte; requests, reading and scaling were checked on scripted answers, no published judge was asked."
-    )
 
     judge: Mapping[str, Any]
     """Which one, see `flowrl.rewards.judges.chat`. Unless it has a `size`, or `template` is given, style final_score

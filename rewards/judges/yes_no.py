@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import torch
 
@@ -48,12 +48,6 @@ Forms = tuple[str, ...]
 @dataclass(frozen=True, kw_only=True, slots=True)
 class YesNo:
     """A judge's answer to a question about the image, in [0, 1]; greedy, one token, unless the word is read."""
-
-    reproduces: ClassVar[str] = (
-        "VQAScore (arXiv 2404.01291) with score: mass and template: published/t2v_metrics/vqascore_chat.txt, Soft-TIFA "
-        "of GenEval 2, whose licence keeps its words out, with questions_field; the arithmetic was checked on "
-        "scripted answers. Without template our own questions are asked and no published number is met."
-    )
 
     judge: Mapping[str, Any]
     """Which model answers, see `flowrl.rewards.judges.chat`."""

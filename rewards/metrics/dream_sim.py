@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import ClassVar, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -77,10 +77,6 @@ class DreamSim:
     """The published model; `ensemble` is the one that papers report."""
     against: Against = "references"
     """What an image is compared with: the sample's `references`, or the `sources` of an edit."""
-    reproduces: ClassVar[str] = (
-        "DreamSim (arXiv 2306.09344, package dreamsim 0.2.1), variants with a class token; distances equal the "
-        "package's own network on random weights in the released layout, not checked against the released weights."
-    )
 
     def __post_init__(self) -> None:
         if importlib.util.find_spec("timm") is None:

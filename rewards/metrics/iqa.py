@@ -66,10 +66,6 @@ class Pyiqa:
     """Images that a metric without reference sees at once; with one, no value depends on the others."""
     differentiable: ClassVar[bool] = True
     models: ClassVar[tuple[Model, ...] | None] = None
-    reproduces: ClassVar[str] = (
-        "the metrics of IQA-PyTorch (Chen and Mo, package pyiqa 0.1.16) by calling it; checked equal to its own "
-        "calls on psnr, ssim, gmsd and piqe, and on cnniqa and musiq of random weights, not on released weights."
-    )
 
     def __post_init__(self) -> None:
         at_least(1, self, "batch_size")

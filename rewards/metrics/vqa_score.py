@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -42,11 +42,6 @@ class VqaScore:
 
     Images are padded to squares in CLIP's mean colour. The question is that of the package (Apache-2.0).
     """
-
-    reproduces: ClassVar[str] = (
-        "VQAScore (arXiv 2404.01291, package t2v_metrics 3.0, clip-flant5); values of tiny random networks equal those "
-        "of the package's own class under transformers 4.57.0, not checked on the released weights."
-    )
 
     model: str = "zhiqiulin/clip-flant5-xxl"
     """A folder or a hub id; zhiqiulin/clip-flant5-xl is the smaller one."""

@@ -27,12 +27,6 @@ DEFAULT_MODEL = "laion/clap-htsat-unfused"
 class ClapScore:
     """CLAP's cosine of sound and prompt, in float32."""
 
-    reproduces: ClassVar[str] = (
-        "CLAP's similarity of sound and text (arXiv 2211.06687); equal to the logits of transformers' own ClapModel by "
-        "their scale on a tiny random model, not checked against released weights. Of longer sounds the start is "
-        "heard, where the processor draws a place."
-    )
-
     judges: ClassVar[tuple[str, ...]] = ("sounds",)
 
     model: str = DEFAULT_MODEL
