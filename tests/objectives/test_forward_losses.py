@@ -250,10 +250,16 @@ def test_nft_awm_rvm_and_ram_have_one_gradient_on_policy() -> None:
     """`A (v - u)`; RVM and RAM add lambda (v - v_ref), RAM with lambda 1 and the reward as A."""
     velocity, reference = double([[0.1, 0.4, -0.6, 0.2]]), double([[-0.5, 1.2, -0.8, 0.1]])
     matched = Matched(
-        clean=double([[0.2, -0.5, 1.0, 0.3]]), noise=double([[-0.4, 0.9, 0.1, 0.6]]), sigma=double([0.5]),
-        velocity=velocity, old=velocity, reference=reference, advantage=double([0.75]), reward=double([0.75]),
+        clean=double([[0.2, -0.5, 1.0, 0.3]]),
+        noise=double([[-0.4, 0.9, 0.1, 0.6]]),
+        sigma=double([0.5]),
+        velocity=velocity,
+        old=velocity,
+        reference=reference,
+        advantage=double([0.75]),
+        reward=double([0.75]),
         group=torch.tensor([0]),
-    )  # fmt: skip
+    )
     shared = double([[0.525, -0.75, 0.225, -0.075]])
     awm = method_gradient("awm", matched, weighting="uniform", advantage_max=5.0)
     assert torch.allclose(awm * 4 / 2, shared, atol=1e-14)
@@ -278,9 +284,14 @@ def test_the_fixed_point_of_ram_is_the_optimum_of_reward_minus_kl() -> None:
     assert best - base == pytest.approx(-a * sigma / scale) == pytest.approx(-0.352941, abs=5e-7)
     b = len(nodes)
     matched = Matched(
-        clean=clean, noise=noise, sigma=double([sigma] * b), velocity=double([[best]] * b), advantage=a * clean[:, 0],
-        reward=a * clean[:, 0], group=torch.zeros(b, dtype=torch.long),
-    )  # fmt: skip
+        clean=clean,
+        noise=noise,
+        sigma=double([sigma] * b),
+        velocity=double([[best]] * b),
+        advantage=a * clean[:, 0],
+        reward=a * clean[:, 0],
+        group=torch.zeros(b, dtype=torch.long),
+    )
 
     def ram(v: Tensor) -> Tensor:
         policy, _ = Awm(weighting="uniform", advantage_range=99.0, advantage_max=99.0)(replace(matched, velocity=v))

@@ -39,14 +39,19 @@ CASES: dict[str, tuple[str, ...]] = {
     "branches": BRANCHES,
     "branches on strides, with means": ("credit.method=g2rpo", "credit.strides=[1,2]", "objective.name=guard"),
     "a tree": TREE,
-    "a tree with a gap, with means": (*TREE, "credit.splits=[0,2]", "sampler.num_steps=6", "objective.name=guard",
-                                      "sampler.sde_window_size=1"),
+    "a tree with a gap, with means": (
+        *TREE,
+        "credit.splits=[0,2]",
+        "sampler.num_steps=6",
+        "objective.name=guard",
+        "sampler.sde_window_size=1",
+    ),
     "completions": ("credit.method=dense_grpo",),
     "rounds": ("curriculum.max_rounds=1",),
     "final latents": ("recipe=forward", *ODE),
     "pairs": ("recipe=preference", *ODE),
     "pairs of paths": ("recipe=preference", "objective.name=d3po", "same_latent=true"),
-}  # fmt: skip
+}
 
 
 @pytest.fixture(scope="module")

@@ -256,8 +256,10 @@ def test_what_is_not_hacking_is_not_called_so() -> None:
 def test_images_that_lose_their_detail_are_said_to_blur() -> None:
     def told(name: str, *values: float, weight: float = 0.0) -> list[dict[str, str]]:
         history = new_history()
-        rows = [{f"eval/reward/{name}{end}": value + by for end, by in (("", 0.0), ("_low", -0.01), ("_high", 0.01))}
-                for value in values]  # fmt: skip
+        rows = [
+            {f"eval/reward/{name}{end}": value + by for end, by in (("", 0.0), ("_low", -0.01), ("_high", 0.01))}
+            for value in values
+        ]
         return [evaluation_warnings(history, row, {name: weight}) for row in rows]
 
     said = told("jpeg_compressibility", -0.5, -0.4, -0.3)  # 500, 400 and 300 kB
