@@ -500,7 +500,7 @@ def test_copies_take_cards_of_their_own() -> None:
     ((), ()),
     (("policy.lora_variant=dora",), ("splits",)),
     (("pipeline.device=mps",), ("splits", "forms")),
-    (("pipeline.compile=blocks",), ("splits", "forms")),
+    (("pipeline.compile=blocks",), ("forms",)),
     (("parallel.context=2",), ("splits",)),
     (("keep_graphs=true",), ("splits",)),
     (("rewards=[{file: own.py, function: shade}]",), ("rewards",)),

@@ -20,7 +20,6 @@ from toy_pipeline import quick_run, reward_list, toy_config, toy_in_place
 from flowrl.config.base import find_config
 from flowrl.config.train import TrainConfig, load_config
 from flowrl.objectives.policy_gradient import Clip
-from flowrl.pipelines import family
 from flowrl.pipelines.arithmetic.lora_linear import add_lora
 from flowrl.pipelines.arithmetic.sample_gradients import SampleGradients
 from flowrl.planning.counts import graph_rows, of_run
@@ -34,6 +33,7 @@ from flowrl.samplers import KERNELS, build_schedule, rollout
 from flowrl.training import kept_graphs, paths
 from flowrl.training.kept_graphs import KeptGradients, KeptGraphs
 from flowrl.training.learner import GradientSum, NetworkCounter
+from flowrl.training.parts import model_family
 from flowrl.trajectory import Conditioning, Rows, Sampled
 
 BATCHES = ("micro_batch_size=2", "rollout_batch_size=2", "num_iterations=3")
@@ -360,7 +360,7 @@ def test_what_is_kept_of_images_is_what_the_plan_says(toy: Path, monkeypatch: py
     for more in "kl_coef=0 prompts_per_step=6 sampler.sde_window_range=[2,3] credit.method=tp_grpo kl_coef=0.1".split():
         config = load_config(find_config("tiny_grpo_geneval"), [*sizes, GRADIENTS, more])
         quick_run(config, toy.parent)
-        plan = gather(config, "tiny", family("sd3"), processes=1, pace=PACE, processor="CPU")
+        plan = gather(config, "tiny", model_family(config.pipeline), processes=1, pace=PACE, processor="CPU")
         assert plan.memory is not None
         plans.append(plan.memory)
     each = kept[0] // 12

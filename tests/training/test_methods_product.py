@@ -149,7 +149,9 @@ def test_the_covering_array_covers() -> None:
 @pytest.mark.parametrize("choice", covering(), ids=lambda choice: "-".join(choice.values()))
 def test_an_iteration_of_any_combination(toy: Path, choice: Choice) -> None:
     (row,) = quick_run(config_of(toy, choice), toy.parent)
-    assert row["ratio_first_deviation"] == row["ratio_max_deviation"] == 0.0
+    # Some processors round other batches otherwise.
+    assert row["ratio_first_deviation"] <= (1e-4 if choice["micro"] == "several" else 0.0)
+    assert row["ratio_max_deviation"] == 0.0
     assert all(math.isfinite(value) for value in row.values())
     assert row["grad_norm"] > 0
     assert row["live_rows"] > 0
@@ -397,7 +399,8 @@ def test_rounds_go_on_until_enough_groups_disagree(toy: Path, credit: str) -> No
     rounds = [row["num_scored"] // once for row in rows]
     assert set(rounds) <= {1, 2, 3}
     assert max(rounds) > 1
-    assert all(row["ratio_first_deviation"] == 0.0 for row in rows)
+    # Levels of a tree are evaluated in other batches than they are trained in, which some processors round otherwise.
+    assert all(row["ratio_first_deviation"] <= (1e-4 if credit == "tree_grpo" else 0.0) for row in rows)
     assert any(row["grad_norm"] > 0 for row in rows if row["live_rows"])
 
 
