@@ -157,7 +157,7 @@ def _score(
         else:
             scores |= {score.id: score for score in result.scores}
     ordered = [scores[item.id] for item in items]
-    names = sorted({name for score in ordered for name in score.parts})
+    names = sorted(set[str]().union(*(score.parts for score in ordered)))
     parts = {name: [score.parts.get(name, math.nan) for score in ordered] for name in names}
     return output_of([score.value for score in ordered], inputs, parts, [score.error for score in ordered])
 

@@ -246,13 +246,13 @@ def find_workers(settings: WorkersConfig, entries: Sequence[RewardConfig], start
 
     connect(started.address, workers=settings.rollouts + settings.rewards)
     actors = started.actors or [ray.get_actor(name, namespace=_NAMESPACE) for name in started.names]
-    started = False
+    begun = False
     try:
         ray.get([actor.ready.remote() for actor in actors], timeout=_STARTS)
-        started = True
+        begun = True
         said = ray.get([actor.about.remote() for actor in actors], timeout=_BUILDS)
     except ray.exceptions.GetTimeoutError as error:
-        if started:
+        if begun:
             raise ValueError(
                 f"not all of the {len(actors)} workers that score had built their rewards within {_BUILDS:g} s: models "
                 "that are downloaded there take longer, or their machines do not answer ('ray status' tells): download "

@@ -202,7 +202,7 @@ class FileComparator:
 
         @torch.no_grad()
         def by_function(inputs: RewardInputs, pairs: Pairs) -> Verdicts:
-            first, second = (torch.from_numpy(pairs[:, side].copy()).to(inputs.images.device) for side in (0, 1))
+            first, second = torch.from_numpy(pairs.T.copy()).to(inputs.images.device)
             images: Tensor = inputs.images.detach()
             places: list[int] = pairs[:, 0].tolist()
             result = call_function(

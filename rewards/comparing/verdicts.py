@@ -96,18 +96,7 @@ class Bouts:
         self._ids: list[int] = inputs.sample_ids.tolist()
         self._groups: list[int] = inputs.group_ids.tolist()
         self._known: dict[tuple[int, int], tuple[float, str | None]] = {}
-        self._keys: list[tuple[bytes, bytes]] | None = None if cache is None else []  # digests of question and images
-        if self._keys is not None:
-            for place in range(batch):
-                asked: list[str] = [comparator.version, inputs.prompts[place]]
-                if "metadata" in comparator.needs:
-                    asked.append(json.dumps(inputs.metadata[place], sort_keys=True, default=str))
-                if "source_images" in comparator.needs and inputs.source_images is not None:
-                    asked += [_digest(image[None]).hex() for image in inputs.source_images[place]]
-                text = "".join(f"{len(part)}:{part}" for part in asked)
-                film = inputs.videos if "videos" in comparator.needs else None
-                images = inputs.images[place : place + 1] if film is None else film[place]
-                self._keys.append((hashlib.sha256(text.encode()).digest(), _digest(images)))
+        self._keys = None if cache is None else _content(inputs, comparator)
         if comparator.free:
             members = group_places(inputs).values()
             self._ask((a, b) for places in members for a in places.tolist() for b in places.tolist() if a != b)
@@ -179,6 +168,22 @@ class Bouts:
         assert self._keys is not None
         (asked, first), (_, second) = self._keys[order[0]], self._keys[order[1]]
         return hashlib.sha256(asked + first + second).digest()
+
+
+def _content(inputs: RewardInputs, comparator: Comparator) -> list[tuple[bytes, bytes]]:
+    """For each sample, digests of what is asked about it (and by whom), and of its images."""
+    keys = []
+    for place in range(len(inputs)):
+        asked: list[str] = [comparator.version, inputs.prompts[place]]
+        if "metadata" in comparator.needs:
+            asked.append(json.dumps(inputs.metadata[place], sort_keys=True, default=str))
+        if "source_images" in comparator.needs and inputs.source_images is not None:
+            asked += [_digest(image[None]).hex() for image in inputs.source_images[place]]
+        text = "".join(f"{len(part)}:{part}" for part in asked)
+        film = inputs.videos if "videos" in comparator.needs else None
+        images = inputs.images[place : place + 1] if film is None else film[place]
+        keys.append((hashlib.sha256(text.encode()).digest(), _digest(images)))
+    return keys
 
 
 def _digest(images: Tensor) -> bytes:

@@ -167,7 +167,7 @@ def load_clip_t5(folder: Path, vision: str, dtype: torch.dtype, device: torch.de
     weights = _weights(folder, dtype)
     shared = next((weights[name] for name in SHARED if name in weights), None)
     projected = _below(PROJECTOR, weights)
-    tower = {n.removeprefix("vision_model."): w for n, w in _below(VISION, weights).items()}
+    tower = {n.removeprefix("vision_model."): w for n, w in _below(VISION, weights).items() if "position_ids" not in n}
     # Without an output layer of its own T5 would silently take its table of tokens for one.
     if shared is None or not projected or "lm_head.weight" not in weights:
         raise ValueError(
@@ -201,7 +201,7 @@ def load_clip_t5(folder: Path, vision: str, dtype: torch.dtype, device: torch.de
         projector.append(nn.Linear(columns, rows))
     try:
         if tower:
-            seeing.load_state_dict({n: w for n, w in tower.items() if n != "embeddings.position_ids"})
+            seeing.load_state_dict(tower)
         projector.load_state_dict(projected)
     except (RuntimeError, KeyError) as error:
         raise ValueError(f"{OWNER}: {str(folder)!r} does not fit {vision!r}: {pretrained.first_line(error)}") from error

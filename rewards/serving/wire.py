@@ -231,8 +231,8 @@ def decode_request(body: bytes, limits: Limits, files: Mapping[str, bytes] | Non
     if not (reward is None or isinstance(reward, str)):
         raise bad_request(f"reward must be text, got {short(reward)}")
     items = _listed_items(data.get("items"), groups, limits)
-    videos = [item for item in items if isinstance(item, dict) and (item.get("frames") or item.get("video"))]
-    if size > limits.max_bytes and (files is None or not videos):
+    videos = [item.get("frames") or item.get("video") for item in items if isinstance(item, dict)]
+    if size > limits.max_bytes and (files is None or not any(videos)):
         raise too_many_bytes(limits)
     purse = _Purse(limits, size, files)
     decoded = [
