@@ -25,7 +25,7 @@ from flowrl.rewards.base.prompt_needs import no_source
 from flowrl.rewards.hpsv3 import PIXELS, TOKEN, preference_head
 from flowrl.rewards.judges.templates import read_template, template_name
 from flowrl.rewards.networks import pretrained, qwen_vl
-from flowrl.rewards.networks.qwen_vl import QWEN25_VL, Checkpoint, CheckpointOptions, Dtype, TokenScorer
+from flowrl.rewards.networks.qwen_vl import QWEN25_VL, Checkpoint, CheckpointOptions, Dtype
 from flowrl.runtime.shapes import Float
 
 FILES = ("model.safetensors", "model.pth")
@@ -121,7 +121,19 @@ class EditReward(CheckpointOptions):
             values = [math.nan] * len(inputs)
             parts = {name: [math.nan] * len(inputs) for name in ASPECTS}
             if places:
-                means = _means(inputs[places], scorers, self.batch_size)
+                shown: list[Image.Image] = []  # source, edit, source, edit, ...
+                chosen = inputs[places]
+                for item, image in zip(places, to_uint8(chosen.images), strict=True):
+                    both = (to_uint8(inputs.source_images[item][0][None])[0], image)
+                    shown += [qwen_vl.resize_image(i, min_pixels=PIXELS, max_pixels=PIXELS) for i in both]
+
+                def pairs(part: slice) -> list[Image.Image]:
+                    return shown[2 * part.start : 2 * part.stop]
+
+                following, quality = (
+                    scorer.outputs(chosen.prompts, batch_size=self.batch_size, images=pairs)[:, 0] for scorer in scorers
+                )
+                means = torch.stack([following[:, 0], quality[:, 2]]).double().cpu()
                 pooled = POOLED[self.pooling](means)
                 for row, item in enumerate(places):
                     values[item] = float(pooled[row])
@@ -136,20 +148,3 @@ class EditReward(CheckpointOptions):
             version=f"edit_reward:{self.model}@{pretrained.fingerprint(scorers[0].network.head.parameters())}:{self.pooling}:"
             f"{template_name(chr(0).join(texts))}:{PIXELS}px:{self.dtype}",
         )
-
-
-def _means(inputs: RewardInputs, scorers: list[TokenScorer], batch_size: int) -> Float[Tensor, " 2 b"]:
-    """The means of both heads for edits of one source image each, in float64 on the host."""
-    assert inputs.source_images is not None
-    shown: list[Image.Image] = []  # source, edit, source, edit, ...
-    for image, (source,) in zip(to_uint8(inputs.images), inputs.source_images, strict=True):
-        both = (to_uint8(source[None])[0], image)
-        shown += [qwen_vl.resize_image(i, min_pixels=PIXELS, max_pixels=PIXELS) for i in both]
-
-    def pairs(part: slice) -> list[Image.Image]:
-        return shown[2 * part.start : 2 * part.stop]
-
-    following, quality = (
-        scorer.outputs(inputs.prompts, batch_size=batch_size, images=pairs)[:, 0] for scorer in scorers
-    )
-    return torch.stack([following[:, 0], quality[:, 2]]).double().cpu()

@@ -94,8 +94,24 @@ class ImageReward:
         words.add_tokens(["[DEC]", "[ENC]"], special_tokens=True)  # BLIP's: ids follow BERT's own vocabulary
 
         def load() -> Blip:
+            from transformers import BlipTextModel, BlipVisionModel
+
             path = pretrained.fetch_file(self.model, FILE, revision=self.revision, owner=OWNER, option="model")
-            return build_blip(pretrained.read_weights(path, owner=OWNER)).to(device).eval().requires_grad_(False)
+            image, text, head = to_transformers(pretrained.read_weights(path, owner=OWNER))
+            try:
+                vision_config, text_config = configs(image, text)
+                blip = Blip(
+                    BlipVisionModel(vision_config),
+                    BlipTextModel(text_config, add_pooling_layer=False),
+                    linear_head(text_config.hidden_size),
+                )
+                for module, state in ((blip.vision, image), (blip.text, text), (blip.head, head)):
+                    module.load_state_dict({name: weight.float() for name, weight in state.items()})
+            except KeyError as error:
+                raise ValueError(f"{OWNER}: the checkpoint lacks {error}: give a complete {FILE}.") from error
+            except RuntimeError as error:
+                raise ValueError(f"{OWNER}: the checkpoint does not fit: {' '.join(str(error).split())}") from error
+            return blip.to(device).eval().requires_grad_(False)
 
         network = pretrained.shared_network(("image_reward", self.model, self.revision, str(device)), load)
         if len(words) > (size := network.text.config.vocab_size):
@@ -178,27 +194,6 @@ def to_transformers(weights: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], d
         elif not name.startswith(("blip.vision_proj.", "blip.text_proj.")):
             raise ValueError(f"{OWNER}: the checkpoint holds {name!r}, so it is not ImageReward v1.0: give {FILE}.")
     return image, text, head
-
-
-def build_blip(weights: Mapping[str, Tensor]) -> Blip:
-    """The network on the host, on all weights of a checkpoint; sizes are read off their shapes."""
-    from transformers import BlipTextModel, BlipVisionModel
-
-    image, text, head = to_transformers(weights)
-    try:
-        vision_config, text_config = configs(image, text)
-        network = Blip(
-            BlipVisionModel(vision_config),
-            BlipTextModel(text_config, add_pooling_layer=False),
-            linear_head(text_config.hidden_size),
-        )
-        for module, state in ((network.vision, image), (network.text, text), (network.head, head)):
-            module.load_state_dict({name: weight.float() for name, weight in state.items()})
-    except KeyError as error:
-        raise ValueError(f"{OWNER}: the checkpoint lacks {error}: give a complete {FILE}.") from error
-    except RuntimeError as error:
-        raise ValueError(f"{OWNER}: the checkpoint does not fit: {' '.join(str(error).split())}") from error
-    return network
 
 
 def configs(image: Mapping[str, Tensor], text: Mapping[str, Tensor]) -> tuple[Any, Any]:

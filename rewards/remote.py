@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 from dataclasses import dataclass, replace
@@ -157,14 +156,10 @@ def _score(
             scores |= {item.id: ItemScore(id=item.id, value=None, error=result.error) for item in chunk}
         else:
             scores |= {score.id: score for score in result.scores}
-    return _output([scores[item.id] for item in items], inputs)
-
-
-def _output(scores: Sequence[ItemScore], inputs: RewardInputs) -> RewardOutput:
-    """The output of scores in the order of the inputs."""
-    names = sorted({name for score in scores for name in score.parts})
-    parts = {name: [score.parts.get(name, math.nan) for score in scores] for name in names}
-    return output_of([score.value for score in scores], inputs, parts, [score.error for score in scores])
+    ordered = [scores[item.id] for item in items]
+    names = sorted(set[str]().union(*(score.parts for score in ordered)))
+    parts = {name: [score.parts.get(name, math.nan) for score in ordered] for name in names}
+    return output_of([score.value for score in ordered], inputs, parts, [score.error for score in ordered])
 
 
 def items_of(inputs: RewardInputs, needs: frozenset[str]) -> list[WireItem]:

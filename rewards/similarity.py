@@ -86,12 +86,26 @@ class Similarity:
 
     def build(self, device: torch.device) -> Reward:
         """Loads the model and encodes the references that are files."""
+        embed: Embed
         if self.features == "clip":
             network, processor = load_clip(self.weights, device=device, revision=self.revision, owner=OWNER)
-            embed: Embed = partial(clip_of_pixels, network, processor)
+            embed = partial(clip_of_pixels, network, processor)
             version = clip_fingerprint(network)
         else:
-            embed, version = _dinov2(self, device)
+            from transformers import AutoImageProcessor
+
+            vision = load_dinov2(self.weights, device=device, revision=self.revision, owner=OWNER)
+            processor = load_processor(
+                AutoImageProcessor, self.weights, revision=self.revision, owner=OWNER, what="DINOv2"
+            )
+
+            def embed(images: Sequence[UInt8[np.ndarray, " h w 3"]]) -> Float[Tensor, " n d"]:
+                with network_autocast(device):
+                    found = vision(pixel_values=process_images(processor, images).to(device)).last_hidden_state
+                tokens = found.float()
+                return unit(tokens[:, 0] if self.pooling == "cls" else tokens[:, 1:].mean(1))
+
+            version = fingerprint([vision.layernorm.weight, vision.embeddings.cls_token])
         source, known, needs = "given", None, {"images", "reference_images"}
         memory: dict[str, Tensor] = {}
         if self.references is not None:
@@ -164,23 +178,3 @@ def _remember(
         # Cloned, so that one that is remembered does not keep its whole batch.
         features = [feature.clone() for feature in embed([image(key) for key in part])]
         memory.update(zip(part, features, strict=True))
-
-
-# ---- features --------------------------------------------------------------------------------------------------------
-
-
-def _dinov2(options: Similarity, device: torch.device) -> tuple[Embed, str]:
-    from transformers import AutoImageProcessor
-
-    network = load_dinov2(options.weights, device=device, revision=options.revision, owner=OWNER)
-    processor = load_processor(
-        AutoImageProcessor, options.weights, revision=options.revision, owner=OWNER, what="DINOv2"
-    )
-
-    def embed(images: Sequence[UInt8[np.ndarray, " h w 3"]]) -> Float[Tensor, " n d"]:
-        with network_autocast(device):
-            found = network(pixel_values=process_images(processor, images).to(device)).last_hidden_state
-        tokens = found.float()
-        return unit(tokens[:, 0] if options.pooling == "cls" else tokens[:, 1:].mean(1))
-
-    return embed, fingerprint([network.layernorm.weight, network.embeddings.cls_token])

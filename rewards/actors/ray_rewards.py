@@ -15,7 +15,7 @@ import sys
 import time
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -94,7 +94,8 @@ class RewardWorkers:
 
     def of(self, entry: RewardConfig) -> Reward:
         """The reward of one of the entries."""
-        return WorkerReward(place=next(i for i, one in enumerate(self.entries) if one is entry), workers=self)
+        place = next(i for i, one in enumerate(self.entries) if one is entry)
+        return WorkerReward(place=place, workers=self, **asdict(self.about[place]))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -103,34 +104,12 @@ class WorkerReward:
 
     place: int
     workers: RewardWorkers
-
-    @property
-    def name(self) -> str:
-        return self._about.name
-
-    @property
-    def kind(self) -> str:
-        return self._about.kind
-
-    @property
-    def needs(self) -> frozenset[str]:
-        return self._about.needs
-
-    @property
-    def version(self) -> str:
-        return self._about.version
-
-    @property
-    def differentiable(self) -> bool:
-        return False
-
-    @property
-    def waits(self) -> bool:
-        return True
-
-    @property
-    def _about(self) -> About:
-        return self.workers.about[self.place]
+    name: str
+    kind: str
+    needs: frozenset[str]
+    version: str
+    differentiable: bool = False
+    waits: bool = True
 
     def __call__(self, inputs: RewardInputs) -> RewardOutput:
         # Inputs without the videos and further images that a reward does not read: they are the most of what is sent.
@@ -267,20 +246,13 @@ def find_workers(settings: WorkersConfig, entries: Sequence[RewardConfig], start
 
     connect(started.address, workers=settings.rollouts + settings.rewards)
     actors = started.actors or [ray.get_actor(name, namespace=_NAMESPACE) for name in started.names]
-    return RewardWorkers(entries=tuple(entries), about=tuple(_same_about(actors)), pool=ServerPool(actors, _is_ready))
-
-
-def _same_about(actors: Sequence[Any]) -> list[About]:
-    """What all workers say of the rewards."""
-    import ray
-
-    started = False
+    begun = False
     try:
         ray.get([actor.ready.remote() for actor in actors], timeout=_STARTS)
-        started = True
+        begun = True
         said = ray.get([actor.about.remote() for actor in actors], timeout=_BUILDS)
     except ray.exceptions.GetTimeoutError as error:
-        if started:
+        if begun:
             raise ValueError(
                 f"not all of the {len(actors)} workers that score had built their rewards within {_BUILDS:g} s: models "
                 "that are downloaded there take longer, or their machines do not answer ('ray status' tells): download "
@@ -305,7 +277,7 @@ def _same_about(actors: Sequence[Any]) -> list[About]:
                 f"workers build different rewards: {differ[0].version} and {differ[1].version}: files that the rewards "
                 "read must be the same at the same place on every machine of the cluster"
             )
-    return list(said[0])
+    return RewardWorkers(entries=tuple(entries), about=tuple(said[0]), pool=ServerPool(actors, _is_ready))
 
 
 def _error_of(owner: str, refused: Refusal) -> Exception:

@@ -57,7 +57,20 @@ def framewise(reward: Reward, frames: Frames) -> FunctionReward:
             images = inputs.videos[start : start + videos_per_call, places].flatten(0, 1)
             given = replace(stills[[item for item in items for _ in places]], images=images)
             output = check_output(reward(given), len(given), reward.name)
-            pieces.append(_reduce(output, len(items), frames))
+            # One value per video from the values of its frames, which lie side by side.
+            values, valid = output.values.unflatten(0, (len(items), -1)), output.valid.unflatten(0, (len(items), -1))
+            whole, reasons = valid.all(1), list(output.errors)
+            weights = frame_weights(values, reducer=frames.reducer, fraction=fraction)
+            shared = torch.full_like(weights, 1 / weights.shape[1])  # for sub-scores, where no frame made the value
+            part_weights = torch.where(weights.sum(1, keepdim=True) > 0, weights, shared)
+            failed, word = int((~whole).sum()), reasons[0] if len(reasons) == 1 else "frame_failed"
+            piece = RewardOutput(
+                values=torch.where(whole, _weigh(values, weights), torch.nan),
+                valid=whole,
+                parts={k: _weigh(v.unflatten(0, (len(items), -1)), part_weights) for k, v in output.parts.items()},
+                errors={word: failed} if failed else {},
+            )
+            pieces.append(piece)
         return join_outputs(pieces)
 
     return FunctionReward(
@@ -109,23 +122,6 @@ def frame_weights(
         best = max(1, int(Fraction(repr(fraction)) * number))  # exact: 0.29 * 100 is below 29 in binary
     order = values.sort(dim=1, descending=reducer == "top_frac", stable=True).indices
     return torch.zeros_like(values).scatter(1, order[:, :best], 1 / best)
-
-
-def _reduce(output: RewardOutput, videos: int, frames: Frames) -> RewardOutput:
-    """One value per video from the values of its frames, which lie side by side."""
-    values, valid = output.values.unflatten(0, (videos, -1)), output.valid.unflatten(0, (videos, -1)).all(1)
-    weights = frame_weights(values, reducer=frames.reducer, fraction=frames.fraction)
-    shared = torch.full_like(weights, 1 / weights.shape[1])  # for sub-scores, where no frame made the value
-    part_weights = torch.where(weights.sum(1, keepdim=True) > 0, weights, shared)
-    failed = int((~valid).sum())
-    reasons = list(output.errors)
-    word = reasons[0] if len(reasons) == 1 else "frame_failed"
-    return RewardOutput(
-        values=torch.where(valid, _weigh(values, weights), torch.nan),
-        valid=valid,
-        parts={k: _weigh(v.unflatten(0, (videos, -1)), part_weights) for k, v in output.parts.items()},
-        errors={word: failed} if failed else {},
-    )
 
 
 def _weigh(values: Float[Tensor, " b n"], weights: Float[Tensor, " b n"]) -> Float[Tensor, " b"]:

@@ -198,47 +198,43 @@ class FileComparator:
         shown = f"{Path(self.file).name}:{self.function}:sha256-{digest}:{dict(sorted(chosen.items()))!r}"
         if "device" in inspect.signature(judge).parameters:
             chosen["device"] = device
-        where = f"{self.file}:{self.function}"
+        where = f"comparator {self.file}:{self.function}"
+
+        @torch.no_grad()
+        def by_function(inputs: RewardInputs, pairs: Pairs) -> Verdicts:
+            first, second = torch.from_numpy(pairs.T.copy()).to(inputs.images.device)
+            images: Tensor = inputs.images.detach()
+            places: list[int] = pairs[:, 0].tolist()
+            result = call_function(
+                partial(judge, **chosen),
+                images[first],
+                images[second],
+                [inputs.prompts[i] for i in places],
+                [deepcopy(inputs.metadata[i]) for i in places],
+                file=self.file,
+                where=where,
+                counters=("comparator", inputs.iteration, *inputs.group_ids[:1].tolist(), len(pairs), *places[:1]),
+            )
+            wanted = f"{where} must return {len(pairs)} numbers, one per pair"
+            if isinstance(result, Tensor) and (said := lacks_numbers(result)):
+                raise ValueError(f"{wanted}, and returned {said}.")
+            try:
+                if isinstance(result, Tensor):
+                    result = result.detach().cpu()
+                wins = np.array([math.nan if v is None else float(v) for v in result], dtype=np.float64)
+            except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+                raise ValueError(f"{wanted}: {error}") from error
+            if wins.shape != (len(pairs),):
+                raise ValueError(f"{wanted}, got {len(wins)}.")
+            if bool((outside := (wins < 0) | (wins > 1)).any()):
+                raise ValueError(
+                    f"{where} returned {float(wins[outside][0])}: return the probability that the first is better, in "
+                    f"[0, 1], 0.5 for a tie and NaN for a failure."
+                )
+            return Verdicts(first_wins=wins, errors=tuple("no_verdict" if math.isnan(w) else None for w in wins))
+
         return Comparator(
-            compare=partial(_by_function, function=partial(judge, **chosen), file=self.file, where=where),
+            compare=by_function,
             needs=frozenset({"images", "prompts", "metadata"}),
             version=f"user_file:{shown}",
         )
-
-
-@torch.no_grad()
-def _by_function(
-    inputs: RewardInputs, pairs: Pairs, *, function: Callable[..., Any], file: str, where: str
-) -> Verdicts:
-    first, second = (torch.from_numpy(pairs[:, side].copy()).to(inputs.images.device) for side in (0, 1))
-    images: Tensor = inputs.images.detach()
-    places: list[int] = pairs[:, 0].tolist()
-    prompts, metadata = [inputs.prompts[i] for i in places], [deepcopy(inputs.metadata[i]) for i in places]
-    counters = ("comparator", inputs.iteration, *inputs.group_ids[:1].tolist(), len(pairs), *places[:1])
-    result = call_function(
-        function,
-        images[first],
-        images[second],
-        prompts,
-        metadata,
-        file=file,
-        where=f"comparator {where}",
-        counters=counters,
-    )
-    if isinstance(result, Tensor) and (said := lacks_numbers(result)):
-        raise ValueError(f"comparator {where} must return {len(pairs)} numbers, one per pair, and returned {said}.")
-    try:
-        if isinstance(result, Tensor):
-            result = result.detach().cpu()
-        wins = np.array([math.nan if v is None else float(v) for v in result], dtype=np.float64)
-    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
-        raise ValueError(f"comparator {where} must return {len(pairs)} numbers, one per pair: {error}") from error
-    if wins.shape != (len(pairs),):
-        raise ValueError(f"comparator {where} must return {len(pairs)} numbers, one per pair, got {len(wins)}.")
-    if bool(((wins < 0) | (wins > 1)).any()):
-        worst = float(wins[(wins < 0) | (wins > 1)][0])
-        raise ValueError(
-            f"comparator {where} returned {worst}: return the probability that the first is better, in [0, 1], 0.5 for "
-            f"a tie and NaN for a failure."
-        )
-    return Verdicts(first_wins=wins, errors=tuple("no_verdict" if math.isnan(w) else None for w in wins))

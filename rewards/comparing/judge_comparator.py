@@ -31,7 +31,7 @@ from flowrl.rewards.judges.chat import (
     is_server,
     score_schema,
 )
-from flowrl.rewards.judges.templates import Template, load_template, read_template
+from flowrl.rewards.judges.templates import load_template, read_template
 
 _TEMPLATES = {"image": "pairwise", "video": "pairwise_video", "edit": "pairwise_edit"}
 _NEEDS = {"image": ("images",), "video": ("videos",), "edit": ("images", "source_images")}
@@ -94,17 +94,13 @@ class JudgeComparator:
         """The template, ours or the user's."""
         return read_template(_TEMPLATES[self.media], self.template)
 
-    def words(self) -> Template:
-        """The same, cut into its turns."""
-        return load_template(_TEMPLATES[self.media], self.template)
-
     def build(self, device: torch.device) -> Comparator:
         """Makes the comparator."""
         chat, text = build_chat(self.judge, device=device), self.text()
         tokens, count = self.max_tokens or _MAX_TOKENS[self.style], self.frames or _FRAMES
         shown = f":frames-{count}" if self.media == "video" else ""
         digest = hashlib.sha256((text + _ANSWERS[self.style]).encode()).hexdigest()[:12]
-        words = self.words()
+        words = load_template(_TEMPLATES[self.media], self.template)
 
         def compare(inputs: RewardInputs, pairs: Pairs) -> Verdicts:
             wanted = _ANSWERS[self.style].replace("{name}", "Video" if self.media == "video" else "Image")

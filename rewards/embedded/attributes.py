@@ -45,6 +45,7 @@ _WIDTHS = (24, 48, 80)  # channels at 1/2, 1/4 and 1/8 of the resolution
 _NUM_COUNTERS = len(PAIRS) + len(SHAPES)
 _DEAD_ZONE = 0.06  # shares of the image's side: GenEval's margin for shapes of the world's mean size,
 _SOFTENING = 0.05  # and what keeps the direction of two coinciding centres smooth
+_DIRECTIONS = {"left of": (0, -1.0), "right of": (0, 1.0), "above": (1, -1.0), "below": (1, 1.0)}  # axis and sign
 _SHARPNESS = 10.0  # of the step at GenEval's threshold of one half
 
 
@@ -146,35 +147,30 @@ def attribute_scores(
     cells = attributes.cell_logits.softmax(dim=1)[:, 1:]
     values = []
     for item, metadata in enumerate(records):
-        held = _clauses(_world_record(metadata), counts[item], cells[item])
-        values.append(held.prod() if combine == "product" else held.mean())
+        record, forbidden = _world_record(metadata), dict[str, int]()
+        count, cell = counts[item], cells[item]
+        for clause in record.exclude:
+            forbidden[clause.label] = min(clause.count, forbidden.get(clause.label, clause.count))
+        held = []
+        for clause in record.include:
+            below = forbidden.get(clause.label) if clause.color is None else None
+            probability = count[_counter(clause.label, clause.color), clause.count : below].sum()
+            if clause.position is not None:
+                relation, target = clause.position
+                reference = record.include[target]
+                subject_at = _centre(cell, clause.label, clause.color)
+                # Smooth form of GenEval's rule that the offset [2], less a margin, exceed half its length along the
+                # direction.
+                offset = subject_at - _centre(cell, reference.label, reference.color)
+                axis, sign = _DIRECTIONS[relation]
+                cosine = (sign * offset[axis] - _DEAD_ZONE) / torch.sqrt((offset**2).sum() + _SOFTENING**2)
+                probability = probability * torch.sigmoid(_SHARPNESS * (cosine - 0.5))
+            held.append(probability)
+        bounded = {clause.label for clause in record.include if clause.color is None}
+        held += [count[_counter(k, None), :below].sum() for k, below in forbidden.items() if k not in bounded]
+        clauses = torch.stack(held)
+        values.append(clauses.prod() if combine == "product" else clauses.mean())
     return torch.stack(values)
-
-
-def _clauses(record: Record, counts: Tensor, cells: Tensor) -> Tensor:
-    """Probability of each clause, from `counts` [15, 6] and `cells` [12, 8, 8] of one image."""
-    forbidden: dict[str, int] = {}
-    for clause in record.exclude:
-        forbidden[clause.label] = min(clause.count, forbidden.get(clause.label, clause.count))
-    held = []
-    for clause in record.include:
-        below = forbidden.get(clause.label) if clause.color is None else None
-        probability = counts[_counter(clause.label, clause.color), clause.count : below].sum()
-        if clause.position is not None:
-            relation, target = clause.position
-            reference = record.include[target]
-            subject_at = _centre(cells, clause.label, clause.color)
-            reference_at = _centre(cells, reference.label, reference.color)
-            # Smooth form of GenEval's rule that the offset [2], less a margin, exceed half its length along the
-            # direction.
-            offset = subject_at - reference_at
-            axis, sign = {"left of": (0, -1.0), "right of": (0, 1.0), "above": (1, -1.0), "below": (1, 1.0)}[relation]
-            cosine = (sign * offset[axis] - _DEAD_ZONE) / torch.sqrt((offset**2).sum() + _SOFTENING**2)
-            probability = probability * torch.sigmoid(_SHARPNESS * (cosine - 0.5))
-        held.append(probability)
-    bounded = {clause.label for clause in record.include if clause.color is None}
-    held += [counts[_counter(k, None), :below].sum() for k, below in forbidden.items() if k not in bounded]
-    return torch.stack(held)
 
 
 def _counter(label: str, color: str | None) -> int:

@@ -39,7 +39,6 @@ from flowrl.rewards.judges.rubric_fit import (
 )
 from flowrl.rewards.judges.templates import Template, load_templates
 from flowrl.runtime.randomness import counter_choice
-from flowrl.runtime.shapes import Float64
 
 OWNER = "rubric training"
 
@@ -168,7 +167,22 @@ def train_rubric(
         candidates += fresh
         scores, failed = score_rules(chat, fitted, candidates, words, cache)
         errors += failed
-        delta, places, weights = _fit(scores, options, errors)
+        places, rules = complete_part(scores)
+        if len(places) < 2 or not len(rules):
+            raise ValueError(
+                f"{OWNER}: the judge answered too little: {len(places)} pairs and {len(rules)} rules are without "
+                f"failures ({_reasons(errors)})."
+            )
+        # Only of pairs without failed answers; a rule that failed too often has weight 0, and differences of 0.
+        delta = np.zeros((len(places), scores.shape[2]))
+        delta[:, rules] = scores[places][:, 0, rules] - scores[places][:, 1, rules]
+        weights = select_rules(delta, options.penalty, top=options.top, negative=options.negative)
+        if not weights.any():
+            raise ValueError(
+                f"{OWNER}: no rule got a weight with penalty {options.penalty}: all are 0 from "
+                f"{largest_penalty(delta):.4g} on; choose a smaller penalty, negative: flip, or a judge that tells the "
+                f"pairs apart."
+            )
         explained = [fitted[places[i]] for i in hard_pairs(delta, weights, options.num_hard)]
     if not candidates:
         raise ValueError(f"{OWNER}: the judge proposed no rule for {len(fitted)} pairs ({_reasons(errors)}).")
@@ -234,31 +248,6 @@ def _split(pairs: Sequence[Pair], num_pairs: int, held_out: float, seed: int) ->
         )
     chosen = seed_pairs([pair.prompt for pair in rest], [pair.margin for pair in rest], num_pairs)
     return [rest[i] for i in chosen], unseen
-
-
-def _fit(
-    scores: Float64[np.ndarray, " n 2 m"], options: RubricTraining, errors: Mapping[str, int]
-) -> tuple[Float64[np.ndarray, " a m"], np.ndarray, Float64[np.ndarray, " m"]]:
-    """The differences of the pairs without failed answers, their places, and the weights of all rules.
-
-    A rule that failed too often has weight 0, and differences of 0.
-    """
-    places, rules = complete_part(scores)
-    if len(places) < 2 or not len(rules):
-        raise ValueError(
-            f"{OWNER}: the judge answered too little: {len(places)} pairs and {len(rules)} rules are without failures "
-            f"({_reasons(errors)})."
-        )
-    delta = np.zeros((len(places), scores.shape[2]))
-    delta[:, rules] = scores[places][:, 0, rules] - scores[places][:, 1, rules]
-    weights = select_rules(delta, options.penalty, top=options.top, negative=options.negative)
-    if not weights.any():
-        raise ValueError(
-            f"{OWNER}: no rule got a weight with penalty {options.penalty}: all are 0 from "
-            f"{largest_penalty(delta):.4g} on; choose a smaller penalty, negative: flip, or a judge that tells the "
-            f"pairs apart."
-        )
-    return delta, places, weights
 
 
 def _reasons(errors: Mapping[str, int]) -> str:

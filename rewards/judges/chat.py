@@ -131,18 +131,6 @@ class ImageSize:
         return (self.size, self.size) if isinstance(self.size, int) else self.size
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ResizingOptions:
-    """A judge whose images are resized first."""
-
-    options: ChatOptions
-    sides: tuple[int, int]
-
-    def build(self, device: torch.device) -> Chat:
-        """Makes the judge; loads its weights, if it runs here."""
-        return ResizingJudge(chat=self.options.build(device), sides=self.sides)
-
-
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class ResizingJudge:
     """A judge that sees every image at one size."""
@@ -226,15 +214,15 @@ def with_identities(options: Any) -> Any:
     return [with_identities(value) for value in options] if isinstance(options, list) else options
 
 
-def check_chat(judge: Mapping[str, Any], *, owner: str = "judge") -> ChatOptions:
-    """The checked options of a judge. Neither calls a server nor loads weights."""
-    made: ChatOptions
-    made, size = build_parts(
-        [load_target(CHATS["server" if is_server(judge) else "local"]), ImageSize], judge, owner=owner
-    )
-    return made if size.sides is None else ResizingOptions(options=made, sides=size.sides)
+def check_chat(judge: Mapping[str, Any], *, owner: str = "judge") -> tuple[ChatOptions, ImageSize]:
+    """The checked options of a judge, and the size of its images. Neither calls a server nor loads weights."""
+    own = load_target(CHATS["server" if is_server(judge) else "local"])
+    made, size = build_parts([own, ImageSize], judge, owner=owner)
+    return made, size
 
 
 def build_chat(judge: Mapping[str, Any], *, device: torch.device, owner: str = "judge") -> Chat:
     """Makes the judge that `judge` describes."""
-    return check_chat(judge, owner=owner).build(device)
+    options, size = check_chat(judge, owner=owner)
+    chat = options.build(device)
+    return chat if size.sides is None else ResizingJudge(chat=chat, sides=size.sides)

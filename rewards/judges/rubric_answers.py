@@ -21,7 +21,7 @@ from flowrl.rewards.judges.asking import UNPARSED, probability_of_yes
 from flowrl.rewards.judges.chat import Chat, Pixels
 from flowrl.rewards.judges.rubric import rule_question
 from flowrl.rewards.judges.templates import Template
-from flowrl.runtime.progress import Advance, progress
+from flowrl.runtime.progress import progress
 from flowrl.runtime.shapes import Float64
 
 QUESTIONS_AT_ONCE = 256  # between two lines of the cache: what a broken-off run asks again at most
@@ -116,32 +116,20 @@ def score_rules(
     with progress("rubric: answers", len(open_keys), enabled=bool(open_keys)) as advance:
         for start in range(0, len(open_keys), QUESTIONS_AT_ONCE):
             keys = open_keys[start : start + QUESTIONS_AT_ONCE]
-            _ask_rules(chat, keys, needed, words, cache, errors, advance)
+            images = {path: _pixels(path) for path in {needed[key][0] for key in keys}}
+            questions = [rule_question(words, images[needed[key][0]], *needed[key][1:]) for key in keys]
+            new: dict[str, float] = {}
+            for key, answer in zip(keys, chat.ask(questions), strict=True):
+                probability = probability_of_yes(answer)
+                if probability is None:
+                    errors[answer.error or UNPARSED] += 1
+                else:
+                    new[key] = probability
+                advance("")
+            cache.add(new)
     scores = [
-        [[cache.values.get(cache.key(image, pair.prompt, rule), math.nan) for rule in rules] for image in side]
+        [cache.values.get(cache.key(image, pair.prompt, rule), math.nan) for rule in rules]
         for pair in pairs
-        for side in [(pair.winner, pair.loser)]
+        for image in (pair.winner, pair.loser)
     ]
     return np.array(scores, dtype=np.float64).reshape(len(pairs), 2, len(rules)), errors
-
-
-def _ask_rules(
-    chat: Chat,
-    keys: Sequence[str],
-    needed: Mapping[str, tuple[Path, str, str]],
-    words: Template,
-    cache: AnswerCache,
-    errors: Counter[str],
-    advance: Advance,
-) -> None:
-    images = {path: _pixels(path) for path in {needed[key][0] for key in keys}}
-    questions = [rule_question(words, images[path], prompt, rule) for path, prompt, rule in (needed[k] for k in keys)]
-    new: dict[str, float] = {}
-    for key, answer in zip(keys, chat.ask(questions), strict=True):
-        probability = probability_of_yes(answer)
-        if probability is None:
-            errors[answer.error or UNPARSED] += 1
-        else:
-            new[key] = probability
-        advance("")
-    cache.add(new)

@@ -196,9 +196,24 @@ class ServerJudge:
         booked = [] if attempt else [expected]  # by `turn`; every further request books for itself
         result: Answer | Failure | None = self._reason_to_stop()
         if result is None:
-            body = self._body(question, messages, attempt)
+            given = self.options
+            body: dict[str, Any] = {
+                "model": given.model,
+                given.tokens_key: question.max_tokens,
+                "temperature": question.temperature,
+            }
+            if question.top_logprobs:
+                body |= {"logprobs": True, "top_logprobs": question.top_logprobs}
+            if given.structured and question.schema is not None:
+                form = {"name": "answer", "schema": dict(question.schema), "strict": True}
+                body["response_format"] = {"type": "json_schema", "json_schema": form}
+            body |= dict(given.extra_body or {})
+            if (seed := question.seed) is not None:
+                seed = counter_seed(seed, "again", attempt) if attempt and question.temperature else seed
+                body["seed"] = seed % 2**31
+            data = json.dumps(body, allow_nan=False).encode()[:-1] + b', "messages": ' + messages + b"}"
             end = time.monotonic() + left
-            result = await self.lines.pool.ask_awaited(partial(self._send, question, body, booked, end))
+            result = await self.lines.pool.ask_awaited(partial(self._send, question, data, booked, end))
         if booked:
             self.pace.drop(booked.pop())
         return result
@@ -222,37 +237,17 @@ class ServerJudge:
         else:
             tokens = result.tokens
             USAGE.add(again=again, tokens=tokens, seconds=time.monotonic() - begun)
-        self.pace.settle(expected, tokens if tokens or isinstance(result, Failure) else self._guess(expected))
+        if not tokens and not isinstance(result, Failure):  # the server does not say them
+            tokens, limits = math.ceil(expected), self.pace.limits
+            if "usage" not in self._told and (limits.tokens_per_minute is not None or limits.tokens is not None):
+                self._told.add("usage")
+                _log.warning(
+                    "judge %s does not say how many tokens its answers cost (`usage`): limits of tokens hold for a "
+                    "guess",
+                    self.options.model,
+                )
+        self.pace.settle(expected, tokens)
         return result
-
-    def _guess(self, expected: float) -> int:
-        """The tokens of an answer whose server does not say them."""
-        limits = self.pace.limits
-        if "usage" not in self._told and (limits.tokens_per_minute is not None or limits.tokens is not None):
-            self._told.add("usage")
-            _log.warning(
-                "judge %s does not say how many tokens its answers cost (`usage`): limits of tokens hold for a guess",
-                self.options.model,
-            )
-        return math.ceil(expected)
-
-    def _body(self, question: Question, messages: bytes, attempt: int) -> bytes:
-        given = self.options
-        body: dict[str, Any] = {
-            "model": given.model,
-            given.tokens_key: question.max_tokens,
-            "temperature": question.temperature,
-        }
-        if question.top_logprobs:
-            body |= {"logprobs": True, "top_logprobs": question.top_logprobs}
-        if given.structured and question.schema is not None:
-            form = {"name": "answer", "schema": dict(question.schema), "strict": True}
-            body["response_format"] = {"type": "json_schema", "json_schema": form}
-        body |= dict(given.extra_body or {})
-        if question.seed is not None:
-            seed = counter_seed(question.seed, "again", attempt) if attempt and question.temperature else question.seed
-            body["seed"] = seed % 2**31
-        return json.dumps(body, allow_nan=False).encode()[:-1] + b', "messages": ' + messages + b"}"
 
     def _fail(self, failed: Failure) -> Answer:
         if failed.error not in self._told:  # once per kind: the message says what the short word cannot

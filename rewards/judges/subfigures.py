@@ -115,10 +115,22 @@ def mean_over_cells(inner: Reward, *, grid: str | None, cells_per_call: int = CE
         ]
 
         def score(items: list[int], shape: Shape) -> RewardOutput:
-            given = _cells(inputs, items, shape, [prompts[item] for item in items])
-            # One value per image from those of its cells, which lie side by side.
+            # The cells as images of their own, those of one image side by side.
+            number, images = shape[0] * shape[1], len(items)
+            small = replace(inputs, images=inputs.images[..., :1, :1], videos=None, fps=None)  # not every image n times
+            repeated = small[[item for item in items for _ in range(number)]]
+            places = torch.arange(number, device=repeated.group_ids.device).repeat(images)
+            flat = [prompt for item in items for prompt in prompts[item]]
+            given = replace(
+                repeated,
+                images=split_grid(inputs.images[items], *shape).flatten(0, 1),
+                prompts=[prompt.text for prompt in flat],
+                metadata=[prompt.metadata for prompt in flat],
+                # One cell of one prompt: what draws by ids draws again.
+                group_ids=repeated.group_ids * MAX_CELLS + places,
+            )
+            # One value per image from those of its cells.
             output = check_output(inner(given), len(given), inner.name)
-            images = len(items)
             values, valid = output.values.unflatten(0, (images, -1)), output.valid.unflatten(0, (images, -1)).all(1)
             failed, reasons = int((~valid).sum()), list(output.errors)
             parts = {name: _row_mean(part.unflatten(0, (images, -1))) for name, part in output.parts.items()}
@@ -139,22 +151,6 @@ def mean_over_cells(inner: Reward, *, grid: str | None, cells_per_call: int = CE
         kind=inner.kind,
         differentiable=inner.differentiable,
         waits=inner.waits,
-    )
-
-
-def _cells(inputs: RewardInputs, items: list[int], shape: Shape, prompts: Sequence[list[Prompt]]) -> RewardInputs:
-    """The cells of some images as images of their own, those of one image side by side."""
-    number = shape[0] * shape[1]
-    small = replace(inputs, images=inputs.images[..., :1, :1], videos=None, fps=None)  # not every image n times
-    repeated = small[[item for item in items for _ in range(number)]]
-    places = torch.arange(number, device=repeated.group_ids.device).repeat(len(items))
-    flat = [prompt for own in prompts for prompt in own]
-    return replace(
-        repeated,
-        images=split_grid(inputs.images[items], *shape).flatten(0, 1),
-        prompts=[prompt.text for prompt in flat],
-        metadata=[prompt.metadata for prompt in flat],
-        group_ids=repeated.group_ids * MAX_CELLS + places,  # one cell of one prompt: what draws by ids draws again
     )
 
 

@@ -159,11 +159,6 @@ def published_file(source: str, name: str) -> Path:
     return Path(str(resources.files("flowrl.rewards"))) / "templates" / PUBLISHED / source / name
 
 
-def is_published(path: Path) -> bool:
-    """Whether a file is one of the shipped published texts, which are asked with as they stand."""
-    return path.is_relative_to(Path(str(resources.files("flowrl.rewards"))) / "templates" / PUBLISHED)
-
-
 def read_template(name: str, given: str | None, *, source: str | None = None, once: Collection[str] = ()) -> str:
     """A template's text exactly as it stands in its file.
 
@@ -195,7 +190,8 @@ def read_template(name: str, given: str | None, *, source: str | None = None, on
 def load_template(name: str, given: str | None, *, source: str | None = None, images: int | None = None) -> Template:
     """A template of questions about `images` images each; None leaves the places for them unchecked."""
     text = read_template(name, given, source=source)
-    template = parse_template(text, exact=is_published(template_path(name, given, source)))
+    shipped = Path(str(resources.files("flowrl.rewards"))) / "templates" / PUBLISHED  # asked with as they stand
+    template = parse_template(text, exact=template_path(name, given, source).is_relative_to(shipped))
     if images is not None:
         template.parts([BLANK] * images, {})
     return template

@@ -157,7 +157,25 @@ class Towers(nn.Module):
 def load_towers(folder: Path, variant: str, device: torch.device) -> Towers:
     """The frozen networks of a variant with its LoRA in their weights."""
     adapter, towers = VARIANTS[variant]
-    changes = _read_adapter(folder / adapter)
+    names = ("adapter_config.json", "adapter_model.safetensors", "adapter_model.bin")
+    config, *files = (folder / adapter / name for name in names)
+    file = next((file for file in files if file.is_file()), None)
+    if file is None or not config.is_file():
+        raise ValueError(f"{OWNER}: {str(folder / adapter)!r} must hold {names[0]} and {names[1]} or {names[2]}.")
+    settings = read_json(config)
+    pairs: dict[tuple[int, str], dict[str, Tensor]] = {}
+    for name, weight in read_weights(file, owner=OWNER).items():
+        if (match := _ADAPTED.search(name)) is None:
+            raise ValueError(f"{OWNER}: {file.name} holds {name}, which is no LoRA of a DreamSim release.")
+        pairs.setdefault((int(match[1]), f"{match[2]}.weight"), {})[match[3]] = weight.float()
+    changes: dict[int, dict[str, Tensor]] = {}  # what the LoRA adds, alpha / r B A, by place of the tower and name
+    try:
+        scale = settings["lora_alpha"] / settings["r"]
+        for (place, name), pair in pairs.items():
+            changes.setdefault(place, {})[name] = scale * pair["B"] @ pair["A"]
+    except (KeyError, TypeError, RuntimeError, ZeroDivisionError) as error:
+        given = str(folder / adapter)
+        raise ValueError(f"{OWNER}: {given!r} is not a complete LoRA ({error!r}): fetch it again.") from error
     loaded = []
     for place, tower in enumerate(towers):
         path = next((folder / name for name in tower.files if (folder / name).is_file()), None)
@@ -218,27 +236,3 @@ class QuickGelu(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return x * torch.sigmoid(1.702 * x)
-
-
-def _read_adapter(folder: Path) -> dict[int, dict[str, Tensor]]:
-    """What a LoRA adds to weights, `alpha / r B A`, by place of the tower and name."""
-    names = ("adapter_config.json", "adapter_model.safetensors", "adapter_model.bin")
-    config, *files = (folder / name for name in names)
-    path = next((file for file in files if file.is_file()), None)
-    if path is None or not config.is_file():
-        raise ValueError(f"{OWNER}: {str(folder)!r} must hold {names[0]} and {names[1]} or {names[2]}.")
-    settings = read_json(config)
-    weights = read_weights(path, owner=OWNER)
-    pairs: dict[tuple[int, str], dict[str, Tensor]] = {}
-    for name, weight in weights.items():
-        if (match := _ADAPTED.search(name)) is None:
-            raise ValueError(f"{OWNER}: {path.name} holds {name}, which is no LoRA of a DreamSim release.")
-        pairs.setdefault((int(match[1]), f"{match[2]}.weight"), {})[match[3]] = weight.float()
-    try:
-        scale = settings["lora_alpha"] / settings["r"]
-        found: dict[int, dict[str, Tensor]] = {}
-        for (place, name), pair in pairs.items():
-            found.setdefault(place, {})[name] = scale * pair["B"] @ pair["A"]
-    except (KeyError, TypeError, RuntimeError, ZeroDivisionError) as error:
-        raise ValueError(f"{OWNER}: {str(folder)!r} is not a complete LoRA ({error!r}): fetch it again.") from error
-    return found

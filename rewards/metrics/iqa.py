@@ -93,7 +93,21 @@ class Pyiqa:
 
     def build(self, device: torch.device) -> Reward:
         """Makes the metric; the package reads or fetches its weights."""
-        metric = _metric(self, device)
+        package = library()
+        try:
+            with unchanged_process(OWNER):
+                # As a loss without reduction: one value an image, and the gradient is ours to keep or not.
+                metric = package.create_metric(
+                    self.metric, as_loss=True, loss_reduction="none", device=device, **self.options
+                )
+        except Exception as error:  # missing weights, unknown options and packages: errors of every kind
+            if out_of_memory(error):
+                raise
+            raise ValueError(
+                f"{OWNER} could not make metric {self.metric!r}: {first_line(error)} If its weights cannot be fetched, "
+                f"give options: {{pretrained_model_path: FILE}}; if a package is missing, install it."
+            ) from error
+        metric = metric.eval().requires_grad_(False)
 
         def score(inputs: RewardInputs) -> RewardOutput:
             images = _pixels(inputs.images, self)
@@ -132,24 +146,6 @@ def library() -> Any:
     package = importlib.import_module("pyiqa")
     logging.getLogger("pyiqa").setLevel(logging.WARNING)
     return package
-
-
-def _metric(options: Pyiqa, device: torch.device) -> Any:
-    package = library()
-    try:
-        with unchanged_process(OWNER):
-            # As a loss without reduction: one value an image, and the gradient is ours to keep or not.
-            metric = package.create_metric(
-                options.metric, as_loss=True, loss_reduction="none", device=device, **options.options
-            )
-    except Exception as error:  # missing weights, unknown options and packages that it lacks raise errors of every kind
-        if out_of_memory(error):
-            raise
-        raise ValueError(
-            f"{OWNER} could not make metric {options.metric!r}: {first_line(error)} If its weights cannot be fetched, "
-            f"give options: {{pretrained_model_path: FILE}}; if a package is missing, install it."
-        ) from error
-    return metric.eval().requires_grad_(False)
 
 
 def _value(metric: Any, options: Pyiqa, *images: Float[Tensor, " b 3 h w"]) -> Float[Tensor, " b"]:

@@ -156,19 +156,27 @@ def fingerprint_of(network: ClipT5) -> str:
 
 def load_clip_t5(folder: Path, vision: str, dtype: torch.dtype, device: torch.device) -> ClipT5:
     """The frozen network of a checkpoint in the published layout."""
-    from transformers import CLIPVisionModel
+    from transformers import CLIPVisionModel, T5Config, T5ForConditionalGeneration
 
     settings = read_json(folder / "config.json")
     weights = _weights(folder, dtype)
     shared = next((weights[name] for name in SHARED if name in weights), None)
     projected = _below(PROJECTOR, weights)
-    tower = {n.removeprefix("vision_model."): w for n, w in _below(VISION, weights).items()}
+    tower = {n.removeprefix("vision_model."): w for n, w in _below(VISION, weights).items() if "position_ids" not in n}
     # Without an output layer of its own T5 would silently take its table of tokens for one.
     if shared is None or not projected or "lm_head.weight" not in weights:
         raise ValueError(
             f"{OWNER}: {str(folder)!r} is no CLIP-FlanT5: it lacks shared.weight, lm_head.weight or mm_projector.*."
         )
-    language = _language(settings, shared, weights, dtype)
+    # T5 has the weights that are neither the projector's nor the image tower's.
+    spoken = {n: w for n, w in weights.items() if n not in SHARED and not n.startswith((PROJECTOR, "vision_tower."))}
+    config = T5Config.from_dict({name: value for name, value in settings.items() if name != "model_type"})
+    config.vocab_size = len(shared)
+    language, info = T5ForConditionalGeneration.from_pretrained(
+        None, config=config, state_dict={"shared.weight": shared, **spoken}, dtype=dtype, output_loading_info=True
+    )
+    if wrong := sorted({*info["missing_keys"], *info["unexpected_keys"]}):
+        raise ValueError(f"{OWNER}: {len(wrong)} weights of T5 are missing or left over (first: {wrong[0]}).")
     seeing = pretrained.load_network(
         CLIPVisionModel,
         vision,
@@ -188,27 +196,12 @@ def load_clip_t5(folder: Path, vision: str, dtype: torch.dtype, device: torch.de
         projector.append(nn.Linear(columns, rows))
     try:
         if tower:
-            seeing.load_state_dict({n: w for n, w in tower.items() if n != "embeddings.position_ids"})
+            seeing.load_state_dict(tower)
         projector.load_state_dict(projected)
     except (RuntimeError, KeyError) as error:
         raise ValueError(f"{OWNER}: {str(folder)!r} does not fit {vision!r}: {pretrained.first_line(error)}") from error
     network = ClipT5(language, seeing, projector.to(dtype), int(settings.get("mm_vision_select_layer", -2)))
     return network.to(device).eval().requires_grad_(False)
-
-
-def _language(settings: Mapping[str, Any], shared: Tensor, weights: Mapping[str, Tensor], dtype: torch.dtype) -> Any:
-    """T5 with the weights that are neither the projector's nor the image tower's; `shared` is its table of tokens."""
-    from transformers import T5Config, T5ForConditionalGeneration
-
-    spoken = {n: w for n, w in weights.items() if n not in SHARED and not n.startswith((PROJECTOR, "vision_tower."))}
-    config = T5Config.from_dict({name: value for name, value in settings.items() if name != "model_type"})
-    config.vocab_size = len(shared)
-    language, info = T5ForConditionalGeneration.from_pretrained(
-        None, config=config, state_dict={"shared.weight": shared, **spoken}, dtype=dtype, output_loading_info=True
-    )
-    if wrong := sorted({*info["missing_keys"], *info["unexpected_keys"]}):
-        raise ValueError(f"{OWNER}: {len(wrong)} weights of T5 are missing or left over (first: {wrong[0]}).")
-    return language
 
 
 def _below(prefix: str, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:

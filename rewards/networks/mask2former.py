@@ -155,20 +155,22 @@ class Mask2FormerDetector:
     def color_of(self, image: UInt8[np.ndarray, " h w 3"], detection: Detection) -> str:
         """The colour whose texts are nearest to the object: `argmax_c 100 cos(crop, text_c)`, nothing else allowed."""
         # An elongated object loses its ends here, as in GenEval.
-        pixels = clip_pixels(object_crop(image, detection), self.clip.config.vision_config.image_size)
+        if detection.mask is not None:  # everything outside it is grey
+            image = np.where(detection.mask[..., None], image, np.uint8(BACKGROUND))
+        x1, y1, x2, y2 = (round(side) for side in detection.box)
+        shown = Image.fromarray(image).crop((x1, y1, x2, y2))
+        pixels = clip_pixels(shown, self.clip.config.vision_config.image_size)
+        label = detection.label
         with torch.autocast(self.device.type, enabled=False):
-            if detection.label not in self.colors:
-                self.colors[detection.label] = self._color_texts(detection.label)
+            if label not in self.colors:
+                # For each colour the mean of the unit embeddings of GenEval's three wordings, at length 1.
+                wordings = (f"{{color}} {label}", f"{{color}}-colored {label}", "{color} object")
+                texts = ["a photo of a " + wording.format(color=color) for color in COLORS for wording in wordings]
+                vectors = pretrained.clip_text(self.clip, self.tokenizer, texts, self.device)
+                self.colors[label] = pretrained.unit(vectors.unflatten(0, (len(COLORS), -1)).mean(1))
             crop = pretrained.clip_image(self.clip, pixels[None].to(self.device))
-            logits = 100.0 * crop @ self.colors[detection.label].T
+            logits = 100.0 * crop @ self.colors[label].T
         return COLORS[int(logits.argmax())]
-
-    def _color_texts(self, label: str) -> Float[Tensor, " colors d"]:
-        """For each colour the mean of the unit embeddings of GenEval's three wordings, at length 1."""
-        wordings = (f"{{color}} {label}", f"{{color}}-colored {label}", "{color} object")
-        texts = ["a photo of a " + wording.format(color=color) for color in COLORS for wording in wordings]
-        vectors = pretrained.clip_text(self.clip, self.tokenizer, texts, self.device)
-        return pretrained.unit(vectors.unflatten(0, (len(COLORS), -1)).mean(1))
 
 
 def detector_size(height: int, width: int) -> tuple[int, int]:
@@ -261,28 +263,11 @@ def post_process(
     logits = functional.interpolate(logits, size=tuple(size), mode="bilinear", align_corners=False)[0]
     masks = logits > 0
     quality = (logits.sigmoid() * masks).flatten(1).sum(1) / (masks.flatten(1).sum(1) + 1e-6)
-    return MaskFindings(
-        label=label, query=query, score=best * quality[query], box=mask_boxes(masks)[query], masks=masks
-    )
-
-
-def mask_boxes(masks: Bool[Tensor, " q h w"]) -> Int64[Tensor, " q 4"]:
-    """(x_min, y_min, x_max + 1, y_max + 1) of each mask, zeros for an empty one."""
     sides = []
     for used in (masks.any(1), masks.any(2)):  # columns, rows
         first = used.int().argmax(1)
         end = used.shape[1] - used.int().flip(1).argmax(1)
         sides.append((first, end))
     (x1, x2), (y1, y2) = sides
-    return torch.stack([x1, y1, x2, y2], dim=1) * masks.flatten(1).any(1)[:, None]
-
-
-# ---- colour ----------------------------------------------------------------------------------------------------------
-
-
-def object_crop(image: UInt8[np.ndarray, " h w 3"], detection: Detection) -> Image.Image:
-    """The detection's box cut out of the image, in which everything outside its mask, if it has one, is grey."""
-    if detection.mask is not None:
-        image = np.where(detection.mask[..., None], image, np.uint8(BACKGROUND))
-    x1, y1, x2, y2 = (round(side) for side in detection.box)
-    return Image.fromarray(image).crop((x1, y1, x2, y2))
+    boxes = torch.stack([x1, y1, x2, y2], dim=1) * masks.flatten(1).any(1)[:, None]
+    return MaskFindings(label=label, query=query, score=best * quality[query], box=boxes[query], masks=masks)

@@ -72,34 +72,30 @@ class OpenMMLab(Mask2Former):
         with path.open("rb") as stream:
             digits = hashlib.file_digest(stream, "sha256").hexdigest()[:8]
         weights = f"released-{digits}" if digits in RELEASED else f"{path.name}@{digits}"
+        apart = []  # what sets the judge apart from GenEval's own, a sentence each
+        if digits not in RELEASED:
+            apart.append(
+                f"The detector's file (sha256 {digits}...) is not one that OpenMMLab released: numbers of this judge "
+                f"are not GenEval's own."
+            )
+        if self.clip_model != DEFAULT_CLIP:
+            apart.append(f"GenEval names colours by {DEFAULT_CLIP}, this judge by {self.clip_model}.")
+        if self.rgb_as_bgr:
+            apart.append(
+                "The detector was shown red as blue, as by Flow-GRPO's reward server: compare with numbers of that "
+                "server."
+            )
+        own = (
+            "Rules, detector and colour model are GenEval's own: published numbers of the same prompts and images per "
+            "prompt compare with these (network checked on random weights, not on this file)."
+        )
         return Mask2FormerDetector(
             network=network,
             clip=clip,
             tokenizer=processor.tokenizer,
             device=device,
             swapped=self.rgb_as_bgr,
-            remarks=_remarks(self, digits),
+            remarks=tuple(apart) or (own,),
             version=f"openmmlab-1:{weights}:{'rgb_as_bgr' if self.rgb_as_bgr else 'rgb'}:"
             f"{self.clip_model}@{pretrained.clip_fingerprint(clip)}:float32",
         )
-
-
-def _remarks(options: OpenMMLab, digits: str) -> tuple[str, ...]:
-    """What sets the judge apart from GenEval's own, a sentence each; else that nothing does."""
-    apart = []
-    if digits not in RELEASED:
-        apart.append(
-            f"The detector's file (sha256 {digits}...) is not one that OpenMMLab released: numbers of this judge are "
-            f"not GenEval's own."
-        )
-    if options.clip_model != DEFAULT_CLIP:
-        apart.append(f"GenEval names colours by {DEFAULT_CLIP}, this judge by {options.clip_model}.")
-    if options.rgb_as_bgr:
-        apart.append(
-            "The detector was shown red as blue, as by Flow-GRPO's reward server: compare with numbers of that server."
-        )
-    own = (
-        "Rules, detector and colour model are GenEval's own: published numbers of the same prompts and images per "
-        "prompt compare with these (network checked on random weights, not on this file)."
-    )
-    return tuple(apart) or (own,)

@@ -79,67 +79,51 @@ def build_features(
         preprocess: of clip, see `flowrl.rewards.networks.clip_encoder`.
         image_size: of dinov2: images' short side, a multiple of the model's patches.
     """
+    differentiable = True
     if backbone == "clip":
-        return _clip(model or MODELS["clip"], revision, preprocess, device, owner)
-    if backbone == "dinov2":
-        return _dinov2(model or MODELS["dinov2"], revision, image_size, device, owner)
-    from flowrl.world.scenes import SIZE
+        encoder = transformers_clip(
+            model or MODELS["clip"], device=device, revision=revision, preprocess=preprocess, owner=owner
+        )
 
-    net = load_net(shipped_weights(), device)
+        def of(images: Tensor, prompts: list[str]) -> Tensor:
+            image = encoder.images(images)
+            with torch.no_grad():
+                text = encoder.texts(prompts)
+            return torch.cat([image, image * text], dim=1)
 
-    def of(images: Tensor, prompts: list[str]) -> Tensor:
-        cells = net.features(images.to(device))
-        kinds = net.cells(cells).softmax(dim=1)
-        return torch.cat([cells.mean(dim=(2, 3)), kinds.mean(dim=(2, 3))], dim=1)
-
-    return Features(
-        of=of,
-        width=net.cells.in_channels + 1 + len(PAIRS),
-        reads_prompts=False,
-        differentiable=True,
-        version=f"attributes:{fingerprint([net.cells.weight])}:{SIZE}px",
-    )
-
-
-def _clip(model: str, revision: str | None, preprocess: Preprocess, device: torch.device, owner: str) -> Features:
-    encoder = transformers_clip(model, device=device, revision=revision, preprocess=preprocess, owner=owner)
-
-    def of(images: Tensor, prompts: list[str]) -> Tensor:
-        image = encoder.images(images)
         with torch.no_grad():
-            text = encoder.texts(prompts)
-        return torch.cat([image, image * text], dim=1)
+            width = 2 * encoder.texts(["a"]).shape[1]
+        differentiable, version = encoder.differentiable, f"clip:{encoder.version}"
+    elif backbone == "dinov2":
+        network = load_dinov2(
+            model or MODELS["dinov2"], device=device, revision=revision, owner=owner, image_size=image_size
+        )
 
-    with torch.no_grad():
-        width = 2 * encoder.texts(["a"]).shape[1]
+        def of(images: Tensor, prompts: list[str]) -> Tensor:
+            from torchvision.transforms import functional as vision
+
+            mode, size = vision.InterpolationMode.BICUBIC, [image_size]
+            square = vision.center_crop(vision.resize(images.to(device), size, mode, antialias=True), size)
+            pixels = vision.normalize(square.clamp(0.0, 1.0), IMAGENET_MEAN, IMAGENET_STD)
+            with network_autocast(device):
+                tokens: Tensor = network(pixel_values=pixels).last_hidden_state
+            tokens = tokens.float()
+            return torch.cat([tokens[:, 0], tokens[:, 1:].mean(dim=1)], dim=1)
+
+        weights = [network.embeddings.patch_embeddings.projection.weight, network.layernorm.weight]
+        width, version = 2 * network.config.hidden_size, f"dinov2:{fingerprint(weights)}:{image_size}px-bicubic"
+    else:
+        from flowrl.world.scenes import SIZE
+
+        net = load_net(shipped_weights(), device)
+
+        def of(images: Tensor, prompts: list[str]) -> Tensor:
+            cells = net.features(images.to(device))
+            kinds = net.cells(cells).softmax(dim=1)
+            return torch.cat([cells.mean(dim=(2, 3)), kinds.mean(dim=(2, 3))], dim=1)
+
+        width = net.cells.in_channels + 1 + len(PAIRS)
+        version = f"attributes:{fingerprint([net.cells.weight])}:{SIZE}px"
     return Features(
-        of=of,
-        width=width,
-        reads_prompts=True,
-        differentiable=encoder.differentiable,
-        version=f"clip:{encoder.version}",
-    )
-
-
-def _dinov2(model: str, revision: str | None, image_size: int, device: torch.device, owner: str) -> Features:
-    network = load_dinov2(model, device=device, revision=revision, owner=owner, image_size=image_size)
-
-    def of(images: Tensor, prompts: list[str]) -> Tensor:
-        from torchvision.transforms import functional as vision
-
-        mode = vision.InterpolationMode.BICUBIC
-        square = vision.center_crop(vision.resize(images.to(device), [image_size], mode, antialias=True), [image_size])
-        pixels = vision.normalize(square.clamp(0.0, 1.0), IMAGENET_MEAN, IMAGENET_STD)
-        with network_autocast(device):
-            tokens: Tensor = network(pixel_values=pixels).last_hidden_state
-        tokens = tokens.float()
-        return torch.cat([tokens[:, 0], tokens[:, 1:].mean(dim=1)], dim=1)
-
-    weights = [network.embeddings.patch_embeddings.projection.weight, network.layernorm.weight]
-    return Features(
-        of=of,
-        width=2 * network.config.hidden_size,
-        reads_prompts=False,
-        differentiable=True,
-        version=f"dinov2:{fingerprint(weights)}:{image_size}px-bicubic",
+        of=of, width=width, reads_prompts=backbone == "clip", differentiable=differentiable, version=version
     )

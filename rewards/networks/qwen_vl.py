@@ -257,14 +257,6 @@ def token_places(input_ids: Int64[Tensor, " b l"], token_ids: Sequence[int]) -> 
     return found.long().argmax(-1)
 
 
-def check_prompts(prompts: Sequence[str], tokenizer: Any, *, owner: str) -> None:
-    """Refuses prompts that hold a token of the chat format, which would end the turn or stand in for an image."""
-    tokens = [token for token in tokenizer.get_added_vocab() if token.startswith("<|")]
-    for prompt in prompts:
-        if held := [token for token in tokens if token in prompt]:
-            raise ValueError(f"{owner}: the prompt {prompt!r} holds the special token {held[0]}: remove it.")
-
-
 def encode(
     processor: Any,
     texts: Sequence[str],
@@ -278,19 +270,15 @@ def encode(
     Every sample has as many images as any other, one after the other. Images and clips are taken at their size; bring
     them to it before. With `resize` the processor brings images to a size that it takes.
     """
-    kind = (
-        [{"type": "image"}] * (len(images) // len(texts))
-        if images is not None
-        else [{"type": "video"}]
-        if videos is not None
-        else []
-    )
-    turns = [[{"role": "user", "content": [*kind, {"type": "text", "text": text}]}] for text in texts]
+    kind: list[dict[str, str]] = []
     given: dict[str, Any] = {}
     if images is not None:
+        kind = [{"type": "image"}] * (len(images) // len(texts))
         given = {"images": list(images), "images_kwargs": {"do_resize": resize}}
     elif videos is not None:
+        kind = [{"type": "video"}]
         given = {"videos": list(videos), "videos_kwargs": {"do_resize": False, "do_sample_frames": False}}
+    turns = [[{"role": "user", "content": [*kind, {"type": "text", "text": text}]}] for text in texts]
     chats = processor.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
     return dict(processor(text=chats, padding=True, return_tensors="pt", **given))
 
@@ -326,7 +314,10 @@ class TokenScorer:
 
         `images` or `videos` give the resized images, or clips, of some of the samples; see `encode`.
         """
-        check_prompts(prompts, self.processor.tokenizer, owner=self.owner)
+        tokens = [token for token in self.processor.tokenizer.get_added_vocab() if token.startswith("<|")]
+        for prompt in prompts:  # such a token would end the turn or stand in for an image
+            if held := [token for token in tokens if token in prompt]:
+                raise ValueError(f"{self.owner}: the prompt {prompt!r} holds the special token {held[0]}: remove it.")
         texts = [self.template.replace(PROMPT, prompt) for prompt in prompts]
         pieces = []
         for start in range(0, len(texts), batch_size):

@@ -115,7 +115,15 @@ class RewardQueue:
             self._queued.set(0)
 
     def _work(self) -> None:
-        while batch := self._next_batch():
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: bool(self._entries) or self._closing)
+                batch = self._take_together()
+                self._queued.set(len(self))
+                if not batch and self._closing and not self._entries:
+                    return
+            if not batch:  # all that waited was given up
+                continue
             start = time.perf_counter()
             with torch.no_grad():
                 scores = self._score(batch, first=True)
@@ -126,16 +134,6 @@ class RewardQueue:
                 if score.error is not None:
                     self._metrics.item_failures.labels(self.name, score.error).inc()
                 job.enter(place, score)
-
-    def _next_batch(self) -> list[_Entry]:
-        """What to score next; empty when the queue is closed and done."""
-        with self._changed:
-            while True:
-                self._changed.wait_for(lambda: bool(self._entries) or self._closing)
-                batch = self._take_together()
-                self._queued.set(len(self))
-                if batch or (self._closing and not self._entries):
-                    return batch
 
     def _take_together(self) -> list[_Entry]:
         """Takes from the queue what goes into one call with its first entry."""

@@ -93,11 +93,23 @@ async def _forward(request: Request, content_type: str) -> Response:
     name, held = "", list[int]()
     try:
         body = await read_body(service, request, content_type, held)
-        backend, name = await _backend(request, body, content_type)
+        backends: Sequence[ServerBackend] = request.app.state.backends
+        of = {each: backend for backend in backends for each in backend.rewards}
+        wanted: Any = next(iter(of))
+        if len(of) > 1:
+            most, header = service.limits.max_images + 8, request.headers["content-type"]
+            wanted = await asyncio.to_thread(_named_reward, body, content_type, header, most)
+            if not isinstance(wanted, str) or wanted not in of:
+                raise WireError(422, "unknown_reward", f"reward must be one of {', '.join(of)}, got {short(wanted)}.")
+        if of[wanted].port is None:
+            raise WireError(503, "scorer_gone", f"the process of {wanted} is being started again.", retry_after=2)
+        name = wanted
         try:
             answer = await unless_gone(
                 request,
-                _ask(backend, "POST", request.url.path, request.app.state.inner, body, request.headers["content-type"]),
+                _ask(
+                    of[name], "POST", request.url.path, request.app.state.inner, body, request.headers["content-type"]
+                ),
             )
         except (OSError, EOFError, ValueError) as error:
             raise WireError(
@@ -117,22 +129,6 @@ async def _forward(request: Request, content_type: str) -> Response:
         service.bytes_held -= sum(held)
         service.active -= 1
     return response
-
-
-async def _backend(request: Request, body: bytes, content_type: str) -> tuple[ServerBackend, str]:
-    """The server that has the reward that a body names."""
-    backends: Sequence[ServerBackend] = request.app.state.backends
-    of = {name: backend for backend in backends for name in backend.rewards}
-    name = next(iter(of))
-    if len(of) > 1:
-        most_parts = request.app.state.service.limits.max_images + 8
-        given = await asyncio.to_thread(_named_reward, body, content_type, request.headers["content-type"], most_parts)
-        if not isinstance(given, str) or given not in of:
-            raise WireError(422, "unknown_reward", f"reward must be one of {', '.join(of)}, got {short(given)}.")
-        name = given
-    if of[name].port is None:
-        raise WireError(503, "scorer_gone", f"the process of {name} is being started again.", retry_after=2)
-    return of[name], name
 
 
 def _named_reward(body: bytes, content_type: str, header: str, most_parts: int) -> Any:

@@ -12,6 +12,7 @@ import json
 import math
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, TypeVar
@@ -164,20 +165,12 @@ def read_json_reply(status: int, headers: Mapping[str, str], content: bytes) -> 
 def failed_status(status: int, headers: Mapping[str, str], text: str = "") -> Failure:
     """The failure "status_NNN" of a reply with that status; 408, 425, 429 and 5xx are worth another try."""
     again = status in RETRIED_STATUSES or 500 <= status < 600
-    after = _retry_after(headers.get("Retry-After"))
-    return Failure(error=f"status_{status}", again=again, retry_after=after, message=text[:200])
-
-
-def _retry_after(header: str | None) -> float | None:
-    """Seconds of a Retry-After header, which holds a number of them or a date; None for anything else."""
-    if not header:
-        return None
+    header, seconds = headers.get("Retry-After") or "", math.nan  # a number of seconds, or a date
     try:
         seconds = float(header)
     except ValueError:
-        try:
+        with suppress(ValueError):
             date = email.utils.parsedate_to_datetime(header)
-        except ValueError:
-            return None
-        seconds = (date.replace(tzinfo=date.tzinfo or UTC) - datetime.now(UTC)).total_seconds()
-    return max(seconds, 0.0) if math.isfinite(seconds) else None
+            seconds = (date.replace(tzinfo=date.tzinfo or UTC) - datetime.now(UTC)).total_seconds()
+    after = max(seconds, 0.0) if math.isfinite(seconds) else None
+    return Failure(error=f"status_{status}", again=again, retry_after=after, message=text[:200])

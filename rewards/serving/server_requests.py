@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from flowrl.rewards.base import Reward
 from flowrl.rewards.serving.batching import RewardQueue
 from flowrl.rewards.serving.server_metrics import Metrics
-from flowrl.rewards.serving.wire import Limits, ScoreRequest, decode_request, encode_reply, too_many_bytes
+from flowrl.rewards.serving.wire import Limits, decode_request, encode_reply, too_many_bytes
 from flowrl.rewards.serving.wire_images import WireError, queue_full, stopping
 
 if TYPE_CHECKING:
@@ -83,7 +83,17 @@ async def answer(request: Request, content_type: str) -> Response:
     start, name = time.perf_counter(), ""
     service.active += 1
     try:
-        decoded = await _receive(service, request, content_type)
+        held: list[int] = []
+        try:
+            files: dict[str, bytes] | None = None
+            body = await read_body(service, request, content_type, held)
+            if content_type == "multipart/form-data":
+                body, files = await _parts(request, body, service.limits)
+            loop = asyncio.get_running_loop()  # images take time to decode: in a thread
+            decoded = await loop.run_in_executor(service.decoders, decode_request, body, service.limits, files)
+            del body, files
+        finally:
+            service.bytes_held -= sum(held)
         wanted = decoded.reward
         if wanted is None and len(service.queues) == 1:
             wanted = next(iter(service.queues))
@@ -108,20 +118,6 @@ async def answer(request: Request, content_type: str) -> Response:
         service.active -= 1
     service.metrics.requests.labels(name, response.status_code).inc()
     return response
-
-
-async def _receive(service: Service, request: Request, content_type: str) -> ScoreRequest:
-    """The decoded request; decoding runs in a thread, as images take time."""
-    held: list[int] = []
-    try:
-        body = await read_body(service, request, content_type, held)
-        files = None
-        if content_type == "multipart/form-data":
-            body, files = await _parts(request, body, service.limits)
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(service.decoders, decode_request, body, service.limits, files)
-    finally:
-        service.bytes_held -= sum(held)
 
 
 async def read_body(service: Service, request: Request, content_type: str, held: list[int]) -> bytes:

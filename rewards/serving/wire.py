@@ -176,30 +176,24 @@ def encode_request(
     body: dict[str, Any] = {"schema": SCHEMA, "iteration": iteration}
     if reward is not None:
         body["reward"] = reward
-    return body | {
-        "items": [_encode_item(item, image, video) for item in items],
-        "group_ids": [item.group_id for item in items],
-    }
-
-
-def _encode_item(
-    item: WireItem, image: Callable[[Pixels], str], video: Callable[[Sequence[Pixels]], str] | None
-) -> dict[str, Any]:
-    images = {
-        "images": () if item.frames else (item.image,),
-        "frames": () if video else item.frames,
-        "source_images": item.source_images,
-        "reference_images": item.reference_images,
-    }
-    encoded: dict[str, Any] = {"id": item.id, "prompt": item.prompt, "sample_id": item.sample_id}
-    encoded |= {key: [image(one) for one in value] for key, value in images.items() if value}
-    if item.frames and video is not None:
-        encoded["video"] = video(item.frames)
-    if item.fps is not None:
-        encoded["fps"] = item.fps
-    if item.metadata:
-        encoded["metadata"] = json_metadata(item)
-    return encoded
+    body |= {"items": [], "group_ids": [item.group_id for item in items]}
+    for item in items:
+        images = {
+            "images": () if item.frames else (item.image,),
+            "frames": () if video else item.frames,
+            "source_images": item.source_images,
+            "reference_images": item.reference_images,
+        }
+        encoded: dict[str, Any] = {"id": item.id, "prompt": item.prompt, "sample_id": item.sample_id}
+        encoded |= {key: [image(one) for one in value] for key, value in images.items() if value}
+        if item.frames and video is not None:
+            encoded["video"] = video(item.frames)
+        if item.fps is not None:
+            encoded["fps"] = item.fps
+        if item.metadata:
+            encoded["metadata"] = json_metadata(item)
+        body["items"].append(encoded)
+    return body
 
 
 def json_metadata(item: WireItem) -> dict[str, Any]:
@@ -237,9 +231,10 @@ def decode_request(body: bytes, limits: Limits, files: Mapping[str, bytes] | Non
     if not (reward is None or isinstance(reward, str)):
         raise bad_request(f"reward must be text, got {short(reward)}")
     items = _listed_items(data.get("items"), groups, limits)
-    if size > limits.max_bytes and (files is None or not any(map(_has_video, items))):
+    videos = [item.get("frames") or item.get("video") for item in items if isinstance(item, dict)]
+    if size > limits.max_bytes and (files is None or not any(videos)):
         raise too_many_bytes(limits)
-    purse = _Purse.for_request(limits, size, files)
+    purse = _Purse(limits, size, files)
     decoded = [
         _item(item, f"items[{i}]", None if groups is None else _integer(groups[i], f"group_ids[{i}]"), purse)
         for i, item in enumerate(items)
@@ -247,10 +242,6 @@ def decode_request(body: bytes, limits: Limits, files: Mapping[str, bytes] | Non
     if len({item.id for item in decoded}) != len(decoded):
         raise bad_request("two items have the same id: ids tell the items of a request apart")
     return ScoreRequest(reward=reward, items=tuple(decoded), iteration=_integer(iteration, "iteration"))
-
-
-def _has_video(item: Any) -> bool:
-    return isinstance(item, dict) and bool(item.get("frames") or item.get("video"))
 
 
 def _listed_items(items: Any, groups: Any, limits: Limits) -> list[Any]:
@@ -276,29 +267,15 @@ def too_many_bytes(limits: Limits) -> WireError:
     )
 
 
-@dataclass(kw_only=True, slots=True)
 class _Purse:
     """What a request may still unpack: pixels of images, of all its videos and of each of them, and how many."""
 
-    files: Mapping[str, bytes] | None
-    images: int
-    videos: int
-    of_item: int
-    count: int
-    most: int
-
-    @classmethod
-    def for_request(cls, limits: Limits, size: int, files: Mapping[str, bytes] | None) -> _Purse:
-        """The purse of a request of `size` bytes."""
+    def __init__(self, limits: Limits, size: int, files: Mapping[str, bytes] | None) -> None:
         most_of_videos = max(IN_FLIGHT * limits.max_pixels, limits.max_video_pixels)
-        return cls(
-            files=files,
-            of_item=limits.max_video_pixels,
-            count=limits.max_images,
-            most=limits.max_images,
-            images=min(limits.max_pixels, max(SMALL_REQUEST, PIXELS_A_BYTE * size)),
-            videos=min(most_of_videos, max(SMALL_REQUEST, VIDEO_PIXELS_A_BYTE * size)),
-        )
+        self.files, self.of_item = files, limits.max_video_pixels
+        self.count = self.most = limits.max_images
+        self.images = min(limits.max_pixels, max(SMALL_REQUEST, PIXELS_A_BYTE * size))
+        self.videos = min(most_of_videos, max(SMALL_REQUEST, VIDEO_PIXELS_A_BYTE * size))
 
     def _take(self, count: int) -> None:
         if count > self.count:

@@ -53,7 +53,15 @@ class Loudness:
             sounds, rate = sounds_of(inputs, owner="reward 'loudness'")
             found = level(sounds)
             near = (1 - (found - self.target).abs() / self.width).clamp(min=0)
-            silence, flatness = torch.stack([_texture(sound, rate) for sound in sounds]).unbind(1)
+            length, textures = min(max(8, round(_WINDOW * rate)), sounds.shape[2]), []
+            for sound in sounds:
+                windows = sound.double().unfold(1, length, length).transpose(0, 1)  # [windows, c, length]
+                silent = level(windows) < _SILENT
+                power = torch.fft.rfft(windows[~silent], dim=-1).abs().square().mean(1)[:, 1:]
+                power = power.clamp(min=torch.finfo(power.dtype).tiny)
+                mean = (power.log().mean(1).exp() / power.mean(1)).mean()  # NaN of no windows
+                textures.append(torch.stack([silent.double().mean(), mean]).float())
+            silence, flatness = torch.stack(textures).unbind(1)
             values = torch.where(torch.isfinite(sounds).flatten(1).all(1), near, math.nan).float()
             return tensor_output(values, {"level": found.float(), "silence": silence, "flatness": flatness})
 
@@ -95,10 +103,14 @@ class SoundSync:
                     f"{owner} with lag {self.lag} needs videos of at least {self.lag + 4} frames: make longer ones."
                 )
             steps = videos.shape[1] - 1
+            edges = [*pairwise(round(step * rate / inputs.fps) for step in range(steps + 1))]
             found = []
             for video, sound in zip(videos, sounds, strict=True):  # one at a time: float64 takes twice its memory
                 moved = video.diff(dim=0).abs().flatten(1).double().mean(1)
-                heard = envelope(sound, rate=rate, fps=inputs.fps, steps=steps)
+                # The root mean square of the sound between every frame and the next; 0 after its end.
+                power = sound.double().square().mean(0)
+                parts = [power[first:last] for first, last in edges]
+                heard = torch.stack([part.mean().sqrt() if len(part) else power.new_zeros(()) for part in parts])
                 shifts = [
                     correlation(moved[max(0, -by) : steps - max(0, by)], heard[max(0, by) : steps - max(0, -by)])
                     for by in range(-self.lag, self.lag + 1)
@@ -120,14 +132,6 @@ def level(sound: Float[Tensor, " *b c n"]) -> Float[Tensor, " *b"]:
     return 20 * sound.double().square().mean((-2, -1)).sqrt().clamp(min=_FLOOR).log10()
 
 
-def envelope(sound: Float[Tensor, " c n"], *, rate: int, fps: float, steps: int) -> Float[Tensor, " steps"]:
-    """Root mean square of a sound between every frame and the next; 0 after its end."""
-    power = sound.double().square().mean(0)
-    edges = [round(step * rate / fps) for step in range(steps + 1)]
-    parts = [power[first:last] for first, last in pairwise(edges)]
-    return torch.stack([part.mean().sqrt() if len(part) else power.new_zeros(()) for part in parts])
-
-
 def correlation(first: Float[Tensor, " n"], second: Float[Tensor, " n"]) -> Float[Tensor, ""]:
     """Pearson's correlation; 0 where a series does not vary, or has fewer than 3 numbers."""
     if len(first) < 3:
@@ -146,14 +150,3 @@ def sounds_of(inputs: RewardInputs, *, owner: str) -> tuple[Float[Tensor, " b c 
             "clips that have; sounds are not decoded with gradient or sent to servers."
         )
     return inputs.sounds, inputs.sound_rate
-
-
-def _texture(sound: Float[Tensor, " c n"], rate: int) -> Float[Tensor, " 2"]:
-    """Share of silent windows, and flatness of the others, NaN where there are none."""
-    length = min(max(8, round(_WINDOW * rate)), sound.shape[1])
-    windows = sound.double().unfold(1, length, length).transpose(0, 1)  # [windows, c, length]
-    silent = level(windows) < _SILENT
-    power = torch.fft.rfft(windows[~silent], dim=-1).abs().square().mean(1)[:, 1:]
-    power = power.clamp(min=torch.finfo(power.dtype).tiny)
-    flatness = (power.log().mean(1).exp() / power.mean(1)).mean()  # NaN of no windows
-    return torch.stack([silent.double().mean(), flatness]).float()

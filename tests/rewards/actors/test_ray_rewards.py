@@ -9,6 +9,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -31,6 +32,7 @@ from flowrl.rewards import RewardInputs, RewardOutput
 from flowrl.rewards.actors import ray_rewards
 from flowrl.rewards.actors.ray_rewards import (
     RewardWorkers,
+    Started,
     WorkerReward,
     check_reward_workers,
     find_workers,
@@ -206,7 +208,8 @@ def asked(monkeypatch: pytest.MonkeyPatch, *answers: Any) -> RewardOutput:
     actors = [SimpleNamespace(score=SimpleNamespace(remote=lambda *_: None)) for _ in range(2)]
     about = About(name="far", kind="pointwise", needs=frozenset(), version="1")
     pool = ServerPool[Any](actors, lambda actor: False)
-    return WorkerReward(place=0, workers=RewardWorkers(entries=(), about=(about,), pool=pool))(inputs(2))
+    workers = RewardWorkers(entries=(), about=(about,), pool=pool)
+    return WorkerReward(place=0, workers=workers, **asdict(about))(inputs(2))
 
 
 def test_a_call_waits_for_workers_that_start_again(
@@ -236,9 +239,11 @@ def test_workers_that_never_build_their_rewards_are_told_of(monkeypatch: pytest.
         return answer
 
     monkeypatch.setattr(ray, "get", get)
+    monkeypatch.setattr(ray_rewards, "connect", lambda *_, **__: None)
     remote = SimpleNamespace(remote=lambda: None)
+    started = Started(address="", names=("one",), actors=(SimpleNamespace(ready=remote, about=remote),))
     with pytest.raises(ValueError, match=r"not all of the 1 workers that score had built their rewards within 1800 s"):
-        ray_rewards._same_about([SimpleNamespace(ready=remote, about=remote)])
+        find_workers(WorkersConfig(rewards=1), [], started)
 
 
 def test_what_cannot_have_workers_is_refused(tmp_path: Path) -> None:
