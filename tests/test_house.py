@@ -10,16 +10,16 @@ import pytest
 from house import ROOT, circles, complexities, measure
 
 LIMITS: dict[str, int] = {
-    "lines": 92708,
+    "lines": 93030,
     "lines of commands": 1500,
     "loose modules": 4,
     "circles of files": 0,
     "circles of folders": 0,
     "folders in circles": 0,
     "complexity > 15": 0,
-    "one-use helpers": 618,
-    "lines of one-use helpers": 8156,
-    "fmt: skip": 248,
+    "one-use helpers": 606,
+    "lines of one-use helpers": 7890,
+    "fmt: skip": 246,
     "fmt: skip in tests": 787,
     "Namespace outside commands": 1,
     "Namespace in commands, but run and add_arguments": 1,

@@ -71,7 +71,7 @@ class PromptSet:
 
 PROMPT_SETS: dict[str, PromptSet] = {
     name: PromptSet(
-        **{key: tuple(value) if isinstance(value, list) else value for key, value in row.items() if key != "files"},
+        **{key: tuple(value) if isinstance(value, list) else value for key, value in row.items() if key != "files"},  # type: ignore[arg-type]
         files={own: PublishedFile(**file) for own, file in row.get("files", {}).items()},
     )
     for name, row in read_mapping(Path(__file__).with_suffix(".yaml")).items()

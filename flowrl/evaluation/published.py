@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from flowrl.evaluation.benchmark import BENCHMARKS
 from flowrl.rewards import REWARDS, reproduction_of
 
-_HEAD = """# Published names
+_HEAD = """# What published names reproduce
 
 A scorer or benchmark that carries a published name says here what it reproduces, and against what that was checked.
 The same line stands in `manifest.json` of a run, in the card of `flowrl reward card` and in `result.json` of

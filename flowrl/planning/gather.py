@@ -199,7 +199,7 @@ def _count(
         network=network, eval_working=eval_working, rows=graph_rows(config, passes),
         passes=(passes(config.sampler.guidance_scale), passes(scale)),
         keeps=plan.geometry.images_per_process // config.updates_per_rollout if config.keep_graphs is True else 0,
-        gradients=plan.counts.gradients(),
+        gradients=plan.counts.gradients(), images=config.num_images,
         decode=decode, eval_decode=eval_decode, image=4 * 3 * size[0] * size[1] * (size[2] or 1),
         parts=route.parts or {}, rewards=plan.rewards if here else (), unknown=tuple(unknown),
         dtype=(pipeline.dtype, DTYPES[pipeline.dtype].itemsize), full=full, slots=plan.slots,

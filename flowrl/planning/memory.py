@@ -46,6 +46,7 @@ class Facts:
         keeps: images whose graphs are all kept (`keep_graphs`); 0 where a micro-batch's are.
         gradients: of what is trained that are kept for each image in their place: on the host, and on the device while
             it is drawn.
+        images: of an iteration, of all processes.
         decode: bytes that decoding one image makes, whole and in tiles; None where not known.
         eval_decode: the same at the evaluations' size.
         image: bytes of a decoded image.
@@ -90,6 +91,7 @@ class Facts:
     prompts: int | None = None
     cached: bool = False
     gradients: tuple[int, int] = (0, 0)
+    images: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

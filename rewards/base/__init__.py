@@ -79,7 +79,7 @@ REWARDS: dict[str, str] = {
 }
 """Name -> "module:Class", the options of the reward: a frozen dataclass whose fields are the options, whose
 `__post_init__` refuses bad values without loading anything, and whose `build(device)` makes the `Reward`."""
-_REPRODUCES: Mapping[str | None, str] = read_mapping(Path(__file__).parents[1] / "reproduces.yaml")
+_REPRODUCES: dict[str, str] = read_mapping(Path(__file__).parents[1] / "reproduces.yaml")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, weakref_slot=True)
@@ -388,7 +388,7 @@ def reproduction_of(name: str | None, options: Mapping[str, Any] | None = None) 
     The line is that of `reproduces.yaml`. Options that put another text in the place of the published one are told with
     it.
     """
-    line = _REPRODUCES.get(name)
+    line = _REPRODUCES.get(name or "")
     if line is None:
         return None
     line, template = f"{line.rstrip('.')}.", (options or {}).get("template")

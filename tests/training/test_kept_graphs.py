@@ -23,18 +23,14 @@ from flowrl.objectives.policy_gradient import Clip
 from flowrl.pipelines.arithmetic.lora_linear import add_lora
 from flowrl.pipelines.arithmetic.sample_gradients import SampleGradients
 from flowrl.planning.counts import graph_rows, of_run
-from flowrl.planning.gather import gather
-from flowrl.planning.memory import Memory, pinned
 from flowrl.planning.throughput import Pace
-from flowrl.planning.traces import Trace
 from flowrl.recipes import grpo
 from flowrl.runtime.randomness import counter_normal
 from flowrl.samplers import KERNELS, build_schedule, rollout
-from flowrl.training import kept_graphs, paths
+from flowrl.training import kept_graphs
 from flowrl.training.kept_graphs import KeptGradients, KeptGraphs
 from flowrl.training.learner import GradientSum, NetworkCounter
-from flowrl.training.parts import model_family
-from flowrl.trajectory import Conditioning, Rows, Sampled
+from flowrl.trajectory import Conditioning, Rows
 
 BATCHES = ("micro_batch_size=2", "rollout_batch_size=2", "num_iterations=3")
 GUIDED = "sampler.guidance_scale=3"
@@ -325,56 +321,6 @@ def test_weighted_gradients_are_autograds_of_the_surrogate(toy: Path, by_step: b
     assert sum(float(one.abs().sum()) for one in wanted) > 1e-3
     for found, right in zip(gradient.total, wanted, strict=True):
         assert (found - right).abs().max() < 1e-12
-
-
-@pytest.mark.slow
-def test_what_is_kept_of_images_is_what_the_plan_says(toy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One transition's graph of one batch is there at once, and what waits for the rewards."""
-    peaks, kept = list[int](), list[int]()
-    sample, add_to = paths.sample_paths, KeptGradients.add_to
-
-    def traced(*given: Any) -> Sampled:
-        with Trace() as trace:
-            found = sample(*given)
-        peaks.append(trace.peak)
-        return found
-
-    def counted(self: KeptGradients, gradient: GradientSum) -> None:
-        kept.append(sum(total.nbytes for totals in self._sums.values() for total in totals))
-        add_to(self, gradient)
-
-    monkeypatch.setattr(grpo, "sample_paths", traced)
-    monkeypatch.setattr(KeptGradients, "add_to", counted)
-    sizes = (
-        "group_size=4",
-        "micro_batch_size=4",
-        "rollout_batch_size=4",
-        "num_iterations=1",
-        "eval_every=0",
-        "threads=1",
-        "progress=false",
-        reward_list(toy.parent, "redness"),
-        "prompts_per_step=3",
-    )
-    plans = list[Memory]()
-    for more in "kl_coef=0 prompts_per_step=6 sampler.sde_window_range=[2,3] credit.method=tp_grpo kl_coef=0.1".split():
-        config = load_config(find_config("tiny_grpo_geneval"), [*sizes, GRADIENTS, more])
-        quick_run(config, toy.parent)
-        plan = gather(config, "tiny", model_family(config.pipeline), processes=1, pace=PACE, processor="CPU")
-        assert plan.memory is not None
-        plans.append(plan.memory)
-    each = kept[0] // 12
-    assert kept == [12 * each, 24 * each, 12 * each, 3 * 12 * each, 2 * 12 * each]  # images, steps, two terms
-    for found, memory in zip(kept, plans, strict=True):
-        assert memory.host["gradients of its images"] == found // (4 * each) * pinned(4 * each)
-    assert [memory.gradients for memory in plans] == [4 * each] * 4 + [8 * each]
-    plain, twice, one_step, by_step, with_kl = (peak - own for peak, own in zip(peaks, kept, strict=True))
-    for other in (twice, one_step, by_step, with_kl):
-        assert other == pytest.approx(plain, rel=0.1)
-    assert all(peak < one.configured + one.update + own for peak, one, own in zip(peaks, plans, kept, strict=True))
-    whole = load_config(find_config("tiny_grpo_geneval"), [*sizes, "keep_graphs=true"])
-    quick_run(whole, toy.parent)
-    assert peaks[-1] > 6 * peaks[0]
 
 
 @pytest.mark.parametrize(
