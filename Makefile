@@ -54,11 +54,11 @@ affected: $(STAMP) ## Run the tests that a change can reach, a minute of the nea
 durations: $(STAMP) ## Say where the time of the tests goes; ARGS=--record measures it again
 	@PYTHONDONTWRITEBYTECODE= $(PY) tests/tell_durations.py $(ARGS)
 
-oldest: $(STAMP) ## Test the lowest versions that pyproject.toml allows, a file a family (see docs/versions.md)
+oldest: $(STAMP) ## Test the lowest versions that pyproject.toml allows, a file a family; PYTHON=python3.12 for another
 	@rm -rf .venv-oldest
-	@$(PY) -m venv --without-pip .venv-oldest
+	@$(PYTHON) -m venv --without-pip .venv-oldest
 	@$(HAND_OVER); \
-	.venv/bin/uv pip compile --quiet --no-header --extra dev --resolution lowest-direct pyproject.toml \
+	.venv/bin/uv pip compile --quiet --no-header --python .venv-oldest/bin/python --extra dev --resolution lowest-direct pyproject.toml \
 	  -o .venv-oldest/requirements.txt && \
 	.venv/bin/uv pip install --quiet --compile-bytecode --python .venv-oldest/bin/python -r .venv-oldest/requirements.txt && \
 	.venv/bin/uv pip install --quiet --python .venv-oldest/bin/python --no-deps --no-build-isolation -e .
