@@ -83,7 +83,7 @@ class Updates:
     def update(self, *, again: bool = True) -> float | None:
         """The norm of an update; None where it was left out."""
         wide: dict[str, Any] = {"sum_dtype": lambda device: torch.float64, "settle": lambda: None}
-        policy: Any = SimpleNamespace(parameters={"weight": self.weight}, trained=[self.weight], **wide)
+        policy: Any = SimpleNamespace(split=None, parameters={"weight": self.weight}, trained=[self.weight], **wide)
         gradient = GradientSum(policy, self.counters, scale_loss=self.dtype == "float16")
         self.tried.clear()
         self.descend(gradient, self.stats)
