@@ -2,7 +2,7 @@
 
 Names that are imported stand in `NAMES` and are imported from here, when the importing file is, so that this file loads
 none of them. Members of foreign objects stand in `MEMBERS` and are read and written by the functions below. Both are
-tables of `private_names.yaml`, which says why each is needed. If a release no longer has one, the error names the
+tables of `private_names.json`, which says why each is needed. If a release no longer has one, the error names the
 releases that do. A test looks each up in what is installed, and looks for private names elsewhere.
 """
 
@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-import yaml
-
+from flowrl.runtime.files import read_json
 from flowrl.runtime.versions import TESTED, numbers, version_of
 
 if TYPE_CHECKING:
@@ -53,7 +52,7 @@ class Private:
 LOOKED_AT: Mapping[str, str] = {"diffusers": "0.36.0", "peft": "0.17.1", "torch": "2.11.0"}
 """The oldest release in which the names here were looked up; the newest is that of `flowrl.runtime.versions.TESTED`."""
 
-_TABLES = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
+_TABLES = read_json(Path(__file__).with_suffix(".json"))
 NAMES: Mapping[str, Private] = {name: Private(**row) for name, row in _TABLES["names"].items()}
 """What can be imported from here, by the name that it has here."""
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-import yaml
+from flowrl.runtime.files import read_json
 
 Language = Literal["en", "zh"]
 
@@ -34,9 +34,8 @@ class Point:
     meaning_zh: str
 
 
-_TABLE = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
-POINTS = tuple(Point(**row) for row in _TABLE["points"])
-"""In the order of the published tables, from `points.yaml`."""
+POINTS = tuple(Point(**row) for row in read_json(Path(__file__).with_suffix(".json"))["points"])
+"""In the order of the published tables, from `points.json`."""
 
 LABELS: dict[Language, tuple[str, ...]] = {"en": tuple(p.en for p in POINTS), "zh": tuple(p.zh for p in POINTS)}
 MEANINGS: dict[Language, dict[str, str]] = {
