@@ -114,6 +114,11 @@ class MemorySettings:
     context: int = 1
     rollouts: int = 0
 
+    @property
+    def ranks(self) -> int:
+        """Processes that draw by themselves: those that share an image's tokens draw it together."""
+        return max(1, self.processes // self.context)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Memory:
@@ -230,7 +235,7 @@ def memory_of(facts: Facts, chosen: MemorySettings) -> Memory:
 
 def _drawn(facts: Facts, chosen: MemorySettings) -> int:
     """What a batch takes of the device while it is drawn, beside the weights."""
-    record, ranks = facts.record, max(1, chosen.processes // chosen.context)
+    record, ranks = facts.record, chosen.ranks
     batches = (each * min(chosen.rollout_batch_size, math.ceil(rows / ranks)) for each, rows in record.batches)
     network = chosen.rollout_batch_size * facts.passes[0] * facts.network.working // chosen.context
     return network + facts.latent * max([record.held // ranks, *batches])
@@ -241,7 +246,7 @@ def _rollout(facts: Facts, chosen: MemorySettings, draws: int, away: int) -> dic
     here, size, finished = draws, chosen.rollout_batch_size, facts.record.finished
     stages = {"sampling": draws} if finished and draws else {}
     if finished:
-        here, size = 0, min(facts.scored, math.ceil(finished / max(1, chosen.processes // chosen.context)))
+        here, size = 0, min(facts.scored, math.ceil(finished / chosen.ranks))
     decoded = _decoded(facts.decode, chosen, size) + size * (2 * facts.image + facts.latent)
     return stages | {f"{'sampling, ' * bool(here)}decoding, scoring {size} images": here + decoded + away}
 
@@ -339,7 +344,7 @@ def _reference(facts: Facts, chosen: MemorySettings) -> int:
 
 def _host(facts: Facts, chosen: MemorySettings, parts: tuple[int, int, int]) -> dict[str, int]:
     """What a process takes of the host's memory; `parts` are bytes of text encoders, autoencoder and rewards."""
-    ranks, trained = max(1, chosen.processes // chosen.context), facts.network.trained
+    ranks, trained = chosen.ranks, facts.network.trained
     columns = [count * facts.latent // ranks for count in facts.record.columns]
     rounds = facts.record.rounds
     record = rounds * (sum(map(pinned, columns)) + sum(columns) * (rounds > 1))
