@@ -155,10 +155,9 @@ def _translate(
         try:
             found = settled(found, own)
             config, words = _load(text_of_import(found, own), path), list[str]()
-            made, obstacles = _plan_but_for_prompts(config, path.stem, 1)
             if card is not None:
                 config, words = in_time(config, config.pipeline.model, card, hours, make=_plan_but_for_prompts)
-                made, obstacles = _plan_but_for_prompts(config, path.stem, 1)
+            made, obstacles = _plan_but_for_prompts(config, path.stem, 1)
         except ValueError as error:
             raise ValueError(f"{source} says what is refused here: {error}") from None
     told = outlook_words(made, outlook_of(made, card))
