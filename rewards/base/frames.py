@@ -45,6 +45,21 @@ def framewise(reward: Reward, frames: Frames) -> FunctionReward:
     count, fraction = frames.count, frames.fraction
     words = [frames.policy, *([str(count)] if count else []), frames.reducer, *([f"{fraction:g}"] if fraction else [])]
 
+    def of_videos(output: RewardOutput, videos: int) -> RewardOutput:
+        """One value per video from the values of its frames, which lie side by side."""
+        values, valid = output.values.unflatten(0, (videos, -1)), output.valid.unflatten(0, (videos, -1)).all(1)
+        weights = frame_weights(values, reducer=frames.reducer, fraction=fraction)
+        shared = torch.full_like(weights, 1 / weights.shape[1])  # for sub-scores, where no frame made the value
+        part_weights = torch.where(weights.sum(1, keepdim=True) > 0, weights, shared)
+        failed, reasons = int((~valid).sum()), list(output.errors)
+        word = reasons[0] if len(reasons) == 1 else "frame_failed"
+        return RewardOutput(
+            values=torch.where(valid, _weigh(values, weights), torch.nan),
+            valid=valid,
+            parts={k: _weigh(v.unflatten(0, (videos, -1)), part_weights) for k, v in output.parts.items()},
+            errors={word: failed} if failed else {},
+        )
+
     def score(inputs: RewardInputs) -> RewardOutput:
         if inputs.videos is None:
             raise ValueError(f"reward {reward.name!r} has frames: set, but images are made, not videos: leave it out.")
@@ -57,20 +72,7 @@ def framewise(reward: Reward, frames: Frames) -> FunctionReward:
             images = inputs.videos[start : start + videos_per_call, places].flatten(0, 1)
             given = replace(stills[[item for item in items for _ in places]], images=images)
             output = check_output(reward(given), len(given), reward.name)
-            # One value per video from the values of its frames, which lie side by side.
-            values, valid = output.values.unflatten(0, (len(items), -1)), output.valid.unflatten(0, (len(items), -1))
-            whole, reasons = valid.all(1), list(output.errors)
-            weights = frame_weights(values, reducer=frames.reducer, fraction=fraction)
-            shared = torch.full_like(weights, 1 / weights.shape[1])  # for sub-scores, where no frame made the value
-            part_weights = torch.where(weights.sum(1, keepdim=True) > 0, weights, shared)
-            failed, word = int((~whole).sum()), reasons[0] if len(reasons) == 1 else "frame_failed"
-            piece = RewardOutput(
-                values=torch.where(whole, _weigh(values, weights), torch.nan),
-                valid=whole,
-                parts={k: _weigh(v.unflatten(0, (len(items), -1)), part_weights) for k, v in output.parts.items()},
-                errors={word: failed} if failed else {},
-            )
-            pieces.append(piece)
+            pieces.append(of_videos(output, len(items)))
         return join_outputs(pieces)
 
     return FunctionReward(
