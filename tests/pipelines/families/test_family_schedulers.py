@@ -46,7 +46,7 @@ def stocks() -> dict[tuple[str, str], Any]:
         for label in CONFIGS:
             try:
                 found[kind, label] = made(kind, label)
-            except Exception:  # some need arguments, a library, or other settings
+            except (TypeError, ImportError, ValueError, NotImplementedError):  # arguments, a library, other settings
                 continue
     return found
 
