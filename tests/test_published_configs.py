@@ -283,6 +283,7 @@ UNNAMED = {
     "sd35m_mixgrpo_flash",
     "sd35m_recommended",
     "sd35m_rft",
+    "sd35m_rvm",
     "sd35m_stepwise",
     "sd35m_tempflow",
     "sd35m_tree_grpo",

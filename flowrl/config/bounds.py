@@ -27,7 +27,7 @@ MOST: dict[str, float] = {
     "updates_per_rollout": IMAGES, "micro_batch_size": IMAGES, "rollout_batch_size": IMAGES, "clip_range": 1e6,
     "adv_clip_range": 1e9, "adv_eps": 1e9, "adv_min_std": 1e9, "adv_correction": 1, "adv_virtual_max": 1e9,
     "max_invalid_ratio": 1,
-    "best_of": IMAGES, "kl_coef": 1e9, "kl_reference": _EVER,
+    "best_of": IMAGES, "kl_coef": 1e9, "kl_reference": _EVER, "same_latent": IMAGES,
     "eval_every": _EVER, "checkpoint_every": _EVER, "keep_checkpoints": _EVER,
     "threads": THREADS,
     "pipeline.height": SIDE, "pipeline.width": SIDE, "pipeline.num_frames": 10_000, "pipeline.fps": 1_000,

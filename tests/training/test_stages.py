@@ -140,6 +140,8 @@ def test_streams_wait_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
             said.append(f"{self.name} waits for {other.name}")
 
     class Read(torch.Tensor):
+        is_cuda = True
+
         def record_stream(self, stream: Any) -> None:
             said.append(f"memory is kept for {stream.name}")
 
