@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, Literal
 from unittest.mock import patch
 
-sys.path.insert(0, str(Path(__file__).resolve().parent / "peer"))
+sys.path += [str(Path(__file__).resolve().parents[1] / place) for place in ("trials/peer", "helpers")]
 
 import torch
 from accelerate import Accelerator

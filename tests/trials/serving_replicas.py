@@ -21,6 +21,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "helpers"))
+
 import torch
 from origin import origin
 from reward_servers import samples

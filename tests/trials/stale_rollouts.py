@@ -12,11 +12,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "helpers"))
 
 import torch
 from origin import origin
