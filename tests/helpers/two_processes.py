@@ -19,6 +19,7 @@ from pathlib import Path
 from tiny_runs import differences, lora_tensors, metrics, model_tensors, start, state
 
 TOLERANCE = 1e-6
+EPSILON = 2**-23
 TRAIN_ALL = """
 import json, os, shutil, signal, sys, traceback
 from functools import partial
@@ -259,7 +260,11 @@ def close(a: Path, b: Path) -> None:
             scale = max(1.0, abs(mine[key]), of_reward)  # rewards are hundreds
             # Of images, which are decoded in other batches; and of rewards, divided by the spread of their group.
             scale *= 5 if key in ("diversity", "advantage_abs") else 1
-            assert abs(mine[key] - theirs[key]) <= TOLERANCE * scale, key
+            # Rewards are rounded in float32 before that: where they hardly differ, it is all that is left.
+            rounding = EPSILON * mine["reward"] / mine["reward_std"] if key == "advantage_abs" else 0.0
+            assert abs(mine[key] - theirs[key]) <= max(TOLERANCE * scale, abs(rounding)), (
+                f"{key}: {mine[key]} and {theirs[key]}"
+            )
     shipped = lora_tensors if (a / "lora").exists() else model_tensors
     assert differences(shipped(a), shipped(b)) <= TOLERANCE
     (mine, theirs) = ({key: state(run)[key] for key in ("policy", "slots")} for run in (a, b))
