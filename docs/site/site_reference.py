@@ -11,13 +11,14 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from site_syntax import ROOT, Option, cell, class_text, escaped, markdown, names_in, options_of
+from site_syntax import ROOT, Option, cell, escaped, markdown, names_in, options_of
 
 from flowrl.cli import COMMANDS, command_module
 from flowrl.config.base import config_files
 from flowrl.config.bounds import MOST
 from flowrl.config.foreign import foreign_words
-from flowrl.config.source_syntax import class_of, classes_in, tree_of, value_of
+from flowrl.config.rewards import built_in_rewards
+from flowrl.config.source_syntax import class_of, classes_in, tree_of
 from flowrl.migrating.translated import FATE_OF
 from flowrl.planning.catalogue import METHODS, head_of
 from flowrl.runs.metric_names import METRICS
@@ -30,7 +31,6 @@ CHOICES = {
         ("flowrl.objectives.policy_gradient", "OBJECTIVES"), ("flowrl.objectives.forward_losses", "FORWARD"),
         ("flowrl.recipes.preference_settings", "OBJECTIVES"), ("flowrl.objectives.gradient_paths", "PATHS"),
     ],
-    "rewards.0.name": [("flowrl.rewards", "REWARDS")],
 }  # fmt: skip
 """Keys whose type is a text, and the tables that their values are entries of."""
 
@@ -82,7 +82,8 @@ def keys_page() -> str:
             section = head
             out += [f"## {'Keys of the run itself' if head == 'run' else f'`{head}`'}", _section_text(head)]
         facts = [option.kind]
-        if choices := [name for module, table in CHOICES.get(dotted, []) for name in names_in(module, table)]:
+        choices = [name for module, table in CHOICES.get(dotted, []) for name in names_in(module, table)]
+        if choices := list(built_in_rewards()) if dotted == "rewards.0.name" else choices:
             facts.append("one of " + ", ".join(f"`{name}`" for name in choices))
         facts.append("**required**" if option.default is None else f"default `{option.default}`")
         if (most := MOST.get(dotted, _EVER)) < _EVER:
@@ -112,10 +113,10 @@ def rewards_page() -> str:
         "entry in `rewards`). How to choose, combine and check them is in [Rewards](../docs/rewards.md).",
     ]
     told: dict[str, str] = {}
-    for name, place in ast.literal_eval(value_of("flowrl.rewards", "REWARDS")).items():
-        module, _, cls = place.partition(":")
+    for name, row in built_in_rewards().items():
+        module, _, cls = row["place"].partition(":")
         out += [f"## `{name}`", *_class_text(module, cls)]
-        if said := class_text(module, cls, "reproduces"):
+        if said := row.get("reproduces"):
             out.append(f"*Reproduces:* {markdown(said)}")
         out.append(_options_list(options_of(module, cls)))
         if module in told:

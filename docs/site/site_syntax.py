@@ -74,15 +74,6 @@ def options_of(module: str, name: str) -> list[Option]:
     return options
 
 
-def class_text(module: str, name: str, variable: str) -> str:
-    """A text that a class keeps as a class variable, such as ``reproduces``; empty where there is none."""
-    _, found = class_of(module, name)
-    for node in found.body:
-        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.target.id == variable:
-            return str(ast.literal_eval(node.value)) if node.value is not None else ""
-    return ""
-
-
 def words_of(module: str, node: ast.expr) -> str:
     """An annotation in the words of a YAML file; aliases are followed."""
     if isinstance(node, ast.Constant):

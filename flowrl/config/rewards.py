@@ -7,13 +7,22 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, Literal
 
-from flowrl.config.strict_yaml import ConfigError
+from flowrl.config.source_syntax import PACKAGE
+from flowrl.config.strict_yaml import ConfigError, read_mapping
 
 FramePolicy = Literal["first", "uniform", "every", "all"]
 _HEAVIEST = 1e9
 FrameReducer = Literal["mean", "min", "top_frac", "positive_mean"]
+
+
+@cache
+def built_in_rewards() -> dict[str, dict[str, str]]:
+    """Name of a built-in reward -> `place`, "module:Class" of its options, and what a published one `reproduces`."""
+    rows: dict[str, dict[str, str]] = read_mapping(PACKAGE / "rewards" / "built_in.yaml")
+    return {name: row | {"place": f"flowrl.rewards.{row['place']}"} for name, row in rows.items()}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -9,7 +9,8 @@ from typing import Any
 
 from flowrl.config.base import config_files, read_with_base
 from flowrl.config.key_docs import fields_of, first_sentence, key_docs
-from flowrl.config.source_syntax import PACKAGE, class_of, classes_in, table_of, tree_of
+from flowrl.config.rewards import built_in_rewards
+from flowrl.config.source_syntax import PACKAGE, class_of, classes_in, tree_of
 from flowrl.config.train import TrainConfig
 from flowrl.evaluation.benchmark import BENCHMARKS
 from flowrl.runtime.files import read_json
@@ -99,8 +100,8 @@ def _configs() -> Iterator[CatalogueEntry]:
 
 
 def _rewards() -> Iterator[CatalogueEntry]:
-    for name, value in table_of("flowrl.rewards", "REWARDS").items():
-        module, _, cls = str(ast.literal_eval(value)).partition(":")
+    for name, row in built_in_rewards().items():
+        module, _, cls = row["place"].partition(":")
         yield _of_class(name, module, cls)
 
 

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from flowrl.runtime.call import call_words
-from flowrl.runtime.disk_errors import DISK, FULL, system_words
+from flowrl.runtime.disk_errors import DISK, FULL, WORDS, system_words
 from flowrl.runtime.extras import remedy
 from flowrl.runtime.files import replacing
 from flowrl.runtime.scrubbing import printable, say, without_secrets
@@ -46,25 +46,6 @@ _LOST_PROCESS = re.compile(
 )
 """What gloo, NCCL and torch's store say of a process that is gone."""
 _ASKED = re.compile(r"tried to allocate (\d+(?:\.\d+)? \w+)", re.IGNORECASE)
-_LESS_MEMORY = (
-    ("flowrl.training.heldout", "while evaluating",
-     "lower eval.batch_size, then pipeline.vae_slice, and set pipeline.free_text_encoders=true"),
-    ("flowrl.training.parts", "while loading",
-     "set pipeline.dtype=bfloat16 and pipeline.free_text_encoders=true, and move large rewards to another machine "
-     "(flowrl serve, reward remote)"),
-    ("flowrl.training.scoring", "while decoding or scoring",
-     "lower rollout_batch_size, then pipeline.vae_slice, and move large rewards to another machine (flowrl serve, "
-     "reward remote)"),
-    ("flowrl.training.paths", "while sampling",
-     "lower rollout_batch_size, then pipeline.vae_slice, and set pipeline.free_text_encoders=true"),
-    ("flowrl.recipes", "while training",
-     "lower micro_batch_size, then rollout_batch_size, and set pipeline.gradient_checkpointing=true"),
-    ("flowrl.session", "in the run",
-     "lower micro_batch_size, then rollout_batch_size, and set pipeline.gradient_checkpointing=true"),
-    ("flowrl.rewards", "in a reward", "score fewer images at once (`batch_size`, or the reward's own options)"),
-    ("flowrl", "", "lower `batch_size`, take `dtype` bfloat16, or draw smaller images"),
-)  # fmt: skip
-"""Module on the way to the error -> what went on, and what needs less memory; the first that fits."""
 
 
 class Faults(ValueError):
@@ -111,27 +92,6 @@ def explain(error: BaseException) -> str:
     return printable(without_secrets(_explained(error)))
 
 
-_KINDS: dict[str, str] = {
-    "RecursionError": (
-        "something is nested too deep or calls itself without an end{where}: look for a file or a configuration with "
-        "many brackets in each other, or a function of yours that calls itself"
-    ),
-    "UnicodeDecodeError": (
-        "a file that is read as text is not {error.encoding} text (byte {error.start}){where}: {error}"
-    ),
-    "UnpicklingError": (
-        "a file of weights is damaged, or holds Python objects beside its tensors, which are never run{where}: take "
-        "the model as .safetensors files. {short}"
-    ),
-    "SafetensorError": "a .safetensors file is damaged or cut short{where}: get it again. {short}",
-    "TorchDynamoException": (
-        "the network's blocks could not be compiled: set pipeline.compile=none, which computes the same, slower. "
-        "{short}"
-    ),
-}
-"""Name of an error's class, or of one that it is made from -> what is said of it."""
-
-
 def _explained(error: BaseException) -> str:
     names = {kind.__name__ for kind in type(error).__mro__}
     number = _errno(error)
@@ -143,7 +103,7 @@ def _explained(error: BaseException) -> str:
         name = _file_name(error)
         file = _where(error) if name is None else f" ({name if len(name) < _LONGEST_NAME else f'...{name[-99:]}'})"
         return f"a file could not be {deed}: {what}{file}. {advice}"
-    if known := next((words for kind, words in _KINDS.items() if kind in names), ""):
+    if known := next((words for kind, words in WORDS["kinds"].items() if kind in names), ""):
         return known.format(error=error, where=_where(error), short=_short(error))
     if isinstance(error, OSError):
         return _os_error(error)
@@ -330,10 +290,8 @@ def _memory(error: BaseException) -> str:
         number, unit = asked[1].split()
         amount = f"{float(number) / 2**30:.2f} GiB" if unit == "bytes" else asked[1]
         more = f" ({amount} more were asked for)"
-    phase, advice = next(
-        ((phase, advice) for start, phase, advice in _LESS_MEMORY if any(name.startswith(start) for name in modules)),
-        ("", _LESS_MEMORY[-1][2]),
-    )
+    cures: dict[str, list[str]] = WORDS["less_memory"]
+    phase, advice = cures[next((m for m in cures if any(name.startswith(m) for name in modules)), "flowrl")]
     planned = "; 'flowrl plan CONFIG' says what a run needs" if "batch_size," in advice else ""
     return f"{whose} is used up{f' {phase}' if phase else ''}{more}: {advice}{planned}"
 

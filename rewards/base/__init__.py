@@ -10,7 +10,6 @@ import math
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -18,7 +17,7 @@ import torch
 from torch import Tensor
 
 from flowrl.config.options import build_options, unknown_name
-from flowrl.config.strict_yaml import read_mapping
+from flowrl.config.rewards import built_in_rewards
 from flowrl.runtime.placement import sent
 from flowrl.runtime.shapes import Bool, Float, Int64, UInt8
 
@@ -32,54 +31,9 @@ sound of a clip."""
 VERDICTS = "geneval"
 """What evaluations call the verdicts of a reward that `gives_verdicts`."""
 
-REWARDS: dict[str, str] = {
-    "adversarial": "flowrl.rewards.adversarial:Adversarial",
-    "aesthetic": "flowrl.rewards.aesthetic:Aesthetic",
-    "attributes": "flowrl.rewards.embedded.attributes:AttributeScore",
-    "clap_score": "flowrl.rewards.sound.clap:ClapScore",
-    "clip_score": "flowrl.rewards.clip:ClipScore",
-    "dreamsim": "flowrl.rewards.metrics.dream_sim:DreamSim",
-    "edit_principles": "flowrl.rewards.judges.principles:EditPrinciples",
-    "edit_reward": "flowrl.rewards.edit_reward:EditReward",
-    "edit_score": "flowrl.rewards.judges.edit_judge:EditScore",
-    "edit_verdict": "flowrl.rewards.embedded.world_verdicts:WorldEdits",
-    "geneval": "flowrl.rewards.geneval:Geneval",
-    "grid_consistency": "flowrl.rewards.judges.consistency:GridConsistency",
-    "grid_verdict": "flowrl.rewards.embedded.world_verdicts:WorldGrids",
-    "hps": "flowrl.rewards.hps:Hps",
-    "hpsv3": "flowrl.rewards.hpsv3:Hpsv3",
-    "hpsv3_plus": "flowrl.rewards.hpsv3_plus:Hpsv3Plus",
-    "image_reward": "flowrl.rewards.image_reward:ImageReward",
-    "jpeg_compressibility": "flowrl.rewards.jpeg:JpegCompressibility",
-    "jpeg_incompressibility": "flowrl.rewards.jpeg:JpegIncompressibility",
-    "level_tokens": "flowrl.rewards.judges.level_tokens:LevelTokens",
-    "loudness": "flowrl.rewards.sound.loudness:Loudness",
-    "motion_verdict": "flowrl.rewards.embedded.world_verdicts:WorldMotions",
-    "noisy": "flowrl.rewards.noisy:Noisy",
-    "ocr": "flowrl.rewards.ocr:Ocr",
-    "physics": "flowrl.rewards.physics:Physics",
-    "pick_score": "flowrl.rewards.clip:PickScore",
-    "preference_head": "flowrl.rewards.preference_head:PreferenceHead",
-    "pyiqa": "flowrl.rewards.metrics.iqa:Pyiqa",
-    "rank": "flowrl.rewards.comparing.pairwise:Rank",
-    "remote": "flowrl.rewards.remote:Remote",
-    "rubric": "flowrl.rewards.judges.rubric:Rubric",
-    "safety": "flowrl.rewards.safety:Safety",
-    "similarity": "flowrl.rewards.similarity:Similarity",
-    "sound_sync": "flowrl.rewards.sound.loudness:SoundSync",
-    "subfigure_similarity": "flowrl.rewards.judges.subfigures:SubfigureSimilarity",
-    "subfigures": "flowrl.rewards.judges.subfigures:Subfigures",
-    "temporal_smoothness": "flowrl.rewards.motion:TemporalSmoothness",
-    "tournament": "flowrl.rewards.comparing.pairwise:Tournament",
-    "unified_reward": "flowrl.rewards.judges.unified:UnifiedReward",
-    "video_align": "flowrl.rewards.video_align:VideoAlign",
-    "vqa_score": "flowrl.rewards.metrics.vqa_score:VqaScore",
-    "win_rate": "flowrl.rewards.comparing.pairwise:WinRate",
-    "yes_no": "flowrl.rewards.judges.yes_no:YesNo",
-}
+REWARDS = {name: row["place"] for name, row in built_in_rewards().items()}
 """Name -> "module:Class", the options of the reward: a frozen dataclass whose fields are the options, whose
 `__post_init__` refuses bad values without loading anything, and whose `build(device)` makes the `Reward`."""
-_REPRODUCES: dict[str, str] = read_mapping(Path(__file__).parents[1] / "reproduces.yaml")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, weakref_slot=True)
@@ -385,10 +339,10 @@ def addresses_of(name: str) -> tuple[str, ...]:
 def reproduction_of(name: str | None, options: Mapping[str, Any] | None = None) -> str | None:
     """What a built-in reward reproduces and against what that was checked here; None where it has no published name.
 
-    The line is that of `reproduces.yaml`. Options that put another text in the place of the published one are told with
+    The line is that of `built_in.yaml`. Options that put another text in the place of the published one are told with
     it.
     """
-    line = _REPRODUCES.get(name or "")
+    line = built_in_rewards().get(name or "", {}).get("reproduces")
     if line is None:
         return None
     line, template = f"{line.rstrip('.')}.", (options or {}).get("template")

@@ -1,6 +1,6 @@
 """Mask2Former with Swin as OpenMMLab's mmdet names its weights, in transformers' class: the same network.
 
-Names of mmdet 3; those of mmdet 2, `attentions.0`, `attentions.1` and `ffns.0`, are brought to them first.
+`openmmlab_keys.yaml` has the names of mmdet 3; those of mmdet 2 are brought to them first.
 
 One thing differs in more than names. Swin halves the resolution by laying four neighbours' channels side by side.
 mmdet takes them from `torch.nn.Unfold`, a channel's four neighbours next to each other and row by row; transformers
@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from flowrl.config.strict_yaml import read_mapping
 from flowrl.rewards.networks.pretrained import check_shapes
 
 _PIXELS = "model.pixel_level_module"
@@ -24,86 +26,13 @@ _SWIN = f"{_PIXELS}.encoder.swin"
 _HEAD = "model.transformer_module"
 _LEVELS, _POINTS = 3, 4  # of deformable attention, fixed in both libraries
 
-_OLDER = (
-    (r"(pixel_decoder\.encoder\.layers\.\d+)\.attentions\.0\.", r"\1.self_attn."),
-    (r"(transformer_decoder\.layers\.\d+)\.attentions\.0\.", r"\1.cross_attn."),
-    (r"(transformer_decoder\.layers\.\d+)\.attentions\.1\.", r"\1.self_attn."),
-    (r"(layers\.\d+)\.ffns\.0\.", r"\1.ffn."),
-)
-
-_BLOCK = {
-    "norm1": "layernorm_before",
-    "norm2": "layernorm_after",
-    "attn.w_msa.proj": "attention.o_proj",
-    "ffn.layers.0.0": "mlp.fc1",
-    "ffn.layers.1": "mlp.fc2",
-}
-_NORMS = ("self_attn_layer_norm", "final_layer_norm")  # of the encoder; the decoder has one more before
-_FFN = (("0.0", "fc1"), ("1", "fc2"))
-_STAGE, _BLOCKS = r"backbone\.stages\.(\d+)\.blocks\.(\d+)\.", rf"{_SWIN}.encoder.layers.\1.blocks.\2."
-_DECODED, _DECODER = r"panoptic_head\.transformer_decoder\.", f"{_HEAD}.decoder."
-_PIXELWISE, _PIXEL_DECODER = r"panoptic_head\.pixel_decoder\.", f"{_PIXELS}.decoder."
-_KIND = r"(weight|bias)"
-
-# What a name begins with, and that beginning in transformers, or None for what nothing reads.
-_NAMES: tuple[tuple[str, str | None], ...] = (
-    (r"backbone\.patch_embed\.projection\.", f"{_SWIN}.embeddings.patch_embeddings.projection."),
-    (r"backbone\.patch_embed\.norm\.", f"{_SWIN}.embeddings.norm."),
-    *((rf"{_STAGE}{re.escape(old)}\.", f"{_BLOCKS}{new}.") for old, new in _BLOCK.items()),
-    (
-        rf"{_STAGE}attn\.w_msa\.relative_position_bias_table$",
-        rf"{_BLOCKS}attention.relative_position_bias.relative_position_bias_table",
-    ),
-    (rf"{_STAGE}attn\.w_msa\.relative_position_index$", None),
-    *((rf"backbone\.norm{i}\.", f"{_PIXELS}.encoder.hidden_states_norms.stage{i + 1}.") for i in range(10)),
-    (rf"{_PIXELWISE}input_convs\.(\d)\.conv\.", rf"{_PIXEL_DECODER}input_projections.\1.0."),
-    (rf"{_PIXELWISE}input_convs\.(\d)\.gn\.", rf"{_PIXEL_DECODER}input_projections.\1.1."),
-    *(
-        (rf"{_PIXELWISE}{old}_convs\.0\.{part}\.", f"{_PIXEL_DECODER}{new}.{place}.")
-        for old, new in (("lateral", "adapter_1"), ("output", "layer_1"))
-        for place, part in enumerate(("conv", "gn"))
-    ),
-    (rf"{_PIXELWISE}mask_feature\.", f"{_PIXEL_DECODER}mask_projection."),
-    (rf"{_PIXELWISE}level_encoding\.weight$", f"{_PIXEL_DECODER}level_embed"),
-    (rf"{_PIXELWISE}encoder\.layers\.(\d+)\.self_attn\.", rf"{_PIXEL_DECODER}encoder.layers.\1.self_attn."),
-    *(
-        (rf"{beginning}layers\.(\d+)\.ffn\.layers\.{re.escape(old)}\.", rf"{place}layers.\1.{new}.")
-        for beginning, place in ((rf"{_PIXELWISE}encoder\.", f"{_PIXEL_DECODER}encoder."), (_DECODED, _DECODER))
-        for old, new in _FFN
-    ),
-    *(
-        (rf"{_PIXELWISE}encoder\.layers\.(\d+)\.norms\.{i}\.", rf"{_PIXEL_DECODER}encoder.layers.\1.{norm}.")
-        for i, norm in enumerate(_NORMS)
-    ),
-    *(
-        (rf"{_DECODED}layers\.(\d+)\.norms\.{i}\.", rf"{_DECODER}layers.\1.{norm}.")
-        for i, norm in enumerate(("cross_attn_layer_norm", *_NORMS))
-    ),
-    (rf"{_DECODED}layers\.(\d+)\.(self|cross)_attn\.attn\.out_proj\.", rf"{_DECODER}layers.\1.\2_attn.out_proj."),
-    (
-        rf"{_DECODED}layers\.(\d+)\.cross_attn\.attn\.in_proj_{_KIND}$",
-        rf"{_DECODER}layers.\1.cross_attn.in_proj_\2",
-    ),
-    (rf"{_DECODED}post_norm\.", f"{_DECODER}layernorm."),
-    (r"panoptic_head\.query_embed\.weight$", f"{_HEAD}.queries_embedder.weight"),
-    (r"panoptic_head\.query_feat\.weight$", f"{_HEAD}.queries_features.weight"),
-    (r"panoptic_head\.level_embed\.weight$", f"{_HEAD}.level_embed.weight"),
-    (r"panoptic_head\.cls_embed\.", "class_predictor."),
-    *((rf"panoptic_head\.mask_embed\.{2 * i}\.", f"{_DECODER}mask_predictor.mask_embedder.{i}.0.") for i in range(3)),
-)
-
-# Three matrices in one, by rows: pattern -> the name of each, with the letter to fill in.
-_THREE = (
-    (rf"{_STAGE}attn\.w_msa\.qkv\.{_KIND}", rf"{_BLOCKS}attention.{{}}_proj.\3"),
-    (rf"{_DECODED}layers\.(\d+)\.self_attn\.attn\.in_proj_{_KIND}", rf"{_DECODER}layers.\1.self_attn.{{}}_proj.\2"),
-)
 _REST = re.compile(r"([a-z_]+\.)?(weight|bias)|")  # of a name, after the beginning
 _HALVED = re.compile(r"backbone\.stages\.(\d+)\.downsample\.(reduction\.weight|norm\.weight|norm\.bias)")
 
 
-def newer_name(name: str) -> str:
+def newer_name(name: str, older: Mapping[str, str]) -> str:
     """The name that mmdet 3 gives to a weight of mmdet 2 or 3."""
-    for pattern, replacement in _OLDER:
+    for pattern, replacement in older.items():
         name = re.sub(pattern, replacement, name)
     return name
 
@@ -111,19 +40,19 @@ def newer_name(name: str) -> str:
 def to_transformers(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The weights of mmdet's Mask2Former with Swin, of release 2 or 3, under the names of transformers' class."""
     renamed: dict[str, Tensor] = {}
-    unknown = []
+    unknown, names = [], read_mapping(Path(__file__).with_suffix(".yaml"))
     for given, tensor in weights.items():
-        name = newer_name(given)
+        name = newer_name(given, names["older"])
         if match := _HALVED.fullmatch(name):
             renamed[f"{_SWIN}.encoder.layers.{match[1]}.downsample.{match[2]}"] = neighbours_apart(tensor)
             continue
-        for pattern, new in _THREE:
+        for pattern, new in names["three_in_one"].items():
             if match := re.fullmatch(pattern, name):
                 for letter, part in zip("qkv", tensor.chunk(3), strict=True):
                     renamed[match.expand(new).format(letter)] = part.contiguous()
                 break
         else:
-            for beginning, place in _NAMES:
+            for beginning, place in names["beginnings"].items():
                 if (match := re.match(beginning, name)) and _REST.fullmatch(name[match.end() :]):
                     if place is not None:
                         renamed[match.expand(place) + name[match.end() :]] = tensor

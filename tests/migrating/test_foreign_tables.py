@@ -7,7 +7,7 @@ from typing import get_args
 import pytest
 
 from flowrl.config.foreign import foreign_words
-from flowrl.config.source_syntax import table_of
+from flowrl.config.rewards import built_in_rewards
 from flowrl.config.strict_yaml import dotted_keys
 from flowrl.config.train import TrainConfig
 from flowrl.migrating.foreign_files import Kind
@@ -32,7 +32,7 @@ def test_what_is_taken_over_has_a_key_here(kind: str) -> None:
 
 def test_rewards_models_and_configurations_exist() -> None:
     names = {reward["name"] for toolkit in WORDS.toolkits.values() for reward in toolkit.rewards.values()}
-    assert names <= table_of("flowrl.rewards", "REWARDS").keys()
+    assert names <= built_in_rewards().keys()
     assert set(WORDS.algorithms.values()) == WORDS.methods.keys()
     assert {name.partition(".options.")[0] for made in WORDS.methods.values() for name in made} - OURS <= {"objective"}
     assert all(published(model) is not None for model in WORDS.models.values())

@@ -26,6 +26,7 @@ from flowrl.commands import report as report_command
 from flowrl.config.sections import EvalConfig, PipelineConfig
 from flowrl.config.train import TrainConfig
 from flowrl.runtime import failures
+from flowrl.runtime.disk_errors import WORDS
 from flowrl.runtime.failures import describe_error, explain, out_of_memory, write_error_log
 
 
@@ -149,7 +150,7 @@ def test_every_key_named_for_memory_exists() -> None:
     known = {field.name for field in fields(TrainConfig)}
     known |= {f"pipeline.{field.name}" for field in fields(PipelineConfig)}
     known |= {f"eval.{field.name}" for field in fields(EvalConfig)}
-    advices = [advice for _, _, advice in failures._LESS_MEMORY]
+    advices = [advice for _, advice in WORDS["less_memory"].values()]
     named = {key for text in advices for key in re.findall(r"(?<![-`])\b(?:pipeline\.|eval\.)?[a-z]+_[a-z_]+", text)}
     assert named - known == set()
     assert {"micro_batch_size", "rollout_batch_size", "eval.batch_size", "pipeline.vae_slice"} <= named

@@ -12,7 +12,7 @@ from torch import nn
 from flowrl.rewards import models_of, reward_options
 from flowrl.rewards.edit_reward import TwoHeads
 from flowrl.rewards.hpsv3_plus import ModulatedHead
-from flowrl.rewards.networks.model_sizes import PARAMETERS
+from flowrl.rewards.networks.model_sizes import model_of
 
 
 def edit_reward() -> list[nn.Module]:
@@ -79,7 +79,7 @@ def test_a_size_is_that_of_the_published_dimensions(
 ) -> None:
     with torch.device("meta"):
         parts = make(*given)
-    assert sum(weight.numel() for part in parts for weight in part.parameters()) == PARAMETERS[name]
+    assert sum(weight.numel() for part in parts for weight in part.parameters()) == model_of(name).parameters
 
 
 @pytest.mark.parametrize(("reward", "width"), [
