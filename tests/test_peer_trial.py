@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import shlex
 import sys
 from pathlib import Path
@@ -189,3 +190,14 @@ def test_the_command_writes_what_its_cases_found(
     assert "| float32 | 8 | 4 + 2 / 4 + 2 | 1.50 (1.00 to 2.00) |" in capsys.readouterr().out
     assert [word for words in asked for word in words if word.startswith("--case")] == ["--case=float32",
                                                                                     "--case=bfloat16"]  # fmt: skip
+
+
+def test_every_trial_finds_the_helpers_that_it_imports() -> None:
+    """Tests have the helpers on their path, a command of its own has not."""
+    tests = Path(__file__).parent
+    helpers = {path.stem for path in (tests / "helpers").rglob("*.py")}
+    for path in (tests / "trials").rglob("*.py"):
+        text = path.read_text()
+        named = set(re.findall(r"^(?:from|import) (\w+)", text, re.MULTILINE))
+        if "__main__" in text and named & helpers - {one.stem for one in path.parent.glob("*.py")}:
+            assert re.search(r"^(sys\.path|.*HELPERS).*$", text, re.MULTILINE), path

@@ -11,10 +11,13 @@ import argparse
 import contextlib
 import io
 import json
+import sys
 import tempfile
 import warnings
 from pathlib import Path
 from typing import Any
+
+sys.path += [str(Path(__file__).resolve().parents[1] / place) for place in ("helpers", "helpers/families")]
 
 import torch
 from generic_proof import SETTINGS, one_iteration, proof

@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import tempfile
 import warnings
 from pathlib import Path
 from typing import Any
+
+sys.path += [str(Path(__file__).resolve().parents[1] / place) for place in ("helpers", "helpers/families")]
 
 import torch
 from generic_plan_proof import plan_proof

@@ -11,11 +11,14 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import sys
 import tempfile
 import time
 import warnings
 from pathlib import Path
 from typing import Any
+
+sys.path += [str(Path(__file__).resolve().parents[1] / place) for place in ("helpers", "helpers/families")]
 
 import torch
 from origin import origin

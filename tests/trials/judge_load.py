@@ -21,6 +21,8 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any, get_args
 
+sys.path += [str(Path(__file__).resolve().parents[1] / place) for place in ("helpers", "helpers/judges")]
+
 import numpy as np
 import torch
 from origin import origin
