@@ -217,7 +217,43 @@ class AGrae:
         return torch.where(shaped > 0, shaped * min(1.0, omega / self.alpha), shaped).to(advantage_M.dtype)
 
 
-SHAPINGS: dict[str, type[Dcpo] | type[AGrae]] = {"dcpo": Dcpo, "a_grae": AGrae}
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Real:
+    """Rewards as labels (REAL, arXiv 2602.05630): a group's images are told apart by a classifier, right from wrong.
+
+    With s an image's mean log-ratio to the policy that sampled it, the loss of a group of R right and W wrong images is
+    `log(1 + sum_right exp(-s / tau)) + log(1 + sum_wrong exp(s / tau))`. A rollout's first update has s = 0, and there
+    the gradient is that of the advantages `G / (tau (1 + R))` of each right image and `-G / (tau (1 + W))` of each
+    wrong one, in the mean over the G of a group. Further updates would weigh by s, so they are refused.
+    """
+
+    tau: float = 0.5
+    """Temperature of the two classes, above 0; published 0.5."""
+
+    def __post_init__(self) -> None:
+        if not self.tau > 0:
+            raise ValueError(f"tau divides log-ratios and must be above 0, got {self.tau}: published is 0.5")
+
+    def __call__(self, reward_B: Float[Tensor, " B"], group_B: Int[Tensor, " B"]) -> Float[Tensor, " B"]:
+        """Advantages [B] of verdicts [B], 0 or 1; NaN stays NaN and counts nowhere. Raises ValueError: other rewards,
+        or shapes differ."""
+        check_columns(reward_B=reward_B, group_B=group_B)
+        valid = ~reward_B.isnan()
+        if not bool(((reward_B == 0) | (reward_B == 1) | ~valid).all()):
+            raise ValueError(
+                "shaping real takes verdicts, 0 or 1, but there are other rewards: choose a reward of verdicts, such "
+                "as geneval with options.credit official"
+            )
+        index, num_groups = sets_of(group_B)
+        counts = [
+            torch.zeros(num_groups, dtype=torch.float64).index_add(0, index, (valid & (reward_B == label)).double())
+            for label in (0, 1)
+        ]
+        wrong, right = (counts[0] + counts[1])[index] / (self.tau * (1 + torch.stack(counts)[:, index]))
+        return torch.where(valid, torch.where(reward_B == 1, right, -wrong), torch.nan).to(reward_B.dtype)
+
+
+SHAPINGS: dict[str, type[Dcpo] | type[AGrae] | type[Real]] = {"dcpo": Dcpo, "a_grae": AGrae, "real": Real}
 
 
 def select_best(advantage_B: Float[Tensor, " B"], group_B: Int[Tensor, " B"], n: int) -> Bool[Tensor, " B"]:

@@ -58,8 +58,9 @@ class ObjectiveConfig:
 class ShapingConfig:
     """A change of the advantages after normalisation."""
 
-    name: Literal["none", "dcpo", "a_grae"] = "none"
-    """Smooth standardisation over a prompt's visits (dcpo), or asymmetry by success rate (a_grae)."""
+    name: Literal["none", "dcpo", "a_grae", "real"] = "none"
+    """Smooth standardisation over a prompt's visits (dcpo), asymmetry by success rate (a_grae), or verdicts as labels
+    of a classifier (real)."""
     options: dict[str, Any] = field(default_factory=dict)
     """Its options."""
 

@@ -16,6 +16,7 @@ from flowrl.advantages.shaping import (
     SHAPINGS,
     AGrae,
     Dcpo,
+    Real,
     RewardHistory,
     dcpo,
     dcpo_clip,
@@ -231,6 +232,9 @@ def shape_advantages(
     if isinstance(shaping, AGrae):
         success = success_rates(ends, sampled.group, "shaping a_grae")
         return shaping(advantage_M, success.to(advantage_M), float(ends.reward.nanmean()))
+    if isinstance(shaping, Real):
+        own, of_all = int(sampled.ends.sum()), shaping(ends.reward, ends.group)
+        return of_all[loop.run.rank * own : (loop.run.rank + 1) * own][sampled.sample].to(advantage_M)
     stored = loop.memory.get("reward_history")
     total = len(loop.prompts.train)
     history = RewardHistory.start(total, shaping.merge) if stored is None else RewardHistory(**stored)
@@ -268,9 +272,9 @@ def credit_options(config: TrainConfig) -> Callable[..., Credit]:
     return made
 
 
-def shaping_options(config: TrainConfig) -> Dcpo | AGrae | None:
+def shaping_options(config: TrainConfig) -> Dcpo | AGrae | Real | None:
     """The change of shape with its options; None without one."""
-    made: Dcpo | AGrae | None = _chosen("shaping", config.shaping, SHAPINGS)
+    made: Dcpo | AGrae | Real | None = _chosen("shaping", config.shaping, SHAPINGS)
     return made
 
 
@@ -308,10 +312,17 @@ def check_assignment(config: TrainConfig, method: Method) -> None:
     credit = config.credit.method
     credit_options(config)
     reward_map(config)
-    if isinstance(shaping_options(config), Dcpo) and (credit != "outcome" or config.curriculum.max_rounds > 1):
+    if isinstance(shaping := shaping_options(config), Dcpo | Real) and (
+        credit != "outcome" or config.curriculum.max_rounds > 1
+    ):
         raise ValueError(
-            f"shaping dcpo compares a prompt's finished images over visits: it goes with credit.method=outcome "
+            f"shaping {config.shaping.name} compares a prompt's finished images: it goes with credit.method=outcome "
             f"(got {credit}) and curriculum.max_rounds=1"
+        )
+    if isinstance(shaping, Real) and config.updates_per_rollout > 1:
+        raise ValueError(
+            f"shaping real weighs images as a rollout's first update does, but updates_per_rollout is "
+            f"{config.updates_per_rollout}: set it to 1"
         )
     if config.reward_aggregation in ("each", "gdpo") and method.merged:
         raise ValueError(

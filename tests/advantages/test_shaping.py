@@ -15,6 +15,7 @@ from torch import Tensor
 from flowrl.advantages.normalise import normalise
 from flowrl.advantages.shaping import (
     AGrae,
+    Real,
     RewardHistory,
     aggregation_weights,
     dcpo,
@@ -318,3 +319,28 @@ def test_a_grae_refuses() -> None:
             AGrae(alpha=alpha)(column(1), column(p), omega)
     with pytest.raises(ValueError, match="broadcasting"):
         AGrae()(column(1, 2), column(0.5), 0.5)
+
+
+@pytest.mark.parametrize("tau", [0.5, 2.0])
+def test_real_has_the_gradient_of_its_loss_on_policy(tau: float) -> None:
+    reward = torch.tensor([1.0, 0, 0, 1, 1, 1, torch.nan, 0, 0], dtype=torch.float64)
+    group = torch.tensor([4, 4, 4, 4, 7, 7, 7, 9, 9])
+    shaped = Real(tau=tau)(reward, group)
+    log_ratio = torch.zeros(9, dtype=torch.float64, requires_grad=True)
+    for name in (4, 7, 9):
+        right, wrong = (log_ratio[(group == name) & (reward == label)] for label in (1, 0))
+        loss = (1 + (-right / tau).exp().sum()).log() + (1 + (wrong / tau).exp().sum()).log()
+        loss.backward()
+        ours = shaped[(group == name) & ~reward.isnan()]
+        assert log_ratio.grad is not None
+        theirs = -log_ratio.grad[(group == name) & ~reward.isnan()] * len(ours)
+        torch.testing.assert_close(ours, theirs)
+    assert shaped.isnan().tolist() == reward.isnan().tolist()
+    assert shaped[0].item() == pytest.approx(4 / (3 * tau))  # two right of four
+
+
+def test_real_takes_verdicts_alone() -> None:
+    with pytest.raises(ValueError, match="takes verdicts, 0 or 1"):
+        Real()(torch.tensor([0.5, 1]), torch.tensor([0, 0]))
+    with pytest.raises(ValueError, match="tau divides log-ratios"):
+        Real(tau=0.0)

@@ -293,6 +293,7 @@ REFUSALS: list[tuple[list[str], tuple[str, ...]]] = [
     (["shaping.name=a_grae", "shaping.options={omega: 1}"], ("'omega'",)),
     (["shaping.name=dcpo", "shaping.options={merge: half}"], ("pooled, release",)),
     (["shaping.name=dcpo", "curriculum.max_rounds=2"], ("curriculum.max_rounds=1",)),
+    (["shaping.name=real", "updates_per_rollout=2"], ("set it to 1",)),
     (["best_of=2", "curriculum.max_rounds=2"], ("best_of",)),
     (["curriculum.accuracy_scaled_kl=true"], ("kl_coef",)),
     (["curriculum.options={share: 1}"], ("curriculum 'shuffled'", "'share'")),
