@@ -74,6 +74,7 @@ CASES: dict[str, tuple[str, ...]] = {
     "rollout in other pieces": ("micro_batch_size=2",),
     "sequence": ("ratio=sequence", "loss_aggregation=samples", "updates_per_rollout=2"),
     "window": ("sampler.sde_window_size=1",),
+    "windows of prompts": ("sampler.sde_window_size=1", "sampler.sde_window_by=prompt", "updates_per_rollout=2"),
     "moving window": ("sampler.num_steps=6", "sampler.sde_window_size=2", "sampler.sde_window=random",
                       "sampler.sde_window_interval=1"),
     "flash": ("sampler.num_steps=8", "sampler.sde_window_size=2", "sampler.sde_window=progressive",
