@@ -157,6 +157,11 @@ def test_offline_pairs_are_compared_and_nothing_is_sampled(toy: Path) -> None:
     assert of_iteration(config, 0, two_passes, config.resolve_batch(1)) == Counts(update=8, reference=8, backward=8)
 
 
+def test_images_of_files_are_trained_and_nothing_is_sampled(toy: Path) -> None:
+    config = toy_config(toy, *FORWARD, "objective.name=sft", "objective.options.images=images", "kl_coef=0.1")
+    assert of_iteration(config, 0, two_passes, config.resolve_batch(1)) == Counts(update=16, reference=16, backward=16)
+
+
 def test_updates_are_the_most_there_can_be(toy: Path) -> None:
     """Two of the prompts teach nothing: micro-batches of theirs are left out."""
     reward = toy_pipeline.reward_list(toy.parent, "half_fail")
