@@ -391,11 +391,9 @@ def test_softmax_weights_have_mean_one_in_each_group() -> None:
 
 def test_sft_is_rft_where_every_image_is_the_best() -> None:
     matched = replace(batch(8), group=torch.arange(6))
-    for ours, theirs in zip(Sft(images="")(matched), Rft()(matched), strict=True):
-        if isinstance(ours, Tensor):
-            assert torch.equal(ours, theirs)  # type: ignore[arg-type]
-        else:
-            assert all(torch.equal(value, theirs[name]) for name, value in ours.items())  # type: ignore[index]
+    (loss, metrics), (other, others) = Sft(images="")(matched), Rft()(matched)
+    assert torch.equal(loss, other)
+    assert all(torch.equal(value, others[name]) for name, value in metrics.items())
     found = method_gradient("sft", matched, images="")
     assert torch.equal(found, method_gradient("rft", matched))
     torch.testing.assert_close(found, 2 * (matched.velocity - matched.target) / 6, rtol=1e-12, atol=0)
