@@ -141,9 +141,14 @@ def test_guard_is_flash_grpo_but_for_a_constant() -> None:
         factors.append(float(new.std) / abs(sensitivity))
         log_prob = gaussian_log_prob(produced, new) / 4
         rows = replace(
-            scored(torch.zeros_like(x), advantage=[1.3]), log_ratio=log_prob - log_prob.detach(), new=new,
-            old_mean=new.mean.detach(), produced=produced, step_size=float(sigma - sigma_next), sensitivity=sensitivity,
-        )  # fmt: skip
+            scored(torch.zeros_like(x), advantage=[1.3]),
+            log_ratio=log_prob - log_prob.detach(),
+            new=new,
+            old_mean=new.mean.detach(),
+            produced=produced,
+            step_size=float(sigma - sigma_next),
+            sensitivity=sensitivity,
+        )
         plain, guard = (
             torch.autograd.grad(loss(rows).sum(), velocity, retain_graph=True)[0] for loss in (Clip(), Guard())
         )

@@ -287,7 +287,7 @@ def test_sft_trains_on_the_images_of_a_file_and_samples_nothing(
     told, encode = list[str](), toy_pipeline.Toy.encode
 
     def noted(self: Any, prompts: Sequence[str], sources: Any = None) -> Any:
-        told.extend(prompts)
+        told.extend(filter(None, prompts))
         return encode(self, prompts, sources)
 
     monkeypatch.setattr(toy_pipeline.Toy, "encode", noted)
