@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from recorded_gradients import recorded_gradients
-from toy_pipeline import QuickRun, quick_run, toy_config, toy_in_place
+from toy_pipeline import QuickRun, on_threads, quick_run, toy_config, toy_in_place
 
 from flowrl.config.train import TrainConfig
 from flowrl.credit import CREDIT
@@ -23,6 +23,7 @@ from flowrl.training.parts import read_run_prompts
 from flowrl.training.paths import Paths, draw_request, sample, sample_paths, sampler_at, stochastic_steps
 from flowrl.training.processes.mesh import check_parallel
 from flowrl.training.record import Recording
+from flowrl.trajectory import Trajectory
 
 ONE_OF_FIVE = (
     "prompts_per_step=4",
@@ -124,6 +125,22 @@ def test_workers_draw_what_the_learner_draws(toy: Path) -> None:
     assert [one.steps for one in drawn] == [stochastic_steps(loop.config.sampler, 0, 0, group) for group in range(4)]
     for name, column in whole.columns().items():
         assert torch.equal(column, torch.cat([getattr(one, name) for one in drawn]))
+
+
+def test_processes_that_share_a_prompt_share_its_step(toy: Path) -> None:
+    """Three images each of groups of four: two of the four processes have parts of two prompts."""
+    config = toy_config(toy, *BY_PROMPT, "prompts_per_step=3")
+
+    def drawn(run: Any) -> Trajectory:
+        loop = Loop(resolve(config, read_run_prompts(config.prompts)), run)
+        kernel, schedule, steps = sampler_at(loop, 0)
+        with torch.no_grad():
+            return sample(loop, loop.batch(0), Paths(kernel=kernel, schedule=schedule, steps=steps), None)
+
+    whole = drawn(QuickRun(Path())).columns()
+    parts = [part.columns() for part in on_threads(4, Path(), drawn)]
+    for name, column in whole.items():
+        torch.testing.assert_close(torch.cat([part[name] for part in parts]), column)
 
 
 TWO, ALL = "sampler.sde_window_size=2", "sampler.sde_window_size=0"
