@@ -76,7 +76,7 @@ def _read(path: Path, what: str, *keys: str) -> Iterator[tuple[str, dict[str, An
         line = ", ".join(f'"{key}": ...' for key in ("prompt", *keys))
         raise ValueError(f"{file}: holds no {what}: write one {{{line}}} per line")
     for where, row in rows:
-        texts = {key: row.get(key) if isinstance(row, dict) else None for key in ("prompt", *keys)}
+        texts: dict[str, Any] = {key: row.get(key) if isinstance(row, dict) else None for key in ("prompt", *keys)}
         wrong = [key for key, text in texts.items() if not isinstance(text, str) or not text.strip()]
         if wrong:
             raise ValueError(

@@ -59,8 +59,10 @@ def inputs_of(config: TrainConfig, prompts: RunPrompts) -> dict[str, Any]:
         )
     pairs, images = (config.objective.options.get(key) for key in ("pairs", "images"))
     if isinstance(pairs, str):
-        rows = read_pairs(resolve_path(pairs))
-        found["pairs"] = "".join(_row_digest([p.prompt, p.margin], [str(p.winner), str(p.loser)]) for p in rows)
+        found["pairs"] = "".join(
+            _row_digest([pair.prompt, pair.margin], [str(pair.winner), str(pair.loser)])
+            for pair in read_pairs(resolve_path(pairs))
+        )
     if isinstance(images, str):
         shown = read_shown(resolve_path(images))
         found["images"] = "".join(_row_digest([one.prompt], [str(one.image)]) for one in shown)
