@@ -15,15 +15,19 @@ import toy_pipeline
 from recorded_gradients import recorded_gradients
 from tiny_runs import TinyRuns, differences, lasting, lora, lora_tensors, metrics, state
 from torch import Tensor
-from toy_pipeline import toy_runs, write_pairs
+from toy_pipeline import QuickRun, on_threads, toy_runs, write_pairs
 
 from flowrl.cli import main
 from flowrl.config.base import find_config
 from flowrl.config.train import load_config
 from flowrl.objectives.forward_losses import FORWARD, Matched
+from flowrl.prompts.loading import Prompt
 from flowrl.prompts.pairs import load_images, read_shown
 from flowrl.recipes import forward
-from flowrl.recipes.forward import check
+from flowrl.recipes.forward import Images, check
+from flowrl.session.preflight import resolve
+from flowrl.training.loop import Loop
+from flowrl.training.prompting import RunPrompts
 
 VALUES = [0.0, 1.0, 2.0, 7.0, 3.0, 3.0, 1.0, 0.0]  # of the two groups of four
 SAMPLING = sorted(FORWARD.keys() - {"sft"})
@@ -315,6 +319,20 @@ def test_sft_lowers_its_error_and_a_resumed_run_is_the_same_to_the_bit(
     part = runs.train(str(tmp_path / "part"), *sft(shown, "num_iterations=5", "times.count=3", "optim.lr=0.05"))
     assert main(["train", f"resume={part}", "num_iterations=12"]) == 0
     assert lora(part) == lora(whole)
+
+
+def test_processes_share_the_images_of_an_iteration(runs: TinyRuns, shown: Path) -> None:
+    config, records = load_config(runs.config, ["recipe=forward", *sft(shown)]), read_shown(shown)
+    prompts = RunPrompts(train=(), more=tuple(Prompt(text=one.prompt, metadata={}) for one in records))
+
+    def drawn(run: Any) -> tuple[list[Prompt], Images]:
+        batch, images = forward.images_of_files(Loop(resolve(config, prompts), run), records, 1)
+        assert batch.group.tolist() == list(batch.own) == batch.asked.groups.tolist()
+        return batch.asked.prompts_of(images.group), images
+
+    (whole, images), parts = drawn(QuickRun(Path())), on_threads(2, Path(), drawn)
+    assert [prompt for own, _ in parts for prompt in own] == whole
+    assert torch.equal(torch.cat([own.clean for _, own in parts]), images.clean)
 
 
 def test_files_of_images_are_read_and_bad_ones_refused(shown: Path) -> None:
