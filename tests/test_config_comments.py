@@ -105,6 +105,7 @@ COMMITS = {
     "Luo-Yihong/DGPO": "01ceb4b",
     "NVlabs/DiffusionNFT": "24af555",
     "NVlabs/GDPO": "b080e63",
+    "Shredded-Pork/Flash-GRPO": "4211013",
     "Shredded-Pork/TempFlow-GRPO": "e66824e",
     "Tencent-Hunyuan/MixGRPO": "e5cdd6a",
     "Tencent-Hunyuan/UniRL": "1a7b501",

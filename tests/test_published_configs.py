@@ -29,7 +29,7 @@ SOURCED = [name for name in EVERY if not name.startswith("tiny_")]
 PRESETS = [name for name in EVERY if re.search(r"_\d+gb$", name) and name != "sd35m_grpo_clip_24gb"]
 """Other settings for cards of a size: everything else is their base's."""
 RUNS = [name for name in SOURCED if name not in PRESETS]
-NEEDS_A_FILE = {"tiny_dpo_offline": "there is no 'pairs'"}
+NEEDS_A_FILE = {"tiny_dpo_offline": "there is no 'pairs'", "tiny_sft": "there is no 'scenes'"}
 NEEDS_REFERENCES = {"sd35m_adv_grpo": "references.json"}
 
 
@@ -108,7 +108,7 @@ def test_every_method_has_a_published_configuration() -> None:
     assert {config.credit.method for config in configs} == set(CREDIT)
     of_grpo = {config.objective.name or "clip" for config in configs if config.recipe == "grpo"}
     assert of_grpo == set(OBJECTIVES) - {"reinforce"}
-    assert {config.objective.name for config in configs if config.recipe == "forward"} == set(FORWARD) - {"rwr"}
+    assert {config.objective.name for config in configs if config.recipe == "forward"} == set(FORWARD) - {"rwr", "sft"}
     assert {"gdpo", "log_tame"} < {config.reward_aggregation for config in configs}
 
 

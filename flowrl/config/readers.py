@@ -44,6 +44,8 @@ _READ_BY = {
     # the sampler chooses the stochastic steps
     "window": "sampler.sde_window sampler.sde_window_size sampler.sde_window_range sampler.sde_window_interval "
     "sampler.sde_window_stride sampler.published_window",
+    # images are sampled one by one, and only finished ones are scored
+    "outcomes": "sampler.sde_window_by",
 }
 """Reader -> keys and sections that it reads."""
 _OF_RECIPE: dict[str, Collection[str]] = {

@@ -209,6 +209,9 @@ class SamplerConfig:
     """Half-open range [low, high) of the steps that may be stochastic; null means [0, num_steps - 1]."""
     sde_window: Literal["uniform", "progressive", "random", "decay", "exp_decay", "frozen"] = "uniform"
     """Position of the window: drawn in each iteration (uniform), or by MixGRPO's rules."""
+    sde_window_by: Literal["iteration", "prompt"] = "iteration"
+    """Draw one window for an iteration, or one for each of its prompts, which all images of the prompt share
+    (Flash-GRPO)."""
     sde_window_interval: int = 25
     """Iterations before a MixGRPO window moves."""
     sde_window_stride: int = 1
@@ -229,7 +232,7 @@ class SamplerConfig:
     """How to find each step's noise by how often it gains."""
 
     def __post_init__(self) -> None:
-        moves, levels = self.sde_window != "uniform", self.noise_levels
+        moves, levels, (low, high) = self.sde_window != "uniform", self.noise_levels, self.stochastic_range
         all_at_once(
             lambda: at_least(1, self, "num_steps sde_window_interval", "sampler."),
             lambda: at_least(0, self, "sde_window_size sde_window_stride guidance_scale", "sampler."),
@@ -246,6 +249,18 @@ class SamplerConfig:
                     moves and self.sde_window_range is not None,
                     f"sampler.sde_window {self.sde_window} moves over all steps but the last, so sde_window_range has "
                     "no place beside it: remove one of them",
+                ),
+                (
+                    self.sde_window_by == "prompt"
+                    and (moves or self.flash_tail is not None or self.trained_fraction < 1),
+                    "sampler.sde_window_by prompt draws a window for each prompt and trains all of it, on one grid; "
+                    f"sde_window is {self.sde_window}, flash_tail {self.flash_tail} and trained_fraction "
+                    f"{self.trained_fraction:g}: set them to uniform, null and 1",
+                ),
+                (
+                    self.sde_window_by == "prompt" and not 0 < self.sde_window_size < high - low,
+                    f"sampler.sde_window_by is prompt, but windows of sde_window_size {self.sde_window_size} all begin "
+                    f"at the same of the steps {low} .. {high - 1}: give a size from 1 to {high - low - 1}",
                 ),
                 (
                     levels is not None

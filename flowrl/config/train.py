@@ -135,8 +135,9 @@ class TrainConfig:
     """Train only this many images of each group, half of them the best and half the worst; null trains all."""
     kl_coef: float = 0.0
     """Weight of the KL to the reference policy; 0 skips its network call."""
-    kl_type: Literal["exact", "no_dt"] = "exact"
-    """KL of the two transitions, or the published variant without the step length in the variance."""
+    kl_type: Literal["exact", "no_dt", "velocity"] = "exact"
+    """KL of the two transitions, the published variant without the step length in the variance, or the mean squared
+    distance of the two velocities, which weighs all steps alike (UniGRPO)."""
     kl_reference: Literal["base", "ema"] | int = "base"
     """Reference of the KL: the network with the LoRA off (base, also after ``policy.init_lora``), the running average,
     or a copy of the policy that is renewed at every iteration that this number divides. A number beyond

@@ -181,10 +181,12 @@ def _flow_factory_copies(train: dict[str, Any]) -> dict[str, Made]:
 
 def _flow_factory_kl_and_steps(given: Foreign, method: str) -> dict[str, Made]:
     keys = given.keys
-    off, found = not keys.get("train.kl_beta"), dict[str, Made]()
-    other = "- the KL here is of transitions (kl_coef), theirs a square of velocities or latents: another number"
-    found["train.kl_beta"] = {"kl_coef": 0.0} if off else other
-    found["train.kl_type"] = "! there is no KL: kl_beta is 0" if off else "- the KL here is of transitions: kl_type"
+    beta, found = keys.get("train.kl_beta"), dict[str, Made]()
+    other: Made = "- the KL here is of transitions or velocities (kl_type), theirs a square of latents: another number"
+    if keys.get("train.kl_type") == "v-based":
+        other = {"kl_type": "velocity"}
+    found["train.kl_beta"] = other if beta and isinstance(other, str) else {"kl_coef": beta or 0.0}
+    found["train.kl_type"] = other if beta else "! there is no KL: kl_beta is 0"
     steps, parts = _count(keys, "train.gradient_step_per_epoch"), _count(keys, "train.gradient_accumulation_steps")
     if parts:  # of a process's batches, or of its pairs
         images = _count(keys, "train.unique_sample_num_per_epoch")

@@ -15,6 +15,7 @@ only through velocities: the error of the clean prediction is `sigma (v - veloci
 | crd | (beta centred implicit reward - centred reward)^2 | CRD, arXiv 2603.14128 |
 | rwr | weight of the reward times e | reward-weighted regression |
 | rft | e of the best image of a group | rejection-sampling fine-tuning |
+| sft | e of an image of a file | flow matching |
 """
 
 from __future__ import annotations
@@ -349,6 +350,24 @@ class Rft:
         return _weigh(matched, best_of_group(matched.reward, matched.group))
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sft:
+    """Supervised fine-tuning on images of a file, `mse(velocity, v)`: a start for what learns from rewards afterwards.
+
+    The optimum is the velocity of the data, E[v | x]; the gradient by a velocity of D elements `2 (velocity - v) / D`.
+    Nothing is sampled or scored in training. Set `guidance_scale: 1`, or it is the guided velocity that is fitted.
+    """
+
+    images: str
+    """A JSONL file of prompts and images, or a folder with `images.jsonl` (`flowrl.prompts.pairs`)."""
+
+    reads_old: ClassVar[bool] = False
+
+    def __call__(self, matched: Matched) -> Weighed:
+        """Loss and metrics of b images."""
+        return _weigh(matched, torch.ones_like(matched.reward))
+
+
 FORWARD = {
     "nft": ForwardMethod(options=Nft),
     "awm": ForwardMethod(options=Awm),
@@ -358,6 +377,7 @@ FORWARD = {
     "crd": ForwardMethod(options=Crd, sampled_by="sampling", group_complete=True, one_level=True),
     "rwr": ForwardMethod(options=Rwr, group_complete=True, weighs_rewards=True),
     "rft": ForwardMethod(options=Rft, group_complete=True, weighs_rewards=True, best_only=True),
+    "sft": ForwardMethod(options=Sft),
 }
 
 # First step of the ramp, value before it, slope, highest value.

@@ -125,10 +125,11 @@ def _stand_ins(plan: Plan) -> list[Row]:
 def _batches(plan: Plan) -> list[str]:
     config, geometry, updates = plan.config, plan.geometry, plan.config.updates_per_rollout
     iterations = plan.run.iterations
-    what = f"pairs of two {plan.drawn}s" if config.objective.name == "dpo_offline" else f"{plan.drawn}s"
+    of_files = {"dpo_offline": f"pairs of two {plan.drawn}s", "sft": f"{plan.drawn}s of a file"}
+    what = of_files.get(config.objective.name or "", f"{plan.drawn}s")
     count = config.prompts_per_step if config.objective.name == "dpo_offline" else config.num_images
     made = f"{config.prompts_per_step} prompts x {config.group_size} = {config.num_images:,} {plan.drawn}s"
-    rows = [("an iteration", f"{count:,} {what}" if count != config.num_images else made)]
+    rows = [("an iteration", f"{count:,} {what}" if config.objective.name in of_files else made)]
     if plan.run.total.images != config.num_images * iterations:
         rows.append(("", f"{mean(plan.run.total.images, iterations)} decoded and scored"))
     rows += [

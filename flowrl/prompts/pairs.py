@@ -1,17 +1,18 @@
-"""Preference pairs from files: a prompt, the image that was preferred, and the one that was not.
+"""Images from files with their prompts: alone, or as preference pairs of the one that was preferred and the other.
 
 A JSONL file holds one object per line; paths of images are relative to the file:
 
     {"prompt": "a photo of a red circle", "winner": "images/0001.png", "loser": "images/0002.png"}
+    {"prompt": "a photo of a red circle", "image": "images/0001.png"}
 
-A line may have `margin`, by how much the winner is better. Further keys are left alone. A
-folder stands for the file `pairs.jsonl` in it.
+A pair may have `margin`, by how much the winner is better. Further keys are left alone. A folder stands for the file
+`pairs.jsonl`, or `images.jsonl`, in it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,9 +25,6 @@ from flowrl.prompts.source_images import read_image
 from flowrl.prompts.text_checks import check_text
 from flowrl.runtime.shapes import Float
 
-FILE = "pairs.jsonl"
-"""The file that is read where a folder is given."""
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pair:
@@ -38,40 +36,59 @@ class Pair:
     margin: float = 1.0
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Shown:
+    """One line of a file of images."""
+
+    prompt: str
+    image: Path
+
+
 def read_pairs(path: Path) -> list[Pair]:
     """Reads a file of pairs, or `pairs.jsonl` of a folder; blank lines are skipped, images are not opened.
 
     Raises:
         ValueError: there is no such file, it holds no pair, or a line is bad; names file and line.
     """
-    file = path / FILE if path.is_dir() else path
+    found = []
+    for where, row, prompt, (winner, loser) in _read(path, "pairs", "winner", "loser"):
+        if winner == loser:
+            raise ValueError(f"{where}: winner and loser are the same image, {winner}: a pair needs two")
+        margin = row.get("margin", 1.0)
+        if isinstance(margin, bool) or not isinstance(margin, (int, float)) or not math.isfinite(margin):
+            raise ValueError(f"{where}: margin must be a finite number, got {margin!r}")
+        found.append(Pair(prompt=prompt, winner=winner, loser=loser, margin=float(margin)))
+    return found
+
+
+def read_shown(path: Path) -> list[Shown]:
+    """Reads a file of images with their prompts, or `images.jsonl` of a folder; as `read_pairs`."""
+    return [Shown(prompt=prompt, image=image) for _, _, prompt, (image,) in _read(path, "images", "image")]
+
+
+def _read(path: Path, what: str, *keys: str) -> Iterator[tuple[str, dict[str, Any], str, list[Path]]]:
+    """Of each line of a file of pairs or images its place, its object, the prompt, and the images under `keys`."""
+    file = path / f"{what}.jsonl" if path.is_dir() else path
     if file.suffix != ".jsonl":
-        raise ValueError(f"{file}: pairs come from a .jsonl file, or from a folder that holds {FILE}")
-    pairs = [_parse(file.parent, where, row) for where, row in read_objects(file)]
-    if not pairs:
-        raise ValueError(f'{file}: holds no pair: write one {{"prompt": ..., "winner": ..., "loser": ...}} per line')
-    return pairs
-
-
-def _parse(folder: Path, where: str, row: Any) -> Pair:
-    texts = {key: row.get(key) if isinstance(row, dict) else None for key in ("prompt", "winner", "loser")}
-    wrong = [key for key, text in texts.items() if not isinstance(text, str) or not text.strip()]
-    if wrong:
-        raise ValueError(
-            f"{where}: needs an object with prompt, winner and loser, each a text that is not empty; what is wrong: "
-            f"{', '.join(wrong)}"
-        )
-    check_text(str(texts["prompt"]), where)
-    winner, loser = (folder / str(texts[key]) for key in ("winner", "loser"))
-    if winner == loser:
-        raise ValueError(f"{where}: winner and loser are the same image, {winner}: a pair needs two")
-    for image in (winner, loser):
-        if not image.is_file():
-            raise ValueError(f"{where}: there is no image {image}; paths are relative to the file of pairs")
-    margin = row.get("margin", 1.0)
-    if isinstance(margin, bool) or not isinstance(margin, (int, float)) or not math.isfinite(margin):
-        raise ValueError(f"{where}: margin must be a finite number, got {margin!r}")
-    return Pair(prompt=str(texts["prompt"]), winner=winner, loser=loser, margin=float(margin))
+        raise ValueError(f"{file}: {what} come from a .jsonl file, or from a folder that holds {what}.jsonl")
+    rows = read_objects(file)
+    if not rows:
+        line = ", ".join(f'"{key}": ...' for key in ("prompt", *keys))
+        raise ValueError(f"{file}: holds no {what}: write one {{{line}}} per line")
+    for where, row in rows:
+        texts: dict[str, Any] = {key: row.get(key) if isinstance(row, dict) else None for key in ("prompt", *keys)}
+        wrong = [key for key, text in texts.items() if not isinstance(text, str) or not text.strip()]
+        if wrong:
+            raise ValueError(
+                f"{where}: needs an object with {', '.join(('prompt', *keys[:-1]))} and {keys[-1]}, each a text that "
+                f"is not empty; what is wrong: {', '.join(wrong)}"
+            )
+        check_text(texts["prompt"], where)
+        images = [file.parent / texts[key] for key in keys]
+        for image in images:
+            if not image.is_file():
+                raise ValueError(f"{where}: there is no image {image}; paths are relative to the file")
+        yield where, row, texts["prompt"], images
 
 
 def load_images(paths: Sequence[Path]) -> Float[Tensor, " b 3 h w"]:

@@ -12,6 +12,7 @@ function of `flowrl.objectives.forward_losses` (`objective.name`) and in the cop
 | awm | policy; old with off_policy | old with off_policy or old_kl_coef |
 | dgpo | policy | reference; old with clip |
 | rwr, rft | policy | none |
+| sft | nobody: its images are of files | none |
 
 and the reference wherever `kl_coef` is above 0, as a penalty on the velocity's squared distance to it.
 
@@ -27,7 +28,7 @@ divided by the number of images of the whole update, on all processes, and rft l
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -37,10 +38,12 @@ from torch import Tensor
 from flowrl.advantages.normalise import combine, zero_variance_groups
 from flowrl.advantages.reward_maps import log_tame
 from flowrl.advantages.shaping import select_best
+from flowrl.config.train import resolve_path
 from flowrl.objectives.forward_losses import Matched, noised
 from flowrl.objectives.preference_losses import best_of_group
 from flowrl.objectives.terms import velocity_kl
-from flowrl.recipes.counting import only_here
+from flowrl.prompts.loading import Prompt, prompts_of_iteration
+from flowrl.prompts.pairs import Shown, load_images, read_shown
 from flowrl.recipes.forward_settings import (
     ForwardObjective,
     check,
@@ -48,6 +51,7 @@ from flowrl.recipes.forward_settings import (
     decay_of,
     micro_batch_size,
     objective_of,
+    only_here,
     slot_decays,
     trained_scale,
 )
@@ -58,12 +62,13 @@ from flowrl.samplers import Kernel
 from flowrl.samplers.guidance import uncounted
 from flowrl.samplers.times import Times, training_times
 from flowrl.training.assignment import normalise, reward_channels
-from flowrl.training.batch import Batch
+from flowrl.training.batch import AskedPrompts, Batch
 from flowrl.training.learner import GradientSum, Statistics, total_of
 from flowrl.training.loop import Loop
 from flowrl.training.parts import sampler_of
 from flowrl.training.paths import Paths, sample
 from flowrl.training.processes.mesh import in_step
+from flowrl.training.prompting import encode_prompts
 from flowrl.training.ready import Ready
 from flowrl.training.run import Run
 from flowrl.trajectory import Schedule
@@ -104,29 +109,39 @@ class Images:
 
 def main(ready: Ready, run: Run) -> bool:
     """Trains to the end or to an interrupt; returns whether it finished. Everything it makes lies in the run folder."""
-    config, needs_reference = ready.config, ready.objective.method.needs_reference
+    config, file, needs_reference = ready.config, ready.objective.images_file, ready.objective.method.needs_reference
+    shown = [] if file is None else read_shown(resolve_path(file))
+    more = tuple(Prompt(text=one.prompt, metadata={}, negative=config.prompts.negative) for one in shown)
+    ready = replace(ready, prompts=replace(ready.prompts, more=more))
     loop = Loop(ready, run, slots=tuple(slot_decays(config)), needs_reference=needs_reference)
     kernel, schedule = sampler_of(config.sampler, loop.pipeline, kernel=ready.kernel)
     blocks = torch.arange(loop.geometry.images_per_process).split(micro_batch_size(config, run.world))
     for iteration in loop:
-        iterate(loop, kernel, schedule, blocks, iteration)
+        iterate(loop, kernel, schedule, blocks, shown, iteration)
     return loop.finished
 
 
-def iterate(loop: Loop, kernel: Kernel, schedule: Schedule, blocks: tuple[Tensor, ...], iteration: int) -> None:
+def iterate(
+    loop: Loop, kernel: Kernel, schedule: Schedule, blocks: tuple[Tensor, ...], shown: list[Shown], iteration: int
+) -> None:
     """One iteration; what it made is freed before the next one samples."""
     run, config, objective = loop.run, loop.config, loop.ready.objective
-    batch = loop.batch(iteration)
+    row: dict[str, Any] = {}
 
-    # 1. Rollout: sample with the policy that the method samples with, keep the finished latents.
-    with loop.scorer.start(batch) as scoring:
-        with loop.clock("rollout"), torch.no_grad(), loop.policy.under(objective.sampled_by):
-            clean = sample(loop, batch, Paths(kernel=kernel, schedule=schedule), scoring).final
-        with loop.clock("reward"):
-            output = scoring.result()
+    # 1. Images of files; or sample with the policy that the method samples with, keep the finished latents.
+    if shown:
+        with loop.clock("images"):
+            batch, images = images_of_files(loop, shown, iteration)
+    else:
+        batch = loop.batch(iteration)
+        with loop.scorer.start(batch) as scoring:
+            with loop.clock("rollout"), torch.no_grad(), loop.policy.under(objective.sampled_by):
+                clean = sample(loop, batch, Paths(kernel=kernel, schedule=schedule), scoring).final
+            with loop.clock("reward"):
+                output = scoring.result()
 
-    # 2. Group-relative advantages, over the images of all processes.
-    images, row = judge(loop, batch, clean, output, best_only=objective.method.best_only)
+        # 2. Group-relative advantages, over the images of all processes.
+        images, row = judge(loop, batch, clean, output, best_only=objective.method.best_only)
     if not loop.trains_policy(iteration):  # only a jointly trained reward learns
         loop.log(iteration, row | {"live_rows": 0})
         return
@@ -154,6 +169,21 @@ def iterate(loop: Loop, kernel: Kernel, schedule: Schedule, blocks: tuple[Tensor
         loop.policy.blend(slot, decay)
         row[f"{slot}_decay"] = decay
     loop.log(iteration, row | stats.row(run) | {"live_rows": stats.rows(run)})
+
+
+def images_of_files(loop: Loop, shown: list[Shown], iteration: int) -> tuple[Batch, Images]:
+    """This process's images of an iteration, encoded, each a group of its own: shuffled passes over the file, as for
+    prompts."""
+    config, count = loop.config, loop.geometry.images_per_process
+    own = range(loop.run.rank * count, (loop.run.rank + 1) * count)
+    lines = prompts_of_iteration(len(shown), config.num_images, config.seed, iteration)[own.start : own.stop]
+    prompts, group = tuple(loop.prompts.more[line] for line in lines), torch.arange(own.start, own.stop)
+    cond = encode_prompts(loop.pipeline, prompts)
+    asked = AskedPrompts(groups=group, prompts=prompts, prompt_ids=tuple(lines), cond=cond)
+    clean = loop.pipeline.encode_images(load_images([shown[line].image for line in lines]))
+    none, every = torch.zeros(count), torch.ones(count, dtype=torch.bool)
+    images = Images(clean=clean, group=group, reward=none, advantage=none, keep=every)
+    return Batch(iteration=iteration, own=own, group=group, asked=asked), images
 
 
 # ---- advantages ------------------------------------------------------------------------------------------------------

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from flowrl.config.methods import TimesConfig
 from flowrl.config.options import build_parts, entry_of
 from flowrl.config.readers import refuse_unread
-from flowrl.config.train import Geometry, TrainConfig, largest_fitting
-from flowrl.objectives.forward_losses import FORWARD, ForwardMethod, Loss, old_decay
+from flowrl.config.train import Geometry, TrainConfig, largest_fitting, resolve_path
+from flowrl.objectives.forward_losses import FORWARD, ForwardMethod, Loss, Sft, old_decay
+from flowrl.prompts.pairs import read_shown
 from flowrl.recipes.counting import STEP, Counts, Passes, RecipeCounts, RolloutRecord, walked
 from flowrl.samplers.times import permuted_steps, steps_in_reach, strata
 from flowrl.training.assignment import check_advantages
@@ -45,6 +46,11 @@ class ForwardObjective:
     options: Options
 
     @property
+    def images_file(self) -> str | None:
+        """The file of the images that are trained on; None where they are sampled."""
+        return self.loss.images if isinstance(self.loss, Sft) else None
+
+    @property
     def keeps_old(self) -> bool:
         """Whether the old policy's velocity is read."""
         return self.loss.reads_old or self.options.old_kl_coef > 0
@@ -78,6 +84,11 @@ def trained_scale(config: TrainConfig) -> float:
     return config.sampler.guidance_scale if own is None else own
 
 
+def only_here(config: TrainConfig) -> str:
+    """Why workers cannot draw for a run; empty where they can."""
+    return "objective sft reads its images from a file and draws nothing" if objective_of(config).images_file else ""
+
+
 def slot_decays(config: TrainConfig) -> dict[str, str]:
     """The copies of the policy that a method keeps, and how each follows."""
     objective = objective_of(config)
@@ -92,18 +103,24 @@ def counts(config: TrainConfig) -> RecipeCounts:
     scale = trained_scale(config)
     reference = scale if options.reference_guidance_scale is None else options.reference_guidance_scale
     images = 1 if method.best_only else config.best_of or config.group_size
+    drawn = 0 if objective.images_file else config.num_images
     trained = config.prompts_per_step * images * config.times.count
 
     def of_iteration(iteration: int, passes: Passes, geometry: Geometry) -> Counts:
         others = passes(scale) if objective.keeps_old else 0
         others += passes(reference) if method.needs_reference or config.kl_coef > 0 else 0
         return Counts(
-            rollout=config.num_images * sampler.num_steps * passes(sampler.guidance_scale),
+            rollout=drawn * sampler.num_steps * passes(sampler.guidance_scale),
             update=trained * passes(scale),
             backward=trained * walked(sampler.train_negative, scale, passes),
             reference=trained * others,
-            images=config.num_images,
+            images=drawn,
         )
+
+    def record() -> RolloutRecord:
+        if objective.images_file:
+            return RolloutRecord(held=config.num_images)
+        return RolloutRecord(columns=(drawn,), batches=((2 + STEP, drawn),))
 
     return RecipeCounts(
         objective=objective.name,
@@ -112,7 +129,7 @@ def counts(config: TrainConfig) -> RecipeCounts:
         slots=len(slot_decays(config)),
         multiple=config.group_size if objective.whole_groups else 1,
         micro_batch_size=lambda ranks: micro_batch_size(config, ranks),
-        record=lambda: RolloutRecord(columns=(config.num_images,), batches=((2 + STEP, config.num_images),)),
+        record=record,
     )
 
 
@@ -144,10 +161,14 @@ def check(config: TrainConfig) -> None:
             f"recipe forward needs no density of the sampler and samples by the ODE, got sampler.kernel "
             f"{sampler.kernel}: set sampler.kernel=ode, and remove sampler.noise_level"
         )
-    readers = ["matching", "rollout", "tail", *readers_of_times(config.times)]
-    readers += [] if method.weighs_rewards else ["advantages"]
-    readers += ["best"] if method.best_only else []
-    readers += [] if method.group_complete or method.weighs_rewards else ["extremes"]
+    readers = ["matching", *readers_of_times(config.times)]
+    if objective.images_file is None:
+        readers += ["rollout", "tail"]
+        readers += [] if method.weighs_rewards else ["advantages"]
+        readers += ["best"] if method.best_only else []
+        readers += [] if method.group_complete or method.weighs_rewards else ["extremes"]
+    else:
+        read_shown(resolve_path(objective.images_file))
     readers += ["copies"] if slot_decays(config) else []
     refuse_unread(config, readers, f"objective {name} of recipe forward")
     check_advantages(config)

@@ -223,7 +223,8 @@ def update(
     blocks = micro_batches(rows, micro, config.updates_per_rollout, wanted_M=counted_M if subset else None)
     stale = config.workers.staleness > 0  # drawn with weights that are not those before this update
     # Else the pieces of later updates are not those of the rollout.
-    pieces = not subset and method.whole_paths and micro == loop.geometry.rollout_batch_size
+    alike = micro == loop.geometry.rollout_batch_size and config.sampler.sde_window_by == "iteration"
+    pieces = alike and not subset and method.whole_paths
     first_update = True
     for number, own_blocks in enumerate(blocks):
         weight_M = loss_weights(loop, rows, counted_M, own_blocks)

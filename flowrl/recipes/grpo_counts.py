@@ -34,7 +34,8 @@ def counts(config: TrainConfig) -> RecipeCounts:
         # them.
         updates = config.updates_per_rollout
         subset = sampler.trained_fraction < 1 and sampler.trained_steps == "random"
-        alike = geometry.micro_batch_size == geometry.rollout_batch_size and method.whole_paths and not subset
+        alike = geometry.micro_batch_size == geometry.rollout_batch_size and sampler.sde_window_by == "iteration"
+        alike &= method.whole_paths and not subset
         times = (not alike or not rounds_alike(config)) + (config.ratio != "step")
         again = times * (trained if subset else everything) * (updates - 1) // updates
         rows = passes(sampler.guidance_scale)

@@ -16,6 +16,7 @@ from torch import Tensor
 from flowrl.config.train import TrainConfig
 from flowrl.credit import CREDIT
 from flowrl.objectives.policy_gradient import Scored, kernel_sensitivity
+from flowrl.objectives.terms import velocity_kl
 from flowrl.runtime.placement import host_rows, put, sent
 from flowrl.samplers import Kernel, Transition, Velocity, gaussian_kl, published_kl
 from flowrl.samplers.step import advance
@@ -198,8 +199,12 @@ def dims_of(config: TrainConfig, latent: Tensor) -> int:
 def kl_of(
     config: TrainConfig, kernel: Kernel, new: Transition, reference: Transition, now: Tensor, after: Tensor
 ) -> Tensor:
-    """KL `[b]` of each row to the reference, per latent dimension with `log_ratio: mean`."""
+    """KL `[b]` of each row to the reference, per latent dimension with `log_ratio: mean`; or `mse(v, v_ref)`, a mean
+    over dimensions always (UniGRPO, arXiv 2603.23500). Means of a kernel are `c v` and what the two have in common, so
+    that this is the means' squared distance over c^2."""
     dims = dims_of(config, new.mean[0])
+    if config.kl_type == "velocity":
+        return (velocity_kl(new.mean, reference.mean) / kernel_sensitivity(kernel, now, after) ** 2).to(new.mean.dtype)
     if config.kl_type == "exact":
         return gaussian_kl(new, reference) / dims
     return published_kl(new, reference, step_size=None if kernel.full_std else float(now - after)) / dims

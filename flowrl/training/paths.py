@@ -70,12 +70,14 @@ def sampler_with(draws: Draws, steps: tuple[int, ...], levels: Sequence[float] |
     return kernel, schedule
 
 
-def stochastic_steps(settings: SamplerConfig, seed: int, iteration: int) -> tuple[int, ...]:
-    """Stochastic steps of an iteration: the whole range, or a window whose place follows from (seed, iteration)."""
+def stochastic_steps(settings: SamplerConfig, seed: int, iteration: int, group: int = 0) -> tuple[int, ...]:
+    """Stochastic steps of an iteration: the whole range, or a window whose place follows from (seed, iteration), and
+    with `sde_window_by: prompt` from the prompt's group too; there are as many for each."""
     low, high = settings.stochastic_range
     size = settings.sde_window_size or high - low
     if settings.sde_window == "uniform":
-        start = counter_integers(low, high - size + 1, seed, "window", iteration)
+        of_prompt = (group,) if settings.sde_window_by == "prompt" else ()
+        start = counter_integers(low, high - size + 1, seed, "window", iteration, *of_prompt)
         return tuple(range(start, start + size))
     return mixgrpo_window(
         iteration, settings.num_steps, size, strategy=settings.sde_window, interval=settings.sde_window_interval,
@@ -88,6 +90,7 @@ def sample(loop: Loop, batch: Batch, how: Paths, scoring: Scoring | None) -> Tra
 
     The record lies on the host, into whose room each piece is copied as it is drawn: the device holds one piece, not an
     iteration's. `scoring` is handed each piece's finished latents. Where the run has workers, they draw the pieces.
+    With `sampler.sde_window_by: prompt` kept states and steps are named by those of the last prompt.
     """
     if loop.run.rollouts is None:
         pieces = _pieces(loop, batch, how)
@@ -114,19 +117,34 @@ def _keep(rows: dict[str, Tensor], start: int, count: int, columns: Mapping[str,
         put(rows[name], start, column)
 
 
+def _drawn_at_once(
+    config: TrainConfig, batch: Batch, steps: tuple[int, ...], size: int
+) -> Iterator[tuple[range, tuple[int, ...]]]:
+    """Numbers of at most `size` images with their stochastic steps, which with `sde_window_by: prompt` are a prompt's
+    own."""
+    own, by_prompt = batch.own, bool(steps) and config.sampler.sde_window_by == "prompt"
+    start = own.start
+    while start < own.stop:
+        group, stop = start // config.group_size, min(start + size, own.stop)
+        if by_prompt:
+            stop = min(stop, (group + 1) * config.group_size)
+            steps = stochastic_steps(config.sampler, config.seed, batch.iteration, group)
+        yield range(start, stop), steps
+        start = stop
+
+
 def _pieces(draws: Draws, batch: Batch, how: Paths, *, keep_velocity: bool = False) -> Iterator[Trajectory]:
     size, solver = draws.geometry.rollout_batch_size, draws.config.sampler.solver
-    for start in range(0, len(batch.own), size):
-        images, group = batch.own[start : start + size], batch.group[start : start + size]
+    for images, steps in _drawn_at_once(draws.config, batch, how.steps, size):
+        start = images.start - batch.own.start
+        group = batch.group[start : start + len(images)]
         velocity = draws.velocity(batch.asked.cond_of(group))
         noise, step_noise = draws.start_noise(batch, images), draws.step_noise(batch, images)
         if how.graphs is not None:
-            given = velocity, step_noise, start, how.schedule, how.kernel, how.steps
+            given = velocity, step_noise, start, how.schedule, how.kernel, steps
             velocity, step_noise = how.graphs.recording(*given)
         keep: dict[str, bool] = {"keep_means": how.keep_means, "keep_velocity": keep_velocity}
-        yield rollout(
-            velocity, noise, how.schedule, how.kernel, step_noise, stochastic=how.steps, solver=solver, **keep
-        )
+        yield rollout(velocity, noise, how.schedule, how.kernel, step_noise, stochastic=steps, solver=solver, **keep)
 
 
 def _steps_after(loop: Loop, steps: tuple[int, ...]) -> tuple[int, ...] | None:
@@ -177,9 +195,10 @@ def _requests(loop: Loop, batch: Batch, steps: tuple[int, ...], *, plan: bool, k
     levels, found = loop.memory.get("noise_levels"), list[Request]()
     levels = None if levels is None else tuple(levels)
     size = len(batch.own) if plan else loop.geometry.rollout_batch_size
-    for start in range(0, len(batch.own), size):
-        images, asked = batch.own[start : start + size], without_texts(batch.asked, batch.group[start : start + size])
-        one = Request(iteration=batch.iteration, images=images, asked=asked, steps=steps, levels=levels)
+    for images, of_images in _drawn_at_once(loop.config, batch, steps, size):
+        start = images.start - batch.own.start
+        asked = without_texts(batch.asked, batch.group[start : start + len(images)])
+        one = Request(iteration=batch.iteration, images=images, asked=asked, steps=of_images, levels=levels)
         found.append(replace(one, plan=plan, keep_means=keep_means))
     return found
 
@@ -203,6 +222,10 @@ def sample_paths(loop: Loop, batch: Batch, method: Method, how: Paths, scoring: 
     """
     if method.plan == "trajectories" and not method.values:
         sampled = sample_trajectories(sample(loop, batch, how, scoring), batch.group, None)
+        if loop.config.sampler.sde_window_by == "prompt":
+            settings, seed = loop.config.sampler, loop.config.seed
+            own = [stochastic_steps(settings, seed, batch.iteration, group) for group in batch.group.tolist()]
+            sampled = replace(sampled, step=torch.tensor(own).flatten())
     elif loop.run.rollouts is None:
         sampled = _plan(loop, batch, method, how)
     else:
@@ -337,6 +360,7 @@ def readers_of(config: TrainConfig) -> list[str]:
     found = {
         method.plan: True,
         "values": method.values,
+        "outcomes": method.of_outcomes,
         "tail": method.of_outcomes,
         "thinned": method.plan != "tree",
         "window": method.plan != "tree" or config.credit.splits is not None,  # else a tree draws its own steps
@@ -357,6 +381,7 @@ def check_graphs(config: TrainConfig) -> None:
         f"micro_batch_size is {micro} and rollout_batch_size {rollout_batch}": micro != rollout_batch,
         f"sampler.trained_fraction is {sampler.trained_fraction:g}": sampler.trained_fraction < 1,
         f"curriculum.max_rounds is {config.curriculum.max_rounds}": config.curriculum.max_rounds > 1,
+        "sampler.sde_window_by is prompt": sampler.sde_window_by == "prompt",
     }
     if found := [reason for reason, holds in reasons.items() if holds]:
         raise ValueError(

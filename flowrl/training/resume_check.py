@@ -49,6 +49,7 @@ _NONE = object()
 def inputs_of(config: TrainConfig, prompts: RunPrompts) -> dict[str, Any]:
     """What a run is made with, as far as it is known before anything loads."""
     from flowrl.pipelines.places.lora_places import folder_of_lora  # with it comes torch
+    from flowrl.prompts.pairs import read_pairs, read_shown
 
     found = dict[str, str]()
     for key, rows in (("prompts.train", prompts.train), ("prompts.eval", prompts.held_out)):
@@ -56,14 +57,15 @@ def inputs_of(config: TrainConfig, prompts: RunPrompts) -> dict[str, Any]:
             _row_digest([row.noise_name, row.negative, row.metadata], [*row.sources, *row.references, *row.clips])
             for row in rows
         )
-    pairs = config.objective.options.get("pairs")
+    pairs, images = (config.objective.options.get(key) for key in ("pairs", "images"))
     if isinstance(pairs, str):
-        from flowrl.prompts.pairs import read_pairs
-
         found["pairs"] = "".join(
             _row_digest([pair.prompt, pair.margin], [str(pair.winner), str(pair.loser)])
             for pair in read_pairs(resolve_path(pairs))
         )
+    if isinstance(images, str):
+        shown = read_shown(resolve_path(images))
+        found["images"] = "".join(_row_digest([one.prompt], [str(one.image)]) for one in shown)
     lora = config.policy.init_lora
     settings = {key: value for key, value, _ in _settings(config)}
     files = {} if lora is None else digests_of(folder_of_lora(resolve_path(lora)))

@@ -163,10 +163,13 @@ def toy_run(name: str, folder: Path, kind: Kind) -> Watched:
 
 
 def more_overrides(name: str, folder: Path, size: int) -> tuple[str, ...]:
-    """What a configuration needs besides: groups that a tree fits, pairs of images `size` pixels wide."""
+    """What a configuration needs besides: groups that a tree fits, images and pairs of them `size` pixels wide."""
     if name == "tiny_dpo_offline":
         write_pairs(folder / "pairs", size)
         return ("group_size=2", f"objective.options.pairs={folder}/pairs")
+    if name == "tiny_sft":
+        write_pairs(folder / "scenes", size)
+        return (f"objective.options.images={folder}/scenes",)
     return _GROUPS.get(name, ())
 
 

@@ -286,16 +286,19 @@ def write_toy(folder: Path, **settings: Any) -> Path:
 
 
 def write_pairs(folder: Path, size: int = 2) -> None:
-    """A pair of images for every prompt, `size` pixels wide and the winner brighter; the toy never gives 0 or 1."""
+    """A pair of images for every prompt, `size` pixels wide and the winner brighter; the toy never gives 0 or 1. The
+    winners are the images of a file too."""
     folder.mkdir()
     levels = np.random.default_rng(0).integers(64, 160, (len(PROMPTS), size, size, 3), dtype=np.uint8)
-    rows = []
+    rows, shown = [], []
     for number, (prompt, level) in enumerate(zip(PROMPTS, levels, strict=True)):
         names = {"winner": f"winner_{number}.png", "loser": f"loser_{number}.png"}
         Image.fromarray(level + 64).save(folder / names["winner"])
         Image.fromarray(level).save(folder / names["loser"])
         rows.append(json.dumps({"prompt": prompt, **names}))
+        shown.append(json.dumps({"prompt": prompt, "image": names["winner"]}))
     (folder / "pairs.jsonl").write_text("\n".join(rows) + "\n")
+    (folder / "images.jsonl").write_text("\n".join(shown) + "\n")
 
 
 def reward_list(folder: Path, *functions: str) -> str:

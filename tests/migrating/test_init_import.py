@@ -235,6 +235,15 @@ def test_keys_and_rewards_that_are_not_known_are_said_to_be(tmp_path: Path) -> N
     assert "choose rewards" in done["rewards[0].reward_model"].why
 
 
+def test_a_kl_of_velocities_is_taken_over(tmp_path: Path) -> None:
+    file = tmp_path / "factory.yaml"
+    file.write_text(FLOW_FACTORY.replace("  kl_beta: 0\n", "  kl_beta: 0.04\n  kl_type: v-based\n"))
+    assert line_of(str(file), "train.kl_beta").made == {"kl_coef": 0.04}
+    assert line_of(str(file), "train.kl_type").made == {"kl_type": "velocity"}
+    file.write_text(file.read_text().replace("v-based", "x-based"))
+    assert "a square of latents" in line_of(str(file), "train.kl_beta").why
+
+
 def _python(text: str) -> Callable[[Path], str]:
     def write(folder: Path) -> str:
         (folder / "x.py").write_text(text)

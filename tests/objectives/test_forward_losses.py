@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from flowrl.objectives.forward_losses import FORWARD, Awm, Crd, Dgpo, Matched, Nft, Rft, Rwr, noised, old_decay
+from flowrl.objectives.forward_losses import FORWARD, Awm, Crd, Dgpo, Matched, Nft, Rft, Rwr, Sft, noised, old_decay
 from flowrl.objectives.terms import matching_error, matching_log_prob, mean_squared_error, optimality, velocity_kl
 
 
@@ -389,6 +389,16 @@ def test_softmax_weights_have_mean_one_in_each_group() -> None:
         assert np.allclose(weight[group::2], raw / raw.mean(), rtol=1e-12)
 
 
+def test_sft_is_rft_where_every_image_is_the_best() -> None:
+    matched = replace(batch(8), group=torch.arange(6))
+    (loss, metrics), (other, others) = Sft(images="")(matched), Rft()(matched)
+    assert torch.equal(loss, other)
+    assert all(torch.equal(value, others[name]) for name, value in metrics.items())
+    found = method_gradient("sft", matched, images="")
+    assert torch.equal(found, method_gradient("rft", matched))
+    torch.testing.assert_close(found, 2 * (matched.velocity - matched.target) / 6, rtol=1e-12, atol=0)
+
+
 # ---- gradients, dtypes, refusals -------------------------------------------------------------------------------------
 
 
@@ -456,8 +466,8 @@ def test_only_the_trained_velocity_gets_gradient(name: str) -> None:
     assert matched.old is not None
     assert matched.reference is not None
     leaves = {n: getattr(matched, n).clone().requires_grad_() for n in ("velocity", "old", "reference")}
-    needing_old: dict[str, dict[str, Any]] = {"awm": {"off_policy": True}, "dgpo": {"clip": 0.1}}
-    options = needing_old.get(name, {})
+    needed: dict[str, dict[str, Any]] = {"awm": {"off_policy": True}, "dgpo": {"clip": 0.1}, "sft": {"images": ""}}
+    options = needed.get(name, {})
     loss, metrics = FORWARD[name].options(**options)(replace(matched, **leaves))
     loss.sum().backward()
     assert leaves["velocity"].grad is not None

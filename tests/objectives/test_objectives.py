@@ -15,6 +15,7 @@ from torch import Tensor
 
 from flowrl.objectives.policy_gradient import (
     OBJECTIVES,
+    Clip,
     Dppo,
     Guard,
     Scored,
@@ -23,7 +24,7 @@ from flowrl.objectives.policy_gradient import (
     sequence_cut,
 )
 from flowrl.samplers import KERNELS, Transition, gaussian_kl, gaussian_log_prob
-from flowrl.samplers.schedules import diffusers_sigmas, dynamic_sigmas, linspace_sigmas
+from flowrl.samplers.schedules import build_schedule, diffusers_sigmas, dynamic_sigmas, linspace_sigmas
 
 STD = 0.4427188724  # Flow-SDE 0.7 from .8 to .7
 SENSITIVITY = -0.1245
@@ -121,6 +122,39 @@ def test_guard_takes_the_bias_of_each_sample_and_ignores_the_log_ratio() -> None
     summed = scored(both, advantage=[1.0, -2.0])
     other = Scored(**{n: getattr(summed, n) for n in summed.__slots__} | {"log_ratio": 4 * summed.log_ratio})
     assert torch.equal(Guard()(other), Guard()(summed))
+
+
+FLASH = [7.4770, 7.0414, 6.6112, 6.1867, 5.7682, 5.3559, 4.9502, 4.5513, 4.1596, 3.7754]
+"""Flash-GRPO's factors of the losses of its first ten steps (code of arXiv 2605.15980), over their mean."""
+
+
+def test_guard_is_flash_grpo_but_for_a_constant() -> None:
+    """Its factor is std / abs(c); while the ratio is 1, that times the plain gradient is guard's."""
+    grid = build_schedule({"flow_shift": 3.0}, 20, grid="unipc_flow").sigma
+    kernel = replace(KERNELS["wan_sde"], sigma_max=float(grid[1]))
+    x, factors = torch.ones(1, 4, dtype=torch.float64), list[float]()
+    for sigma, sigma_next in list(pairwise(grid))[:10]:
+        sensitivity = kernel_sensitivity(kernel, sigma, sigma_next)
+        velocity = torch.zeros_like(x).requires_grad_()
+        new = kernel(x, velocity, sigma, sigma_next)
+        produced = (new.mean + new.std * XI).detach()
+        factors.append(float(new.std) / abs(sensitivity))
+        log_prob = gaussian_log_prob(produced, new) / 4
+        rows = replace(
+            scored(torch.zeros_like(x), advantage=[1.3]),
+            log_ratio=log_prob - log_prob.detach(),
+            new=new,
+            old_mean=new.mean.detach(),
+            produced=produced,
+            step_size=float(sigma - sigma_next),
+            sensitivity=sensitivity,
+        )
+        plain, guard = (
+            torch.autograd.grad(loss(rows).sum(), velocity, retain_graph=True)[0] for loss in (Clip(), Guard())
+        )
+        torch.testing.assert_close(guard, factors[-1] * plain, rtol=1e-12, atol=0)
+    assert factors == pytest.approx(FLASH, abs=1e-4)  # four printed digits, of a float32 schedule
+    assert sum(factors) / 10 == pytest.approx(5.5877, abs=1e-4)  # the constant
 
 
 def test_guard_gradient_does_not_depend_on_the_step() -> None:

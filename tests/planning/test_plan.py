@@ -124,7 +124,7 @@ def test_processes_that_share_an_image_hold_whole_groups_together(capsys: pytest
 
 
 NAMES = (
-    "tiny_g2rpo", "tiny_nft", "tiny_dpo", "tiny_dpo_offline", "tiny_draft", "tiny_branch_grpo", "tiny_dapo",
+    "tiny_g2rpo", "tiny_nft", "tiny_sft", "tiny_dpo", "tiny_dpo_offline", "tiny_draft", "tiny_branch_grpo", "tiny_dapo",
     "tiny_adversarial", "sd35m_grpo_geneval", "sd35m_adv_grpo", "sd35m_mixgrpo_flash", "sd35m_dpo", "sd35m_tree_grpo",
 )  # fmt: skip
 

@@ -74,6 +74,7 @@ CASES: dict[str, tuple[str, ...]] = {
     "rollout in other pieces": ("micro_batch_size=2",),
     "sequence": ("ratio=sequence", "loss_aggregation=samples", "updates_per_rollout=2"),
     "window": ("sampler.sde_window_size=1",),
+    "windows of prompts": ("sampler.sde_window_size=1", "sampler.sde_window_by=prompt", "updates_per_rollout=2"),
     "moving window": ("sampler.num_steps=6", "sampler.sde_window_size=2", "sampler.sde_window=random",
                       "sampler.sde_window_interval=1"),
     "flash": ("sampler.num_steps=8", "sampler.sde_window_size=2", "sampler.sde_window=progressive",
@@ -154,6 +155,11 @@ def test_offline_pairs_are_compared_and_nothing_is_sampled(toy: Path) -> None:
     options = ("objective.name=dpo_offline", "objective.options.pairs=pairs", "group_size=2")
     config = toy_config(toy, *PAIRS, *options)
     assert of_iteration(config, 0, two_passes, config.resolve_batch(1)) == Counts(update=8, reference=8, backward=8)
+
+
+def test_images_of_files_are_trained_and_nothing_is_sampled(toy: Path) -> None:
+    config = toy_config(toy, *FORWARD, "objective.name=sft", "objective.options.images=images", "kl_coef=0.1")
+    assert of_iteration(config, 0, two_passes, config.resolve_batch(1)) == Counts(update=16, reference=16, backward=16)
 
 
 def test_updates_are_the_most_there_can_be(toy: Path) -> None:

@@ -1,9 +1,10 @@
-"""Recipe forward end to end: NFT, AWM, DGPO, CRD, RWR and RFT on images that are noised again."""
+"""Recipe forward end to end: NFT, AWM, DGPO, CRD, RWR, RFT and SFT on images that are noised again."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +15,22 @@ import toy_pipeline
 from recorded_gradients import recorded_gradients
 from tiny_runs import TinyRuns, differences, lasting, lora, lora_tensors, metrics, state
 from torch import Tensor
-from toy_pipeline import toy_runs
+from toy_pipeline import QuickRun, on_threads, toy_runs, write_pairs
 
 from flowrl.cli import main
 from flowrl.config.base import find_config
 from flowrl.config.train import load_config
 from flowrl.objectives.forward_losses import FORWARD, Matched
-from flowrl.recipes.forward import check
+from flowrl.prompts.loading import Prompt
+from flowrl.prompts.pairs import load_images, read_shown
+from flowrl.recipes import forward
+from flowrl.recipes.forward import Images, check
+from flowrl.session.preflight import resolve
+from flowrl.training.loop import Loop
+from flowrl.training.prompting import RunPrompts
 
 VALUES = [0.0, 1.0, 2.0, 7.0, 3.0, 3.0, 1.0, 0.0]  # of the two groups of four
+SAMPLING = sorted(FORWARD.keys() - {"sft"})
 FIXED = f"def reward(images, prompts, metadata):\n    return {VALUES}\n"
 FAILED = """
 import torch
@@ -262,6 +270,88 @@ def test_solver_and_rewards_of_several_are_read(runs: TinyRuns, matched: list[Ma
     assert float(given.abs().max()) > 1.8  # z of one plus twice z of the other
 
 
+# ---- images of files ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def shown(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An image for each of the toy's prompts."""
+    write_pairs(folder := tmp_path_factory.mktemp("shown") / "images")
+    return folder
+
+
+def sft(shown: Path, *overrides: str) -> tuple[str, ...]:
+    return named("sft", f"objective.options.images={shown}", *overrides)
+
+
+def test_sft_trains_on_the_images_of_a_file_and_samples_nothing(
+    runs: TinyRuns, shown: Path, matched: list[Matched], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(forward, "sample", lambda *_: pytest.fail("images were sampled"))
+    told, encode = list[str](), toy_pipeline.Toy.encode
+
+    def noted(self: Any, prompts: Sequence[str], sources: Any = None) -> Any:
+        told.extend(filter(None, prompts))
+        return encode(self, prompts, sources)
+
+    monkeypatch.setattr(toy_pipeline.Toy, "encode", noted)
+    row = metrics(runs.train(str(tmp_path / "run"), *sft(shown, "micro_batch_size=4")))[0]
+    assert "reward" not in row
+    assert row.get("nfe/rollout", 0) == 0
+    assert row["images"] == 0
+    assert row["live_rows"] == 16  # eight images, two levels
+    assert row["grad_norm"] > 0
+    assert row["loss"] == row["error"] == pytest.approx(float(np.mean([errors(given) for given in matched])), rel=1e-6)
+    records = {one.prompt: one for one in read_shown(shown)}
+    latents = torch.logit(load_images([records[prompt].image for prompt in told[-8:]]))
+    assert torch.equal(torch.cat([matched[0].clean, matched[2].clean]), latents)  # each image beside its own prompt
+    assert Counter(told[-8:]) == dict.fromkeys(records, 2)  # two passes over the file
+    assert all(given.old is None and given.reference is None for given in matched)
+    assert len({float(sigma) for given in matched for sigma in given.sigma}) > 2
+
+
+def test_sft_lowers_its_error_and_a_resumed_run_is_the_same_to_the_bit(
+    runs: TinyRuns, shown: Path, tmp_path: Path
+) -> None:
+    whole = runs.train(str(tmp_path / "whole"), *sft(shown, "num_iterations=12", "times.count=3", "optim.lr=0.05"))
+    rows = metrics(whole)
+    assert np.mean([row["error"] for row in rows[-3:]]) < 0.9 * np.mean([row["error"] for row in rows[:3]])
+    part = runs.train(str(tmp_path / "part"), *sft(shown, "num_iterations=5", "times.count=3", "optim.lr=0.05"))
+    assert main(["train", f"resume={part}", "num_iterations=12"]) == 0
+    assert lora(part) == lora(whole)
+
+
+def test_processes_share_the_images_of_an_iteration(runs: TinyRuns, shown: Path) -> None:
+    config, records = load_config(runs.config, ["recipe=forward", *sft(shown)]), read_shown(shown)
+    prompts = RunPrompts(train=(), more=tuple(Prompt(text=one.prompt, metadata={}) for one in records))
+
+    def drawn(run: Any) -> tuple[list[Prompt], Images]:
+        batch, images = forward.images_of_files(Loop(resolve(config, prompts), run), records, 1)
+        assert batch.group.tolist() == list(batch.own) == batch.asked.groups.tolist()
+        return batch.asked.prompts_of(images.group), images
+
+    (whole, images), parts = drawn(QuickRun(Path())), on_threads(2, Path(), drawn)
+    assert [prompt for own, _ in parts for prompt in own] == whole
+    assert torch.equal(torch.cat([own.clean for _, own in parts]), images.clean)
+
+
+def test_files_of_images_are_read_and_bad_ones_refused(shown: Path) -> None:
+    found = read_shown(shown)
+    assert found == read_shown(shown / "images.jsonl")
+    assert [one.prompt for one in found] == toy_pipeline.PROMPTS
+    for line, message in (
+        ("", 'holds no images: write one {"prompt": ..., "image": ...} per line'),
+        ("[]", "line 1: needs an object with prompt and image"),
+        ('{"prompt": "a"}', "what is wrong: image"),
+        ('{"prompt": "a", "image": "none.png"}', "there is no image"),
+    ):
+        (shown / "bad.jsonl").write_text(line)
+        with pytest.raises(ValueError, match=re.escape(message)):
+            read_shown(shown / "bad.jsonl")
+    with pytest.raises(ValueError, match="a folder that holds images"):
+        read_shown(shown / "bad.csv")
+
+
 # ---- copies of the policy --------------------------------------------------------------------------------------------
 
 
@@ -320,7 +410,7 @@ def test_micro_batches_add_up_to_the_gradient_of_one(runs: TinyRuns, name: str, 
     torch.testing.assert_close(part, whole, rtol=0, atol=2e-6 * float(whole.abs().max()) + 1e-9)
 
 
-@pytest.mark.parametrize("name", sorted(FORWARD))
+@pytest.mark.parametrize("name", SAMPLING)
 def test_two_updates_and_a_failed_image(runs: TinyRuns, name: str, matched: list[Matched], tmp_path: Path) -> None:
     run = runs.train(str(tmp_path / "run"), *named(name), runs.rewards(FAILED), "updates_per_rollout=2")
     row = metrics(run)[0]
@@ -380,13 +470,21 @@ def test_a_resumed_run_is_the_same_to_the_bit(runs: TinyRuns, overrides: tuple[s
         (("times.kind=discrete", "times.fraction=0"), "times.fraction is the share of the schedule"),
         (("times.kind=discrete_wo_init", "times.fraction=0.4"), "raise times.fraction or the number of steps"),
         (("reward_aggregation=each",), "needs two rewards of nonzero weight"),
+        (named("sft"), "required key 'images' is missing"),
+        (named("sft", "objective.options.images=none"), "there is no 'none'"),
+        (
+            named("sft", "objective.options.images=SHOWN", "adv_std=global"),
+            "adv_std is set to 'global', but objective sft",
+        ),
+        (named("sft", "objective.options.images=SHOWN", "sampler.solver=dpm2"), "sampler.solver is set to 'dpm2'"),
+        (named("sft", "objective.options.images=SHOWN", "workers.rollouts=1"), "reads its images from a file"),
         (named("dgpo", "micro_batch_size=2"), "micro_batch_size (2) must be a multiple of group_size (4)"),
         (named("crd", "prompts_per_step=1", "updates_per_rollout=2"), "make prompts_per_step a multiple of 2"),
     ],
     ids=lambda given: given[-1] if isinstance(given, tuple) else "",
 )
 def test_refused_before_a_model_loads(
-    runs: TinyRuns, overrides: tuple[str, ...], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    runs: TinyRuns, overrides: tuple[str, ...], said: str, shown: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     def load(*arguments: Any, **options: Any) -> None:
@@ -394,12 +492,13 @@ def test_refused_before_a_model_loads(
 
     monkeypatch.setattr(toy_pipeline, "load", load)
     capsys.readouterr()
+    overrides = tuple(text.replace("SHOWN", str(shown)) for text in overrides)
     assert main(["train", str(runs.config), f"out={tmp_path / 'run'}", *overrides]) == 1
     assert said in re.sub(r"\s+", " ", capsys.readouterr().err)
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("name", sorted(FORWARD))
+@pytest.mark.parametrize("name", SAMPLING)
 def test_the_shipped_configuration_is_accepted(name: str) -> None:
     config = load_config(find_config(f"tiny_{name}"))
     check(config)

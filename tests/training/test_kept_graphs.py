@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -28,7 +29,7 @@ from flowrl.recipes import grpo
 from flowrl.runtime.randomness import counter_normal
 from flowrl.samplers import KERNELS, build_schedule, rollout
 from flowrl.training import kept_graphs
-from flowrl.training.kept_graphs import KeptGradients, KeptGraphs
+from flowrl.training.kept_graphs import KeptGradients, KeptGraphs, kl_of
 from flowrl.training.learner import GradientSum, NetworkCounter
 from flowrl.trajectory import Conditioning, Rows
 
@@ -56,7 +57,7 @@ def numbers(row: dict[str, Any]) -> dict[str, Any]:
     [
         (), (GUIDED,), (GUIDED, "sampler.train_negative=false"), (GUIDED, "sampler.train_negative=recompute"),
         (GUIDED, "kl_coef=0.1"), ("ratio=sequence", "loss_aggregation=samples"), ("credit.method=tp_grpo",),
-        ("policy.ema_decay=0.9",), ("best_of=2",),
+        ("kl_coef=0.1", "kl_type=velocity"), ("policy.ema_decay=0.9",), ("best_of=2",),
     ],
     ids=" ".join,
 )  # fmt: skip
@@ -97,6 +98,36 @@ def test_graphs_of_groups_that_teach_nothing_are_freed(toy: Path, monkeypatch: p
     low, high = config.sampler.stochastic_range
     assert len(walked) == 3 * (high - low) * config.num_images // 4  # of two images each, two prompts of four
     assert last["nfe/backward"] == quick_run(toy_config(toy, *half), toy.parent)[-1]["nfe/backward"]
+
+
+@pytest.mark.parametrize(
+    ("name", "level", "exact"),
+    [
+        ("flow_sde", 0.7, 0.003756438138),
+        ("dance_sde", 0.3, 0.053971957465),
+        ("cps", 0.8, 0.005838072716),
+        ("dpm_sde", 1.0, 0.005805555556),
+        ("wan_sde", 1.0, 0.009454052961),
+    ],
+)
+def test_a_kl_of_velocities_is_their_squared_distance_whatever_the_kernel(
+    name: str, level: float, exact: float
+) -> None:
+    kernel = replace(KERNELS[name], noise_level=level, sigma_max=0.95)
+    x, v, other = torch.tensor(
+        [[[0.3, -0.2, 0.5, 1.0]], [[0.1, 0.4, -0.6, 0.2]], [[0.0, 0.5, -0.5, 0.6]]], dtype=torch.float64
+    )
+    v.requires_grad_()
+    levels = torch.tensor(0.8, dtype=torch.float64), torch.tensor(0.6, dtype=torch.float64)
+    given = kernel, kernel(x, v, *levels), kernel(x, other, *levels), *levels
+    for log_ratio in ("mean", "sum"):
+        settings: Any = SimpleNamespace(kl_type="velocity", log_ratio=log_ratio)
+        distance = kl_of(settings, *given)
+        assert float(distance.detach()) == pytest.approx(0.0475, rel=1e-12)
+        (slope,) = torch.autograd.grad(distance.sum(), v, retain_graph=True)
+        torch.testing.assert_close(slope, 2 * (v - other).detach() / 4)
+    settings = SimpleNamespace(kl_type="exact", log_ratio="mean")
+    assert float(kl_of(settings, *given).detach()) == pytest.approx(exact, rel=1e-9)
 
 
 @pytest.mark.parametrize("negative", ["true", "false", "recompute"])

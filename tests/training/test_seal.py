@@ -296,6 +296,12 @@ def test_files_and_lists_are_compared_by_what_they_hold(toy: Path) -> None:
         "model: changed are weights.bin",
         "init_lora: changed are weights.bin",
     ]
+    (toy / "images.jsonl").write_text('{"prompt": "p", "image": "a.png"}\n')
+    images = ("recipe=forward", "sampler.kernel=ode", "objective.name=sft", "objective.options.images=images.jsonl")
+    shown = load_config(toy / "toy.yaml", images)
+    sealed = inputs_of(shown, prompts)
+    (toy / "a.png").write_bytes(b"another")
+    assert changes(sealed, inputs_of(shown, prompts), shown) == ["images: of 1 rows 1 changed"]
     without = inputs_of(load_config(toy / "toy.yaml", ["pipeline.model=./model", *pairs]), prompts)
     assert "init_lora: changed are weights.bin" in changes(without, before, config)
     more = load_config(toy / "toy.yaml", ["eval.seed=3"])

@@ -150,6 +150,8 @@ def _check_split(config: TrainConfig) -> None:
         and "its magnitudes are made of whole weights: set policy.lora_variant to lora or rslora",
         f"keep_graphs={str(config.keep_graphs).lower()}": config.keep_graphs
         and "a graph that is kept would hold its gathered weights, and gradients are not built: set keep_graphs=false",
+        f"sampler.sde_window_by={config.sampler.sde_window_by}": config.sampler.sde_window_by == "prompt"
+        and "processes that share weights take a step together: set sampler.sde_window_by=iteration",
         "pipeline.device=mps": pipeline.device == "mps"
         and "weights are split over CUDA devices or CPUs: set parallel.shard=1",
         f"workers.rollouts={config.workers.rollouts}": config.workers.rollouts > 0
