@@ -135,8 +135,8 @@ class _FastLoader(_Strict, getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # ty
     """The same in C, ten times as fast, where PyYAML has it."""
 
 
-_APART = frozenset("\t?\ufeff")
-"""Characters of which the reader in C takes some where PyYAML's own refuses them, or reads another text."""
+_APART = re.compile(r"[\t?\ufeff]|(?<!\S)!(?!\S)")
+"""What the reader in C takes in places where PyYAML's own refuses it, or reads as another text or, a lone !, value."""
 
 
 class _Dumper(yaml.SafeDumper):
@@ -174,7 +174,7 @@ def parse_yaml(text: str, where: str) -> Any:
         raise ConfigError(f"{where}: it has {len(text):,} characters, and at most {MAX_CHARACTERS:,} are read")
     try:
         try:
-            return _read_document(text, _Loader if set(text) & _APART else _FastLoader)
+            return _read_document(text, _Loader if _APART.search(text) else _FastLoader)
         except yaml.YAMLError:
             return _read_document(text, _Loader)  # for its words
     except ConfigError as error:
