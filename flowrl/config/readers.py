@@ -31,6 +31,8 @@ _READ_BY = {
     # velocities at noised images are trained on; log-densities of steps are compared
     "matching": "kl_coef kl_reference",
     "densities": "log_ratio",
+    # velocities of teachers are learned
+    "taught": "policy.teachers policy.teacher_key",
     # finished images are noised again, at levels of a discrete schedule or of a continuous law
     "noised": "times",
     "stepped": "times.fraction",
@@ -49,6 +51,7 @@ _READ_BY = {
 _OF_RECIPE: dict[str, Collection[str]] = {
     "forward": "advantages matching rollout tail noised stepped continuous copies best extremes".split(),
     "preference": "densities rollout tail noised stepped continuous window thinned".split(),
+    "visited": "taught rollout window".split(),
 }
 """Recipe -> readers that its runs may have; those of grpo may have any, those of backprop none."""
 

@@ -295,8 +295,12 @@ def _refuse(said: str) -> None:
 
 
 def _check_number(config: TrainConfig, looked: Looked) -> None:
-    """Refuses fewer prompts than are drawn apart in an iteration."""
+    """Refuses fewer prompts than are drawn apart in an iteration, and those that no teacher teaches."""
     train = () if looked.prompts is None else looked.prompts.train
+    if config.policy.teachers:
+        from flowrl.recipes.visited_settings import teachers_of
+
+        teachers_of(config.policy, train)
     if config.curriculum.sampling == "gaussian" and 0 < len(train) < config.prompts_per_step:
         raise ValueError(
             f"curriculum.sampling=gaussian draws prompts_per_step ({config.prompts_per_step}) different prompts, "
