@@ -19,8 +19,8 @@ from flowrl.config.strict_yaml import dotted_keys
 from flowrl.config.train import TrainConfig
 from flowrl.credit import CREDIT
 from flowrl.evaluation.benchmark import BENCHMARKS
-from flowrl.objectives.forward_losses import FORWARD
 from flowrl.objectives.distillation import VISITED
+from flowrl.objectives.forward_losses import FORWARD
 from flowrl.objectives.gradient_paths import PATHS
 from flowrl.objectives.policy_gradient import OBJECTIVES
 from flowrl.pipelines import PIPELINES
