@@ -32,10 +32,7 @@ from flowrl.samplers.kernels import Kernel
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Opd:
-    """On-policy distillation: the teacher's velocity at states of the student's own paths (DiffusionOPD, DanceOPD).
-
-    The loss of a state is `w mean_D (v - v_T)^2`; its gradient does not go through the sampling.
-    """
+    """On-policy distillation: the teacher's velocity at states of the student's own paths (DiffusionOPD, DanceOPD)."""
 
     weight: Literal["velocity", "mean", "kl", "transition"] = "velocity"
     """Weight w of a step, with c = d mean / d velocity: 1 (velocity), c²/2 (mean), c²/(2 std²) (kl), or kl at steps
@@ -58,15 +55,8 @@ class Opd:
             )
 
     def weight_of(self, kernel: Kernel, sigma: float | Tensor, sigma_next: float | Tensor) -> float:
-        """The weight w of a step, see the table of this file.
-
-        Args:
-            kernel: With noise_level and sigma_max bound.
-            sigma: Of the state, a number or a 0-d tensor.
-            sigma_next: After the step.
-
-        Raises ValueError: weight kl at a step without noise; or as `kernel_sensitivity`.
-        """
+        """The weight w of a step of a kernel that has its noise_level and sigma_max bound. Raises ValueError: weight kl
+        at a step without noise."""
         if self.weight == "velocity":
             return 1.0
         zero = torch.zeros(1, 1, dtype=torch.float64)
@@ -80,15 +70,10 @@ class Opd:
         return kernel_sensitivity(kernel, sigma, sigma_next) ** 2 / (2 * variance)
 
     def places(self, num_steps: int, *key: Part) -> tuple[int, ...]:
-        """The trained places among so many steps, ascending: all, or different ones with odds of the law `query`.
+        """The trained places among so many steps, ascending: all, or `states` different ones by the counters `key`.
 
-        The odds of place k are the density at its middle, (k + 1/2) / num_steps. Places are those that come first in a
-        race of exponential times at these rates: the first one has exactly these odds, each further one has them among
-        those that are left.
-
-        Args:
-            num_steps: At least `states`.
-            *key: Counters of the image.
+        The odds of place k are the density at its middle, (k + 1/2) / num_steps, among those that are left: places that
+        come first in a race of exponential times at these rates.
         """
         if self.states == "all":
             return tuple(range(num_steps))

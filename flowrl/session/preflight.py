@@ -298,7 +298,7 @@ def _check_number(config: TrainConfig, looked: Looked) -> None:
     """Refuses fewer prompts than are drawn apart in an iteration, and those that no teacher teaches."""
     train = () if looked.prompts is None else looked.prompts.train
     if config.policy.teachers:
-        from flowrl.recipes.visited_settings import teachers_of
+        from flowrl.recipes.visited import teachers_of
 
         teachers_of(config.policy, train)
     if config.curriculum.sampling == "gaussian" and 0 < len(train) < config.prompts_per_step:

@@ -69,13 +69,10 @@ def inputs_of(config: TrainConfig, prompts: RunPrompts) -> dict[str, Any]:
     settings = {key: value for key, value, _ in _settings(config)}
     files = {} if lora is None else digests_of(folder_of_lora(resolve_path(lora)))
     inputs = {"config": settings, "prompts": found, "model": model_of(config), "init_lora": files}
-    loras = [teacher.lora for teacher in config.policy.teachers]
-    inputs["teachers"] = {
-        f"{place}/{name}": digest
-        for place, own in enumerate(loras)
-        if own is not None
-        for name, digest in digests_of(folder_of_lora(resolve_path(own))).items()
-    }
+    inputs["teachers"] = {}
+    for place, own in enumerate(teacher.lora for teacher in config.policy.teachers):
+        held = {} if own is None else digests_of(folder_of_lora(resolve_path(own)))
+        inputs["teachers"] |= {f"{place}/{name}": digest for name, digest in held.items()}
     return dict(json.loads(json.dumps(plain(inputs), default=str)))  # as JSON gives it back: tuples are lists
 
 
