@@ -166,11 +166,7 @@ def descend(
 
 
 def objective_of(config: TrainConfig) -> Opd:
-    """What a run minimises.
-
-    Raises:
-        ValueError: an unknown name or option, or a bad value.
-    """
+    """What a run minimises. Raises ValueError: an unknown name or option, or a bad value."""
     name = config.objective.name or "opd"
     options = entry_of(VISITED, name, "objective of recipe visited", owner="objective.name")
     return build_options(options, config.objective.options, owner=f"objective {name!r}")
@@ -184,30 +180,23 @@ def trained_steps(config: TrainConfig, iteration: int) -> tuple[int, ...]:
 
 
 def teachers_of(settings: PolicyConfig, prompts: Sequence[Prompt]) -> list[int]:
-    """The place in `policy.teachers` of each prompt's teacher.
-
-    Raises:
-        ValueError: a prompt has none, with what its metadata say and what teachers ask for.
-    """
+    """The place in `policy.teachers` of each prompt's teacher. Raises ValueError: a prompt's metadata name none."""
     known = {value: place for place, teacher in enumerate(settings.teachers) for value in teacher.prompts}
     said = [prompt.metadata.get(settings.teacher_key) for prompt in prompts]
-    found = [known.get(str(value)) if known else 0 for value in said]
-    if None in found:
-        first = found.index(None)
+    found = [known.get(str(value), -1) if known else 0 for value in said]
+    if -1 in found:
+        first = found.index(-1)
         raise ValueError(
-            f"{found.count(None)} of {len(prompts)} training prompts have no teacher (first: {prompts[first].text!r}, "
+            f"{found.count(-1)} of {len(prompts)} training prompts have no teacher (first: {prompts[first].text!r}, "
             f"whose metadata have {said[first]!r} under {settings.teacher_key!r}): policy.teachers name the prompts "
             f"{', '.join(known)}; set policy.teacher_key to a key whose values are among them, or name the others too"
         )
-    return [place for place in found if place is not None]
+    return found
 
 
 def teacher_loras(config: TrainConfig) -> list[Lora | None]:
-    """The LoRA of each teacher, read; None of one that is the model without a LoRA.
-
-    Raises:
-        ValueError: there is none, it cannot be read, or the policy's LoRA has no room for it.
-    """
+    """The LoRA of each teacher, read; None of one that is the model without a LoRA. Raises ValueError: there is none at
+    the place, it cannot be read, or the policy's LoRA has no room for it."""
     settings = config.policy
     found = [None if teacher.lora is None else lora_at(config, teacher.lora) for teacher in settings.teachers]
     for lora in filter(None, found):
@@ -264,8 +253,7 @@ def check(config: TrainConfig) -> None:
         ),
         (
             policy.train == "full" and any(teacher.lora is not None for teacher in teachers),
-            "policy.train is full, and a teacher's LoRA takes the place of the policy's own: set policy.train=lora, or "
-            "take teachers without a lora",
+            "policy.train is full, and a teacher's LoRA takes the place of the policy's own: set policy.train=lora",
         ),
         (
             kernel.stochastic and kernel.noise_level == 0,
@@ -273,13 +261,11 @@ def check(config: TrainConfig) -> None:
         ),
         (
             objective.states != "all" and objective.states > steps,
-            f"objective.options.states is {objective.states}, and {steps} steps of a path are trained: lower it, or "
-            "take all",
+            f"objective.options.states is {objective.states}, and {steps} steps of a path are trained: lower it",
         ),
         (
             objective.weight == "kl" and not kernel.stochastic,
-            "objective.options.weight kl is the KL of steps with noise, and sampler.kernel is ode: set weight to mean "
-            "or velocity, or take a kernel with noise",
+            "objective.options.weight kl is the KL of steps with noise, and sampler.kernel is ode: set weight=mean",
         ),
     )
     for lora in filter(None, teacher_loras(config)):

@@ -127,11 +127,7 @@ def init_lora(config: TrainConfig) -> Lora | None:
 
 
 def lora_at(config: TrainConfig, text: str) -> Lora:
-    """A LoRA on the run's model that a configuration names.
-
-    Raises:
-        ValueError: there is none, or it cannot be read.
-    """
+    """A LoRA on the run's model that a configuration names. Raises ValueError: there is none, or it cannot be read."""
     return read_lora(resolve_path(text), stock_of(model_family(config.pipeline).name, location_of(config.pipeline)))
 
 

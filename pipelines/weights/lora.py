@@ -162,12 +162,9 @@ class Policy:
         self.slots[slot] = self.tensors()
 
     def add_lora(self, slot: str, lora: Lora) -> None:
-        """Keeps another LoRA on the network under a name, in this policy's shapes: under it the network computes what
-        it does with that LoRA alone.
-
-        Ranks and layers that it lacks are zeros, and B is multiplied by its alpha / rank over the policy's (rsLoRA:
-        alpha / sqrt(rank)). Raises ValueError: as `refuse_unheld`; it is another network's, or not finite.
-        """
+        """Keeps another LoRA under a name in this policy's shapes, with zeros for ranks and layers that it lacks and B
+        times its scale over the policy's: the network computes what it does with that LoRA alone. Raises ValueError: as
+        `refuse_unheld`; or it is another network's, or not finite."""
         refuse_unheld(lora, rank=self.config["r"], targets=self.config["target_modules"], variant=self.variant)
         refuse_other_network(self.network, lora)
         refuse_not_finite(lora.tensors, f"the LoRA in {lora.place}", "take an earlier one")
@@ -251,8 +248,7 @@ def refuse_unheld(lora: Lora, *, rank: int, targets: Sequence[str], variant: str
         )
     if lora.rank > rank:
         raise ValueError(
-            f"{what} has rank {lora.rank}, policy.lora_rank is {rank}, and {why}: set policy.lora_rank to {lora.rank} "
-            "or more"
+            f"{what} has rank {lora.rank}, policy.lora_rank is {rank}, and {why}: set policy.lora_rank={lora.rank}"
         )
     if outside := [layer for layer in lora.layers if not any(f".{layer}".endswith(f".{end}") for end in targets)]:
         raise ValueError(
