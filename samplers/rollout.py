@@ -68,14 +68,10 @@ def rollout(
     ValueError: a stochastic index is out of range or given twice, or a kept one out of range; a stochastic step has std
     0; a shape is wrong; the solver is unknown.
     """
-    if solver not in ("euler", "dpm2"):
-        raise ValueError(f"unknown solver {solver!r} of the deterministic tail: choose euler or dpm2")
-    steps, last = tuple(sorted(stochastic)), schedule.num_steps - 1
-    if len(set(steps)) != len(steps) or not set(steps) <= set(range(last + 1)):
-        raise ValueError(f"stochastic steps must be distinct and in 0 .. {last}, got {list(stochastic)}")
+    steps = _check_steps(stochastic, schedule.num_steps, solver)
     kept = sorted({*keep_states, *(state for step in steps for state in (step, step + 1))})
     tail = schedule.num_steps if solver == "euler" else max(steps, default=-1) + 1
-    if kept and not 0 <= kept[0] <= kept[-1] <= tail:
+    if not set(kept) <= set(range(tail + 1)):
         raise ValueError(f"states 0 .. {tail} of this path can be kept, got {kept}")
     x = start_state(x, schedule)
     columns, log_probs = dict[str, Tensor](), list[Tensor]()
@@ -111,3 +107,13 @@ def rollout(
         velocity=columns.get("velocity", none) if keep_velocity else None,
         final=solve(velocity, x, schedule, first=tail),
     )
+
+
+def _check_steps(stochastic: Sequence[int], num_steps: int, solver: str) -> tuple[int, ...]:
+    """The stochastic steps in ascending order, once they and the solver are known to make sense."""
+    if solver not in ("euler", "dpm2"):
+        raise ValueError(f"unknown solver {solver!r} of the deterministic tail: choose euler or dpm2")
+    steps = tuple(sorted(stochastic))
+    if len(set(steps)) != len(steps) or not set(steps) <= set(range(num_steps)):
+        raise ValueError(f"stochastic steps must be distinct and in 0 .. {num_steps - 1}, got {list(stochastic)}")
+    return steps

@@ -127,14 +127,8 @@ class TeacherConfig:
     teacher without any teaches all prompts."""
 
     def __post_init__(self) -> None:
-        scale = self.guidance_scale
-        refuse(
-            (
-                scale is not None and not 0 <= scale <= GUIDANCE,
-                f"guidance_scale must lie in [0, {GUIDANCE:g}], got {scale}",
-            ),
-            (self.lora is not None and not self.lora.strip(), "lora is empty text; name a file, or write null"),
-        )
+        if self.guidance_scale is not None and not 0 <= self.guidance_scale <= GUIDANCE:
+            raise ConfigError(f"guidance_scale must lie in [0, {GUIDANCE:g}], got {self.guidance_scale:g}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

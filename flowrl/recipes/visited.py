@@ -53,6 +53,8 @@ __all__ = ["REGRESSES", "THROUGH_REWARDS", "check", "counts", "main", "objective
 
 REGRESSES, THROUGH_REWARDS = False, False
 
+Turn = tuple[int, Tensor]  # place of a teacher, and states [b] that it teaches
+
 
 def only_here(config: TrainConfig) -> str:
     """Why workers cannot draw for a run."""
@@ -63,6 +65,7 @@ def only_here(config: TrainConfig) -> str:
 class Visited:
     """This process's paths, on the host, and of each trained state [M] its image, step, and the weight of its loss."""
 
+    batch: Batch
     path: Trajectory
     schedule: Schedule
     image: Tensor
@@ -108,7 +111,7 @@ def iterate(loop: Loop, iteration: int) -> None:
     weights = [objective.weight_of(kernel, schedule.sigma[step], schedule.sigma[step + 1]) for step in steps]
     image, place = torch.arange(len(keys)).repeat_interleave(place.shape[1]), place.flatten()
     weight, step = torch.tensor(weights, dtype=torch.float64)[place], torch.tensor(steps)[place]
-    visited = Visited(path=path, schedule=schedule, image=image, step=step, weight=weight)
+    visited = Visited(batch=batch, path=path, schedule=schedule, image=image, step=step, weight=weight)
     teacher = torch.tensor(teachers_of(config.policy, batch.asked.prompts))[batch.asked.rows(batch.group[image])]
 
     # 3. Update: towards the velocity of each prompt's teacher.
@@ -119,33 +122,25 @@ def iterate(loop: Loop, iteration: int) -> None:
             mine = [torch.nonzero(own & (teacher == number)).flatten() for number in range(len(config.policy.teachers))]
             size, count, gradient = loop.geometry.micro_batch_size, total_of(run, int(own.sum())), loop.gradient()
             turns = [(number, index) for number, all_M in enumerate(mine) for index in all_M.split(size) if len(index)]
-            how = partial(descend, loop, batch, visited, turns, count)
+            how = partial(descend, loop, visited, turns, count)
             how(gradient, stats)
             loop.update(gradient, stats, again=how)
     loop.log(iteration, row | stats.row(run) | {"live_rows": stats.rows(run)})
 
 
 def descend(
-    loop: Loop,
-    batch: Batch,
-    visited: Visited,
-    turns: Sequence[tuple[int, Tensor]],
-    count: int,
-    gradient: GradientSum,
-    stats: Statistics,
+    loop: Loop, visited: Visited, turns: list[Turn], count: int, gradient: GradientSum, stats: Statistics
 ) -> None:
     """Adds up the gradient of an update, each turn of a teacher and states `[b]` of it, of `count` on all processes.
 
     The teacher comes first: weights must not change between a forward pass and its backward pass.
     """
-    states, kept = visited.path.states, torch.tensor(visited.path.kept)
+    batch, states, kept = visited.batch, visited.path.states, torch.tensor(visited.path.kept)
     for (number, index), live in in_step(loop.shards, turns, lambda n: (n, torch.arange(1)), lambda turn: turn[0]):
         image, step, teacher = visited.image[index], visited.step[index], loop.config.policy.teachers[number]
         sigma, timestep = visited.schedule.sigma[step], visited.schedule.timestep[step]
-        x, cond = (
-            sent(states[image, torch.searchsorted(kept, step)], loop.device),
-            batch.asked.cond_of(batch.group[image]),
-        )
+        x = sent(states[image, torch.searchsorted(kept, step)], loop.device)
+        cond = batch.asked.cond_of(batch.group[image])
         slot = "reference" if teacher.lora is None else f"{TEACHER}{number}"
         with uncounted(not live):
             with torch.no_grad(), loop.policy.under(slot), loop.network.counting("reference"):

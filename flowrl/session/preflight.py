@@ -165,6 +165,10 @@ def look(
     looked.faults = [*looked.of_prompts, *looked.faults]
     if isinstance(config, TrainConfig):
         looked.faults += found_by(*_of_whole(config, looked, here=here))
+        if config.policy.teachers and (found := looked.prompts) is not None:
+            from flowrl.recipes.visited import teachers_of
+
+            looked.faults += found_by(lambda: teachers_of(config.policy, found.train))
     looked.faults = list(dict.fromkeys(looked.faults))
     return looked
 
@@ -295,12 +299,8 @@ def _refuse(said: str) -> None:
 
 
 def _check_number(config: TrainConfig, looked: Looked) -> None:
-    """Refuses fewer prompts than are drawn apart in an iteration, and those that no teacher teaches."""
+    """Refuses fewer prompts than are drawn apart in an iteration."""
     train = () if looked.prompts is None else looked.prompts.train
-    if config.policy.teachers:
-        from flowrl.recipes.visited import teachers_of
-
-        teachers_of(config.policy, train)
     if config.curriculum.sampling == "gaussian" and 0 < len(train) < config.prompts_per_step:
         raise ValueError(
             f"curriculum.sampling=gaussian draws prompts_per_step ({config.prompts_per_step}) different prompts, "

@@ -14,7 +14,7 @@ from torch import Tensor
 from flowrl.objectives.distillation import Opd
 from flowrl.objectives.policy_gradient import kernel_sensitivity
 from flowrl.objectives.terms import velocity_kl
-from flowrl.samplers import KERNELS, Kernel
+from flowrl.samplers import KERNELS, Kernel, build_schedule
 from flowrl.samplers.transition import gaussian_kl
 
 NOW, AFTER = 0.8, 0.6
@@ -75,15 +75,19 @@ def test_the_gradient_is_the_worked_one_and_leaves_the_teacher_alone() -> None:
 
 
 def test_weights_of_a_whole_path_pile_up_at_its_end() -> None:
-    """Ten steps of shift 3 at equal distances: the last stochastic step's share of the loss."""
-    even = torch.linspace(1, 0, 11, dtype=torch.float64)
-    sigma = 3 * even / (1 + 2 * even)
-    shares = [("flow_sde", "kl", 9, 0.53), ("cps", "kl", 9, 0.64), ("ode", "mean", 10, 0.39)]
-    for name, weight, steps, share in (*shares, ("flow_sde", "velocity", 9, 0.11)):
-        bound = replace(KERNELS[name], sigma_max=float(sigma[1]))
-        options: Any = {"weight": weight}
-        weights = [Opd(**options).weight_of(bound, sigma[k], sigma[k + 1]) for k in range(steps)]
-        assert weights[-1] / sum(weights) == pytest.approx(share, abs=0.006), name
+    """Ten steps of shift 3, evenly spaced before it and as SD3's own: the share of the last trained step's weight."""
+    even, own = (build_schedule({"shift": 3.0}, 10, grid=grid).sigma for grid in ("linspace", "diffusers"))
+    shares: list[tuple[str, Any, int, float, float]] = [
+        ("flow_sde", "kl", 9, 0.527, 0.641),
+        ("cps", "kl", 9, 0.628, 0.998),
+        ("ode", "mean", 10, 0.436, 0.0005),
+        ("flow_sde", "velocity", 9, 0.111, 0.111),
+    ]
+    for name, weight, steps, *expected in shares:
+        for sigma, share in zip((even, own), expected, strict=True):
+            bound = replace(KERNELS[name], sigma_max=float(sigma[1]))
+            weights = [Opd(weight=weight).weight_of(bound, sigma[k], sigma[k + 1]) for k in range(steps)]
+            assert weights[-1] / sum(weights) == pytest.approx(share, abs=6e-4), name
 
 
 # ---- which states ----------------------------------------------------------------------------------------------------

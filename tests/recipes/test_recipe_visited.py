@@ -14,13 +14,14 @@ import torch
 import toy_pipeline
 from recorded_gradients import recorded_gradients
 from safetensors.torch import save_file
-from tiny_runs import TinyRuns, differences, lasting, lora, metrics, state
+from tiny_runs import TinyRuns, differences, lasting, lora, metrics, state, tiny_runs
 from torch import Tensor, nn
 from toy_pipeline import Net, QuickRun, Toy, toy_runs
 
 from flowrl.cli import main
 from flowrl.config.train import TrainConfig, load_config
 from flowrl.objectives.distillation import Opd
+from flowrl.pipelines import PIPELINES
 from flowrl.pipelines.weights.lora import Policy
 from flowrl.pipelines.weights.lora_files import Lora
 from flowrl.recipes import visited
@@ -113,7 +114,7 @@ def test_a_rollout_keeps_the_states_that_it_is_asked_for() -> None:
     path, x = drawn(keep_states=range(4)), noise
     assert path.kept == (0, 1, 2, 3)
     for step in range(3):
-        assert torch.equal(path.states[:, step], x)
+        torch.testing.assert_close(path.states[:, step], x)
         x = x + (schedule.sigma[step + 1] - schedule.sigma[step]) * velocity(x, schedule.sigma[step], x)
     torch.testing.assert_close(path.final, x)
     assert torch.equal(path.states[:, 3], path.final)
@@ -182,10 +183,10 @@ class Linear(nn.Module):
 def test_guidance_is_absorbed(runs: TinyRuns, monkeypatch: pytest.MonkeyPatch, more: tuple[str, ...]) -> None:
     """Guidance of a linear network is linear in the text: for four prompts of four numbers a LoRA can say it."""
     monkeypatch.setattr(toy_pipeline, "Net", Linear)
-    given = ("num_iterations=120", "prompts_per_step=4", "policy.lora_rank=8", "policy.target_modules=[inner]")
-    learns = ("optim.lr=0.03", "optim.weight_decay=0", "optim.schedule=cosine", "rewards=[]")
+    given = ("num_iterations=60", "prompts_per_step=4", "policy.lora_rank=8", "policy.target_modules=[inner]")
+    learns = ("optim.lr=0.05", "optim.weight_decay=0", "optim.schedule=cosine", "rewards=[]")
     rows = quick(runs, GUIDED, *given, *learns, *more)
-    assert rows[-1]["error"] < 1e-3 * rows[0]["error"]
+    assert rows[-1]["error"] < 0.02 * rows[0]["error"]
 
 
 def test_each_prompt_learns_from_its_teacher(runs: TinyRuns, gradients: list[Tensor]) -> None:
@@ -263,10 +264,15 @@ def test_rewards_are_logged_and_not_needed(runs: TinyRuns) -> None:
     quick(runs, GUIDED, "group_size=1", "same_latent=false")
 
 
-def test_weights_themselves_learn_from_the_model_under_guidance(runs: TinyRuns, tmp_path: Path) -> None:
-    run = runs.train(str(tmp_path / "run"), GUIDED, "policy.train=full", "policy.lora_rank=null", "num_iterations=8")
-    rows = metrics(run)
-    assert rows[-1]["error"] < rows[0]["error"]
+@pytest.mark.slow
+def test_weights_themselves_learn_from_the_model_under_guidance(
+    tmp_path: Path, tiny_sd3_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(PIPELINES, "sd3", "flowrl.pipelines.families.sd3")  # the toy cannot be saved
+    full = {"recipe": "visited", "sampler": {"kernel": "ode", "num_steps": 2}, "policy": {"train": "full"}}
+    run = tiny_runs(tmp_path, tiny_sd3_folder, **full).train("run", GUIDED, "num_iterations=4", "optim.lr=1e-3")
+    errors = [row["error"] for row in metrics(run)]
+    assert max(errors[1:]) < errors[0] / 2
 
 
 # ---- what is refused -------------------------------------------------------------------------------------------------
