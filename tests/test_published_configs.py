@@ -281,6 +281,7 @@ UNNAMED = {
     "sd35m_grpo_ocr",
     "sd35m_grpo_pickscore",
     "sd35m_mixgrpo_flash",
+    "sd35m_opd",
     "sd35m_recommended",
     "sd35m_rft",
     "sd35m_rvm",
