@@ -17,6 +17,7 @@ from safetensors.torch import save_file
 from tiny_runs import TinyRuns, differences, lasting, lora, metrics, state, tiny_runs
 from torch import Tensor, nn
 from toy_pipeline import Net, QuickRun, Toy, toy_runs
+from two_processes import close, train_on_two
 
 from flowrl.cli import main
 from flowrl.config.train import TrainConfig, load_config
@@ -254,6 +255,25 @@ def test_a_run_goes_on_to_the_bit_with_the_same_teachers_alone(
     refused = capsys.readouterr().err
     assert "teachers: changed are 0/pytorch_lora_weights.safetensors" in refused
     assert main(["train", f"resume={run}", "num_iterations=5", "resume_changed=true"]) == 0
+
+
+@pytest.mark.slow
+def test_two_processes_train_what_one_does(runs: TinyRuns, tmp_path: Path, warm_python: str) -> None:
+    """Their prompts have different teachers, so that a process takes idle turns for the other's."""
+    given = (
+        taught_by(runs, "first", "second"),
+        "num_iterations=3",
+        "micro_batch_size=1",
+        "objective.options={states: 2}",
+    )
+    one = runs.train(str(tmp_path / "one"), *given)
+    told = [
+        (0, True, [str(runs.config), *given, f"out={tmp_path / name}", f"parallel.{name}=2"])
+        for name in ("shard", "replicate")
+    ]
+    train_on_two(tmp_path, told, python=warm_python)
+    for name in ("shard", "replicate"):
+        close(one, tmp_path / name)
 
 
 def test_rewards_are_logged_and_not_needed(runs: TinyRuns) -> None:
