@@ -29,6 +29,7 @@ CHOICES = {
     "objective.name": [
         ("flowrl.objectives.policy_gradient", "OBJECTIVES"), ("flowrl.objectives.forward_losses", "FORWARD"),
         ("flowrl.recipes.preference_settings", "OBJECTIVES"), ("flowrl.objectives.gradient_paths", "PATHS"),
+        ("flowrl.objectives.distillation", "VISITED"),
     ],
     "rewards.0.name": [("flowrl.rewards", "REWARDS")],
 }  # fmt: skip
