@@ -239,7 +239,7 @@ def test_a_run_goes_on_to_the_bit_with_the_same_teachers_alone(
     runs: TinyRuns, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     teacher = write_lora(tmp_path / "teacher", rank=2, alpha=1.0, seed=5)
-    given = (f"policy.teachers=[{{lora: {teacher}, guidance_scale: 2}}]", "policy.ema_decay=0.9")
+    given: tuple[str, ...] = (f"policy.teachers=[{{lora: {teacher}, guidance_scale: 2}}]", "policy.ema_decay=0.9")
     given += ("objective.options={states: 2}", "updates_per_rollout=2")
     whole = runs.train(str(tmp_path / "whole"), "num_iterations=4", *given)
     run = runs.train(str(tmp_path / "run"), "num_iterations=2", *given)
