@@ -41,13 +41,15 @@ def rollout(
     stochastic: Sequence[int],
     keep_means: bool = False,
     keep_velocity: bool = False,
+    keep_states: Sequence[int] = (),
     solver: Literal["euler", "dpm2"] = "euler",
 ) -> Trajectory:
     """Denoise x from the first sigma of the schedule to 0: chosen steps by a stochastic kernel, the others by the ODE.
 
     Every state is float32 (float64 if x is). The network meets the same latent in rollout and update, and the recorded
     log-density is that of the value stored: the ratio of an unchanged policy is exactly 1. Only the two states of each
-    stochastic step are kept. Wrap the call in `torch.no_grad()` unless gradients through sampling are wanted.
+    stochastic step are kept, and `keep_states`. Wrap the call in `torch.no_grad()` unless gradients through sampling
+    are wanted.
 
     Args:
         velocity: `velocity(x, sigma, timestep)`, the last two 0-d tensors of the schedule.
@@ -58,15 +60,19 @@ def rollout(
         stochastic: Step indexes in 0 .. T-1 that are stochastic and recorded; may be empty, need not be contiguous.
         keep_means: Record the transition means too.
         keep_velocity: Record the network output at the source of each stochastic step too.
+        keep_states: Indexes of states to keep besides, of 0 .. T; with "dpm2" none of the deterministic tail.
         solver: How the deterministic steps after the last stochastic one are taken: "euler", or "dpm2" for
             DPM-Solver++(2M), started afresh there (see `solve`). Those before and between are Euler steps always.
 
     Returns the trajectory, states, means and velocities in the working dtype, float32 unless x is float64. Raises
-    ValueError: a stochastic index is out of range or given twice; a stochastic step has std 0; a shape is wrong; the
-    solver is unknown.
+    ValueError: a stochastic index is out of range or given twice, or a kept one out of range; a stochastic step has std
+    0; a shape is wrong; the solver is unknown.
     """
     steps = _check_steps(stochastic, schedule.num_steps, solver)
-    kept = sorted({state for step in steps for state in (step, step + 1)})
+    kept = sorted({*keep_states, *(state for step in steps for state in (step, step + 1))})
+    tail = schedule.num_steps if solver == "euler" else max(steps, default=-1) + 1
+    if not set(kept) <= set(range(tail + 1)):
+        raise ValueError(f"states 0 .. {tail} of this path can be kept, got {kept}")
     x = start_state(x, schedule)
     columns, log_probs = dict[str, Tensor](), list[Tensor]()
 
@@ -77,7 +83,6 @@ def rollout(
 
     if 0 in kept:
         keep("states", 0, len(kept), x)
-    tail = schedule.num_steps if solver == "euler" else max(steps, default=-1) + 1
     for step in range(tail):
         sigma, sigma_next = schedule.sigma[step], schedule.sigma[step + 1]
         predicted = velocity(x, sigma, schedule.timestep[step])

@@ -104,6 +104,10 @@ CASES: dict[str, tuple[str, ...]] = {
     "alignprop": (*GRADIENT, "objective.name=alignprop"),
     "refl": (*GRADIENT, "objective.name=refl", "objective.options={target: 1, scale: 1}"),
     "drtune": (*GRADIENT, "objective.name=drtune", "objective.options.count=2", "objective.options.early_stop=1"),
+    # Recipe visited
+    "opd": ("recipe=visited", *ODE, "policy.teachers=[{guidance_scale: 3}]", *EVALUATED),
+    "opd-kl": ("recipe=visited", "policy.teachers=[{guidance_scale: 3}]", "policy.ema_decay=0.9", "rewards=[]",
+               "objective.options={weight: kl, states: 2, query: [5, 2]}"),
 }  # fmt: skip
 
 

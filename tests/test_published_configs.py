@@ -44,7 +44,7 @@ def test_configuration_passes_its_check_without_a_model(name: str) -> None:
     if name in NEEDS_REFERENCES:
         with pytest.raises(ValueError, match=NEEDS_REFERENCES[name]):
             validate_reward_specs(config.rewards)
-    else:
+    elif config.rewards:
         validate_reward_specs(config.rewards)
     if config.eval.rewards:
         validate_reward_specs(config.eval.rewards)
@@ -281,6 +281,7 @@ UNNAMED = {
     "sd35m_grpo_ocr",
     "sd35m_grpo_pickscore",
     "sd35m_mixgrpo_flash",
+    "sd35m_opd",
     "sd35m_recommended",
     "sd35m_rft",
     "sd35m_rvm",

@@ -30,6 +30,7 @@ CHOICES = {
     "objective.name": [
         ("flowrl.objectives.policy_gradient", "OBJECTIVES"), ("flowrl.objectives.forward_losses", "FORWARD"),
         ("flowrl.recipes.preference_settings", "OBJECTIVES"), ("flowrl.objectives.gradient_paths", "PATHS"),
+        ("flowrl.objectives.distillation", "VISITED"),
     ],
 }  # fmt: skip
 """Keys whose type is a text, and the tables that their values are entries of."""

@@ -49,7 +49,8 @@ class ObjectiveConfig:
     """The loss of a recipe."""
 
     name: str | None = None
-    """Which loss; null takes the recipe's own (grpo: clip, forward: nft, preference: dpo, backprop: draft)."""
+    """Which loss; null takes the recipe's own (grpo: clip, forward: nft, preference: dpo, backprop: draft, visited:
+    opd)."""
     options: dict[str, Any] = field(default_factory=dict)
     """Options of the loss."""
 

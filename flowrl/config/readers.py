@@ -1,58 +1,21 @@
 """Who reads which key: settings that a recipe or method ignores are refused.
 
-A recipe says which readers its run has; a key that changed from its default must have one of them. Keys that are not
-listed are read by every run.
+A recipe says which readers its run has; a key that changed from its default must have one of them: `readers.yaml`.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection, Iterator
+from pathlib import Path
 from typing import Any
 
+from flowrl.config.strict_yaml import read_mapping
 from flowrl.config.train import TrainConfig
 
-_READ_BY = {
-    # rewards are compared within groups
-    "advantages": "adv_std adv_baseline adv_clip_range adv_eps adv_correction adv_min_std adv_virtual_max "
-    "reward_aggregation",
-    # stochastic paths are trained by policy gradient
-    "paths": "clip_range ratio loss_aggregation loss_denominator kl_type kl_coef kl_reference log_ratio credit shaping "
-    "reward_map curriculum sampler.noise_levels",
-    # how these are sampled: image by image, as branches of an anchor, as trees; with images on the way scored too
-    "trajectories": "keep_graphs best_of sampler.trained_fraction sampler.trained_steps",
-    # images are trained one by one, so that middling ones can be left out
-    "extremes": "best_of",
-    "branches": "credit.branches credit.strides",
-    "tree": "credit.splits credit.split_noise credit.children",
-    "values": "credit.completion sampler.calibration",
-    # the best images of a group are trained, the others left out
-    "best": "loss_denominator",
-    # velocities at noised images are trained on; log-densities of steps are compared
-    "matching": "kl_coef kl_reference",
-    "densities": "log_ratio",
-    # finished images are noised again, at levels of a discrete schedule or of a continuous law
-    "noised": "times",
-    "stepped": "times.fraction",
-    "continuous": "times.shift",
-    # copies of the policy follow it
-    "copies": "slots",
-    # images are sampled without gradient, with deterministic steps after the last stochastic one, which can be fewer
-    "rollout": "same_latent rollout_batch_size",
-    "tail": "sampler.solver",
-    "thinned": "sampler.flash_tail",
-    # the sampler chooses the stochastic steps
-    "window": "sampler.sde_window sampler.sde_window_size sampler.sde_window_range sampler.sde_window_interval "
-    "sampler.sde_window_stride sampler.published_window",
-    # images are sampled one by one, and only finished ones are scored
-    "outcomes": "sampler.sde_window_by",
-}
+_TABLES = read_mapping(Path(__file__).with_suffix(".yaml"))
+_READ_BY: dict[str, str] = _TABLES["readers"]
 """Reader -> keys and sections that it reads."""
-_OF_RECIPE: dict[str, Collection[str]] = {
-    "forward": "advantages matching rollout tail noised stepped continuous copies best extremes".split(),
-    "preference": "densities rollout tail noised stepped continuous window thinned".split(),
-}
-"""Recipe -> readers that its runs may have; those of grpo may have any, those of backprop none."""
 
 
 class UnreadError(ValueError):
@@ -82,7 +45,7 @@ def is_read(key: str, recipe: str, objective: str = "") -> bool:
     if key == "clip_range" and objective in ("dppo", "reinforce"):
         return False
     wanted = _readers(key) or _readers(key.rpartition(".")[0])
-    return not wanted or recipe == "grpo" or not wanted.isdisjoint(_OF_RECIPE.get(recipe, ()))
+    return not wanted or recipe == "grpo" or not wanted.isdisjoint(_TABLES["recipes"].get(recipe, "").split())
 
 
 def keys_of(*readers: str) -> list[str]:

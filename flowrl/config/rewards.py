@@ -146,13 +146,13 @@ class RewardConfig:
 
 def check_weights(weights: Sequence[float]) -> None:
     """Refuses a list of rewards none of which is trained on."""
-    if not any(weights):
+    if weights and not any(weights):
         raise ConfigError("every weight in rewards is 0, so there is nothing to learn: give one reward a weight")
 
 
-def check_rewards(rewards: Sequence[RewardConfig]) -> None:
-    """Refuses an empty list, one without any weight, and a reward or a label that is there twice."""
-    if not rewards:
+def check_rewards(rewards: Sequence[RewardConfig], *, needed: bool = True) -> None:
+    """Refuses an empty list where one is `needed`, one without any weight, a reward or a label that is there twice."""
+    if needed and not rewards:
         raise ConfigError(
             "rewards is empty: list at least one, for instance '- name: NAME' or '- {file: my.py, function: NAME}'"
         )

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
 
+from flowrl.config.bounds import GUIDANCE
 from flowrl.config.rewards import RewardConfig
 from flowrl.config.strict_yaml import ConfigError, all_at_once, refuse
 
@@ -114,6 +115,23 @@ class PipelineConfig:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class TeacherConfig:
+    """A network whose velocity the policy learns at the states that it visits itself (recipe visited)."""
+
+    lora: str | None = None
+    """Its LoRA: a file or folder, also one of another program, or a run folder; null is the model without a LoRA."""
+    guidance_scale: float | None = None
+    """Guidance of its velocity; null takes ``sampler.guidance_scale``, which is the policy's."""
+    prompts: tuple[str, ...] = ()
+    """The prompts that it teaches: those whose metadata have one of these values under ``policy.teacher_key``. A single
+    teacher without any teaches all prompts."""
+
+    def __post_init__(self) -> None:
+        if self.guidance_scale is not None and not 0 <= self.guidance_scale <= GUIDANCE:
+            raise ConfigError(f"guidance_scale must lie in [0, {GUIDANCE:g}], got {self.guidance_scale:g}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class PolicyConfig:
     """What is trained: a LoRA on the generator's denoiser or its weights themselves, and their running average."""
 
@@ -135,8 +153,13 @@ class PolicyConfig:
     """Decay of the running average of the adapter; 0 switches it off."""
     ema_every: int = 1
     """Optimizer updates between two averaging steps."""
+    teachers: tuple[TeacherConfig, ...] = ()
+    """What the policy learns from in recipe visited: the model at another guidance, or LoRAs on it."""
+    teacher_key: str = "domain"
+    """Key of the prompts' metadata whose value chooses a prompt's teacher, if teachers name ``prompts``."""
 
     def __post_init__(self) -> None:
+        taught = [value for teacher in self.teachers for value in teacher.prompts]
         all_at_once(
             lambda: at_least(1, self, "lora_rank lora_alpha ema_every", "policy."),
             lambda: share("policy.ema_decay", self.ema_decay, open_end=True),
@@ -148,6 +171,16 @@ class PolicyConfig:
                 (
                     self.target_modules == (),
                     "policy.target_modules is empty: nothing would be trained; name layers, or write null",
+                ),
+                (
+                    len(self.teachers) > 1 and not all(teacher.prompts for teacher in self.teachers),
+                    f"policy.teachers lists {len(self.teachers)}, and one of them names no prompts: give each the "
+                    "values of policy.teacher_key that it teaches",
+                ),
+                (
+                    len(set(taught)) < len(taught),
+                    f"policy.teachers name the prompts {', '.join(sorted({v for v in taught if taught.count(v) > 1}))} "
+                    "twice: a prompt has one teacher, so leave them to one",
                 ),
             ),
         )

@@ -70,8 +70,9 @@ class Geometry:
 class TrainConfig:
     """One training run."""
 
-    recipe: Literal["grpo", "forward", "preference", "backprop"] = "grpo"
-    """Algorithm: policy gradient on trajectories, matching on noised images, pairs, or gradients of the reward."""
+    recipe: Literal["grpo", "forward", "preference", "backprop", "visited"] = "grpo"
+    """Algorithm: policy gradient on trajectories, matching on noised images, pairs, gradients of the reward, or what
+    teachers answer at visited states."""
     out: str | None = None
     """Run folder; null takes the first free ``runs/<config>-<n>``."""
     resume: str | None = None
@@ -85,7 +86,7 @@ class TrainConfig:
     prompts_per_step: int
     """Prompts per iteration, over all processes."""
     group_size: int
-    """Images per prompt; rewards are compared within this group."""
+    """Images per prompt; rewards are compared within this group. At least 2, but 1 with ``policy.teachers``."""
     updates_per_rollout: int = 1
     """Optimizer updates per iteration; the images are split evenly between them."""
     micro_batch_size: int | None = None
@@ -171,7 +172,8 @@ class TrainConfig:
     prompts: PromptsConfig
     """Prompt files."""
     rewards: tuple[RewardConfig, ...]
-    """Rewards, summed by weight."""
+    """Rewards, summed by weight. With ``policy.teachers`` they are logged and not trained on, and the list may be
+    empty."""
     credit: CreditConfig = field(default_factory=CreditConfig)
     """Credit assignment."""
     objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
@@ -212,7 +214,7 @@ class TrainConfig:
                     f"adv_correction is 0 (population) or 1 (sample standard deviation), got {self.adv_correction}",
                 ),
                 (
-                    self.group_size < 2,
+                    self.group_size < (1 if self.policy.teachers else 2),
                     f"group_size must be at least 2, got {self.group_size}: images are compared within a prompt",
                 ),
                 (
@@ -244,7 +246,7 @@ class TrainConfig:
                 ),
             ),
             self._check_workers,
-            lambda: check_rewards(self.rewards),
+            lambda: check_rewards(self.rewards, needed=not self.policy.teachers),
             lambda: refuse(
                 (
                     (self.eval_every > 0 or self.budget.evals > 0) and self.prompts.eval is None,

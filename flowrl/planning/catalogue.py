@@ -46,6 +46,10 @@ METHODS = (
         table="PATHS", recipe="backprop",
     ),
     Choice(
+        key="objective.name", heading="Losses at visited states", module="flowrl.objectives.distillation",
+        table="VISITED", recipe="visited",
+    ),
+    Choice(
         key="shaping.name", heading="Shaping of the advantages", module="flowrl.advantages.shaping", table="SHAPINGS",
         recipe="",
     ),

@@ -202,9 +202,9 @@ def _count(
         gradients=plan.counts.gradients(), images=config.num_images,
         decode=decode, eval_decode=eval_decode, image=4 * 3 * size[0] * size[1] * (size[2] or 1),
         parts=route.parts or {}, rewards=plan.rewards if here else (), unknown=tuple(unknown),
-        dtype=(pipeline.dtype, DTYPES[pipeline.dtype].itemsize), full=full, slots=plan.slots,
-        reference=full and (bool(run.evaluations) or config.kl_coef > 0), evaluates=run.evaluations > 0,
-        at_once=route.at_once, latent=4 * drawn.latent, record=plan.counts.record(),
+        dtype=(pipeline.dtype, DTYPES[pipeline.dtype].itemsize), full=full, slots=plan.slots + plan.counts.teachers,
+        reference=full and any((run.evaluations, config.policy.teachers, config.kl_coef > 0)),
+        evaluates=run.evaluations > 0, at_once=route.at_once, latent=4 * drawn.latent, record=plan.counts.record(),
         scored=scored_at_once(videos=size[2] is not None),
         prompt=drawn.prompt, prompts=plan.prompts, cached=config.prompts.cache is not None,
     )  # fmt: skip

@@ -48,6 +48,7 @@ def obstacles(config: TrainConfig, family: ModelFamily, processes: int) -> Obsta
         found.of_prompts.extend(looked.of_prompts)
         scored = (*config.rewards, *config.eval.rewards)
         named = [*_strings([*(one.options for one in scored), config.objective.options, config.policy.init_lora])]
+        named += [teacher.lora for teacher in config.policy.teachers if teacher.lora is not None]
         named += [one.file for one in scored if one.file is not None]
         for fault in looked.faults:
             missing = [value for value in named if value in fault and not is_here(value)]

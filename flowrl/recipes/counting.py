@@ -79,6 +79,7 @@ class RecipeCounts:
             images are split; with `curriculum.max_rounds` above 1, those of one of its rounds.
         exact: whether updates are known exactly.
         slots: copies of the trained weights that the recipe keeps, besides the average.
+        teachers: other LoRAs of their size, which no checkpoint has.
         multiple: images that a micro-batch is a multiple of.
         micro_batch_size: its size for so many processes that draw, where it is not that of `config.resolve_batch`.
         graphs: network calls whose activations a trained image holds at once.
@@ -92,6 +93,7 @@ class RecipeCounts:
     of_iteration: Callable[[int, Passes, Geometry], Counts]
     exact: bool = False
     slots: int = 0
+    teachers: int = 0
     multiple: int = 1
     micro_batch_size: Callable[[int], int] | None = None
     graphs: Callable[[], int] = lambda: 1

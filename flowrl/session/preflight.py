@@ -165,6 +165,10 @@ def look(
     looked.faults = [*looked.of_prompts, *looked.faults]
     if isinstance(config, TrainConfig):
         looked.faults += found_by(*_of_whole(config, looked, here=here))
+        if config.policy.teachers and (found := looked.prompts) is not None:
+            from flowrl.recipes.visited import teachers_of
+
+            looked.faults += found_by(lambda: teachers_of(config.policy, found.train))
     looked.faults = list(dict.fromkeys(looked.faults))
     return looked
 

@@ -86,6 +86,9 @@ from flowrl.training.watchdog import (
 COPY = "copy"
 """The slot of the policy's copy that `kl_reference: N` takes again every N iterations."""
 
+TEACHER = "teacher "
+"""What the slots of teachers begin with. They are read from their files, so that checkpoints hold none of them."""
+
 _IMAGES_EVERY = 30.0  # seconds between lines of images on a terminal or in a notebook
 
 
@@ -462,7 +465,7 @@ class Loop(Draws):
         """Writes a checkpoint, and for stock diffusers the LoRA under `lora/` or the model under `model/`."""
         own = {
             "policy": {name: parameter.detach() for name, parameter in self.policy.parameters.items()},
-            "slots": {slot: dict(tensors) for slot, tensors in self.policy.slots.items()},
+            "slots": {n: dict(held) for n, held in self.policy.slots.items() if not n.startswith(TEACHER)},
             "optimizer": self.optimizer.state_dict(),
         }
         rewards = {key: reward.state() for key, reward in self.scorer.trained.items()}

@@ -115,9 +115,7 @@ def init_lora(config: TrainConfig) -> Lora | None:
     settings = config.policy
     if settings.init_lora is None:
         return None
-    lora = read_lora(
-        resolve_path(settings.init_lora), stock_of(model_family(config.pipeline).name, location_of(config.pipeline))
-    )
+    lora = lora_at(config, settings.init_lora)
     refuse_other_variant(lora, settings.lora_variant)
     for key, given, found in (("rank", settings.lora_rank, lora.rank), ("alpha", settings.lora_alpha, lora.alpha)):
         if given is not None and given != found:
@@ -126,6 +124,11 @@ def init_lora(config: TrainConfig) -> Lora | None:
                 f"policy.lora_{key}, which is then read from the file, or set it to {found:g}"
             )
     return lora
+
+
+def lora_at(config: TrainConfig, text: str) -> Lora:
+    """A LoRA on the run's model that a configuration names. Raises ValueError: there is none, or it cannot be read."""
+    return read_lora(resolve_path(text), stock_of(model_family(config.pipeline).name, location_of(config.pipeline)))
 
 
 def lora_of(settings: PolicyConfig, targets: Sequence[str], lora: Lora | None) -> tuple[int, float, Sequence[str]]:
@@ -275,6 +278,8 @@ def load_rewards(ready: Ready, device: torch.device) -> WeightedSum:
         started = on_main(start)  # one of the processes starts them for all
         workers = find_workers(config.workers, entries, held[0] if held else started)
         made = sum_of(_members(ready.rewards, workers, device), merge=merge, partial=config.reward_partial)
+    elif not ready.rewards:
+        made = sum_of([])
     else:
         made = build_weighted_sum(ready.rewards, device=device, merge=merge, partial=config.reward_partial, rests=rests)
     return replace(made, dtype=config.reward_dtype)

@@ -42,6 +42,7 @@ class Paths:
         schedule: levels of all steps.
         steps: stochastic ones; none is sampling by the ODE.
         keep_means: whether means of the stochastic steps are kept.
+        keep_states: states to keep besides those of the stochastic steps; workers do not send them.
         graphs: keeps the evaluations at them with their graphs, or gradients, where that is asked for.
     """
 
@@ -49,6 +50,7 @@ class Paths:
     schedule: Schedule
     steps: tuple[int, ...] = ()
     keep_means: bool = False
+    keep_states: Sequence[int] = ()
     graphs: KeptGraphs | KeptGradients | None = None
 
 
@@ -143,7 +145,8 @@ def _pieces(draws: Draws, batch: Batch, how: Paths, *, keep_velocity: bool = Fal
         if how.graphs is not None:
             given = velocity, step_noise, start, how.schedule, how.kernel, steps
             velocity, step_noise = how.graphs.recording(*given)
-        keep: dict[str, bool] = {"keep_means": how.keep_means, "keep_velocity": keep_velocity}
+        keep: dict[str, Any] = {"keep_means": how.keep_means, "keep_states": how.keep_states}
+        keep["keep_velocity"] = keep_velocity
         yield rollout(velocity, noise, how.schedule, how.kernel, step_noise, stochastic=steps, solver=solver, **keep)
 
 

@@ -3,6 +3,7 @@
 config     every setting by its dotted key, but for `RESUME_KEYS` and the addresses of servers
 model      its files, each with a digest, or the commit of a hub repository
 init_lora  its files
+teachers   files of their LoRAs
 prompts    eight letters of a digest for each row: its text, metadata, negative prompt and images
 rewards    what every reward says is its version, in which the digests of users' files are, and those of files and
            folders that its options name
@@ -70,6 +71,10 @@ def inputs_of(config: TrainConfig, prompts: RunPrompts) -> dict[str, Any]:
     settings = {key: value for key, value, _ in _settings(config)}
     files = {} if lora is None else digests_of(folder_of_lora(resolve_path(lora)))
     inputs = {"config": settings, "prompts": found, "model": model_of(config), "init_lora": files}
+    inputs["teachers"] = {}
+    for place, own in enumerate(teacher.lora for teacher in config.policy.teachers):
+        held = {} if own is None else digests_of(folder_of_lora(resolve_path(own)))
+        inputs["teachers"] |= {f"{place}/{name}": digest for name, digest in held.items()}
     return dict(json.loads(json.dumps(plain(inputs), default=str)))  # as JSON gives it back: tuples are lists
 
 
@@ -134,7 +139,7 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any], config: TrainConf
         old, new = before[part], now[part]
         if part == "config":
             old = {KEYS.get(key, key): value for key, value in old.items()}
-        if part in ("model", "init_lora"):
+        if part in ("model", "init_lora", "teachers"):
             found += _changed_files(part, old, new)
             continue
         for key in [key for key in {**old, **new} if old.get(key, _NONE) != new.get(key, _NONE)]:

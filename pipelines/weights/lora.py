@@ -161,6 +161,19 @@ class Policy:
         """Keeps a copy of the policy under a name."""
         self.slots[slot] = self.tensors()
 
+    def add_lora(self, slot: str, lora: Lora) -> None:
+        """Keeps another LoRA under a name in this policy's shapes, with zeros for ranks and layers that it lacks and B
+        times its scale over the policy's: the network computes what it does with that LoRA alone. Raises ValueError: as
+        `refuse_unheld`; or it is another network's, or not finite."""
+        refuse_unheld(lora, rank=self.config["r"], targets=self.config["target_modules"], variant=self.variant)
+        refuse_other_network(self.network, lora)
+        refuse_not_finite(lora.tensors, f"the LoRA in {lora.place}", "take an earlier one")
+        factor = lora.scale / self._layers[0].scaling[ADAPTER]
+        self.slots[slot] = {name: torch.zeros_like(parameter.data) for name, parameter in self.parameters.items()}
+        for name, held in self.slots[slot].items():
+            if (own := lora.tensors.get(portable_name(name))) is not None:
+                held[: own.shape[0], : own.shape[1]] = own.float() * (factor if "lora_B" in name else 1)
+
     def blend(self, slot: str, decay: float) -> None:
         """Moves a slot towards the policy: `slot <- decay * slot + (1 - decay) * policy`."""
         move_towards(self.slots[slot], self.parameters, decay)
@@ -219,6 +232,28 @@ def refuse_other_variant(lora: Lora, variant: str) -> None:
         raise ValueError(
             f"policy.lora_variant is {variant}, and the LoRA in {lora.place} is a {lora.variant}, which acts otherwise "
             f"with the same weights: set policy.lora_variant={lora.variant}"
+        )
+
+
+def refuse_unheld(lora: Lora, *, rank: int, targets: Sequence[str], variant: str) -> None:
+    """Refuses a LoRA for which the shapes of a policy's LoRA have no room; the last three are the policy's.
+
+    Raises ValueError: one of the two is a DoRA; its rank is larger; or it is on layers that the policy has none on.
+    """
+    what, why = f"the LoRA in {lora.place}", "it is held in the shapes of the policy's LoRA"
+    if "dora" in (lora.variant, variant):
+        raise ValueError(
+            f"{what} is a {lora.variant}, policy.lora_variant is {variant}, and {why}, which have no place for trained "
+            "magnitudes: take lora or rslora for both"
+        )
+    if lora.rank > rank:
+        raise ValueError(
+            f"{what} has rank {lora.rank}, policy.lora_rank is {rank}, and {why}: set policy.lora_rank={lora.rank}"
+        )
+    if outside := [layer for layer in lora.layers if not any(f".{layer}".endswith(f".{end}") for end in targets)]:
+        raise ValueError(
+            f"{what} changes {len(outside)} layers that the policy has no LoRA on ({endings_of(outside)}), and {why}: "
+            "name them in policy.target_modules too"
         )
 
 

@@ -71,6 +71,11 @@ class Lora:
         """Names of the layers, in order."""
         return sorted({name.partition(".lora_")[0] for name in self.tensors})
 
+    @property
+    def scale(self) -> float:
+        """What `B A` is multiplied by, see `flowrl.pipelines.weights.lora.VARIANTS`."""
+        return self.alpha / (math.sqrt(self.rank) if self.variant == "rslora" else self.rank)
+
 
 def read_lora(place: Path, stock: Stock | None = None) -> Lora:
     """Reads a LoRA of any program.

@@ -127,7 +127,7 @@ def test_every_single_typo_of_every_key_is_refused_with_the_right_name(monkeypat
         prefix, _, name = dotted.rpartition(".")
         node = data
         for part in prefix.split(".") if prefix else []:
-            empty: Any = [{"name": "geneval"}] if part == "rewards" else {}
+            empty: Any = {"rewards": [{"name": "geneval"}], "teachers": [{}]}.get(part, {})
             node = node[int(part)] if part.isdecimal() else node.setdefault(part, empty)
         siblings = {key.rpartition(".")[2] for key in own_keys() if key.rpartition(".")[0] == prefix}
         for slip in sorted(typos(name) - siblings):

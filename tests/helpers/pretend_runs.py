@@ -157,7 +157,7 @@ def toy_run(name: str, folder: Path, kind: Kind) -> Watched:
         mock.patch.dict(REWARDS, {"smooth_brightness": "toy_pipeline:SmoothBrightness"}),
     ):
         return watched_run(
-            name, folder, kind, "pipeline.model=toy", f"prompts.train={path.parent}/prompts.txt",
+            name, folder, kind, "pipeline.model=toy", f"prompts.train={path.parent}/prompts.txt", "eval.rewards=[]",
             f"prompts.eval={path.parent}/prompts.txt", f"rewards=[{rewards}]", *more_overrides(name, folder, 2),
         )  # fmt: skip
 

@@ -19,6 +19,7 @@ from flowrl.config.strict_yaml import dotted_keys
 from flowrl.config.train import TrainConfig
 from flowrl.credit import CREDIT
 from flowrl.evaluation.benchmark import BENCHMARKS
+from flowrl.objectives.distillation import VISITED
 from flowrl.objectives.forward_losses import FORWARD
 from flowrl.objectives.gradient_paths import PATHS
 from flowrl.objectives.policy_gradient import OBJECTIVES
@@ -37,6 +38,7 @@ def test_lists_have_what_the_code_has_and_a_line_for_each() -> None:
     tables: dict[tuple[str, str], Iterable[str]] = {
         ("objective.name", "grpo"): OBJECTIVES, ("objective.name", "forward"): FORWARD,
         ("objective.name", "preference"): PREFERENCES, ("objective.name", "backprop"): PATHS,
+        ("objective.name", "visited"): VISITED,
     }  # fmt: skip
     choices = {(choice.key, choice.recipe): choice for choice in METHODS}
     for key, table in tables.items():

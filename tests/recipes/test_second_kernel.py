@@ -17,6 +17,7 @@ RECIPES: dict[str, tuple[str, ...]] = {
     "kept-graphs": ("micro_batch_size=4", "rollout_batch_size=4", "keep_graphs=true"),
     "forward": ("recipe=forward", "sampler.kernel=ode", "times.count=2"),
     "preference": ("recipe=preference", "sampler.kernel=ode", "times.count=2"),
+    "visited": ("recipe=visited", "sampler.kernel=ode", "policy.teachers=[{guidance_scale: 3}]"),
 }
 
 CHECKED = (64, 515)  # tokens of the checks that every kernel passes before it is taken

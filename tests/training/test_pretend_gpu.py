@@ -19,7 +19,7 @@ from flowrl.config.base import config_files
 UNWRITTEN = "tiny_sd3_full"
 """Ships whole weights, which stock code writes by their storage: a pretended tensor has none."""
 TINY = sorted({name for name in config_files() if name.startswith("tiny_")} - {UNWRITTEN})
-ON_MPS = ("tiny_dance_grpo", "tiny_dgpo", "tiny_dhpo", "tiny_dpo", "tiny_nft", "tiny_refl")
+ON_MPS = ("tiny_dance_grpo", "tiny_dgpo", "tiny_dhpo", "tiny_dpo", "tiny_nft", "tiny_opd", "tiny_refl")
 """One configuration for each kind of arithmetic, so that float64 on the device is found."""
 MOST_WAITS = 2  # for the device, of a micro-batch
 STAGES = {

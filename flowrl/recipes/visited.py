@@ -1,0 +1,268 @@
+"""Distillation at states that the policy visits itself: `flowrl train tiny_opd [key=value ...]`
+
+An iteration samples G images for each of P prompts with the policy, by any kernel or the ODE, and keeps states of their
+paths. There the policy's velocity is moved towards that of the prompt's teacher, by a squared distance with a weight of
+the step (`flowrl.objectives.distillation`). A teacher is the model itself at another guidance scale, which the policy
+then absorbs, or a LoRA on it; each prompt has one, by its metadata (`policy.teachers`). There is no advantage and no
+ratio. Rewards are logged where there are any, and nothing is decoded where there are none.
+
+Letters: P prompts, G images per prompt, n images of this process, M trained states, b rows of a micro-batch.
+
+Deviations from the published code: each teacher has its guidance scale, and the policy the one it is sampled with; the
+loss is the mean over all states of an update, on all processes; with `updates_per_rollout` each update has images of
+its own, at states of a policy that is a few updates old (UniRL refuses more than one). The policy gradient on the KL of
+Flow-OPD is not offered: with a detached KL its gradient is 0 in the mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flowrl.config.options import build_options, entry_of
+from flowrl.config.readers import refuse_unread
+from flowrl.config.sections import PolicyConfig
+from flowrl.config.strict_yaml import refuse
+from flowrl.config.train import Geometry, TrainConfig
+from flowrl.objectives.distillation import VISITED, Opd
+from flowrl.objectives.terms import velocity_kl
+from flowrl.pipelines.weights.lora import Policy, refuse_other_network, refuse_unheld
+from flowrl.pipelines.weights.lora_files import Lora
+from flowrl.prompts.loading import Prompt
+from flowrl.recipes.counting import STEP, Counts, Passes, RecipeCounts, RolloutRecord, trained_scale, walked
+from flowrl.runtime.placement import sent
+from flowrl.samplers.guidance import uncounted
+from flowrl.training.batch import Batch
+from flowrl.training.learner import GradientSum, Statistics, total_of
+from flowrl.training.loop import TEACHER, Loop
+from flowrl.training.model_files import location_of
+from flowrl.training.parts import init_lora, lora_at, lora_of, model_family, sampler_of
+from flowrl.training.paths import Paths, sample, stochastic_steps
+from flowrl.training.processes.mesh import in_step
+from flowrl.training.ready import Ready
+from flowrl.training.run import Run
+from flowrl.training.sampler_checks import kernel_of
+from flowrl.trajectory import Schedule, Trajectory
+
+__all__ = ["REGRESSES", "THROUGH_REWARDS", "check", "counts", "main", "objective_of", "only_here", "trained_scale"]
+
+REGRESSES, THROUGH_REWARDS = False, False
+
+Turn = tuple[int, Tensor]  # place of a teacher, and states [b] that it teaches
+
+
+def only_here(config: TrainConfig) -> str:
+    """Why workers cannot draw for a run."""
+    return "recipe visited trains at states of steps without noise, which workers do not send"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Visited:
+    """This process's paths, on the host, and of each trained state [M] its image, step, and the weight of its loss."""
+
+    batch: Batch
+    path: Trajectory
+    schedule: Schedule
+    image: Tensor
+    step: Tensor
+    weight: Tensor
+
+
+def main(ready: Ready, run: Run) -> bool:
+    """Trains to the end or to an interrupt; returns whether it finished. Everything it makes lies in the run folder."""
+    loras = teacher_loras(ready.config)
+    loop = Loop(ready, run, needs_reference=None in loras)
+    for place, lora in enumerate(loras):
+        if lora is not None:
+            assert isinstance(loop.policy, Policy)
+            loop.policy.add_lora(f"{TEACHER}{place}", lora)
+    for iteration in loop:
+        iterate(loop, iteration)
+    return loop.finished
+
+
+def iterate(loop: Loop, iteration: int) -> None:
+    """One iteration; what it made is freed before the next one samples."""
+    run, config, objective, row = loop.run, loop.config, loop.ready.objective, dict[str, Any]()
+    kernel, schedule = sampler_of(config.sampler, loop.pipeline, kernel=loop.ready.kernel)
+    steps = trained_steps(config, iteration)
+    if not steps:  # the last window of a round, with sampler.published_window
+        loop.log(iteration, {"live_rows": 0})
+        return
+
+    # 1. Rollout: sample with the current policy, keep the states of its paths.
+    batch = loop.batch(iteration)
+    paths = Paths(kernel=kernel, schedule=schedule, steps=steps if kernel.stochastic else (), keep_states=steps)
+    with loop.scorer.start(batch) as scoring:
+        with loop.clock("rollout"), torch.no_grad():
+            path = sample(loop, batch, paths, scoring if config.rewards else None)
+        if config.rewards:
+            with loop.clock("reward"):
+                row = loop.scorer.row(scoring.result(), batch.group)
+
+    # 2. Which states are trained, and who teaches there.
+    keys = [(config.seed, iteration, *divmod(image, config.group_size)) for image in batch.own]
+    place = torch.tensor([objective.places(len(steps), *key) for key in keys])
+    weights = [objective.weight_of(kernel, schedule.sigma[step], schedule.sigma[step + 1]) for step in steps]
+    image, place = torch.arange(len(keys)).repeat_interleave(place.shape[1]), place.flatten()
+    weight, step = torch.tensor(weights, dtype=torch.float64)[place], torch.tensor(steps)[place]
+    visited = Visited(batch=batch, path=path, schedule=schedule, image=image, step=step, weight=weight)
+    teacher = torch.tensor(teachers_of(config.policy, batch.asked.prompts))[batch.asked.rows(batch.group[image])]
+
+    # 3. Update: towards the velocity of each prompt's teacher.
+    with loop.clock("update"):
+        stats = Statistics("error", *(f"loss/step_{step}" for step in steps))
+        for part in range(config.updates_per_rollout):
+            own = image % config.updates_per_rollout == part
+            mine = [torch.nonzero(own & (teacher == number)).flatten() for number in range(len(config.policy.teachers))]
+            size, count, gradient = loop.geometry.micro_batch_size, total_of(run, int(own.sum())), loop.gradient()
+            turns = [(number, index) for number, all_M in enumerate(mine) for index in all_M.split(size) if len(index)]
+            how = partial(descend, loop, visited, turns, count)
+            how(gradient, stats)
+            loop.update(gradient, stats, again=how)
+    loop.log(iteration, row | stats.row(run) | {"live_rows": stats.rows(run)})
+
+
+def descend(
+    loop: Loop, visited: Visited, turns: list[Turn], count: int, gradient: GradientSum, stats: Statistics
+) -> None:
+    """Adds up the gradient of an update, each turn of a teacher and states `[b]` of it, of `count` on all processes.
+
+    The teacher comes first: weights must not change between a forward pass and its backward pass.
+    """
+    batch, states, kept = visited.batch, visited.path.states, torch.tensor(visited.path.kept)
+    for (number, index), live in in_step(loop.shards, turns, lambda n: (n, torch.arange(1)), lambda turn: turn[0]):
+        image, step, teacher = visited.image[index], visited.step[index], loop.config.policy.teachers[number]
+        sigma, timestep = visited.schedule.sigma[step], visited.schedule.timestep[step]
+        x = sent(states[image, torch.searchsorted(kept, step)], loop.device)
+        cond = batch.asked.cond_of(batch.group[image])
+        slot = "reference" if teacher.lora is None else f"{TEACHER}{number}"
+        with uncounted(not live):
+            with torch.no_grad(), loop.policy.under(slot), loop.network.counting("reference"):
+                taught = loop.velocity(cond, teacher.guidance_scale)(x, sigma, timestep)
+            with loop.network.counting("update"):
+                error = velocity_kl(loop.velocity(cond)(x, sigma, timestep), taught)
+        if not live:
+            gradient.add(error[:0].sum())
+            continue
+        loss = sent(visited.weight[index].to(error.dtype), error.device) * error
+        stats.mean(None, loss=loss, error=error)
+        for one in step.unique().tolist():
+            stats.mean(step == one, **{f"loss/step_{one}": loss})
+        gradient.add(loss.sum() / count)
+
+
+# ---- settings --------------------------------------------------------------------------------------------------------
+
+
+def objective_of(config: TrainConfig) -> Opd:
+    """What a run minimises. Raises ValueError: an unknown name or option, or a bad value."""
+    name = config.objective.name or "opd"
+    options = entry_of(VISITED, name, "objective of recipe visited", owner="objective.name")
+    return build_options(options, config.objective.options, owner=f"objective {name!r}")
+
+
+def trained_steps(config: TrainConfig, iteration: int) -> tuple[int, ...]:
+    """Steps whose states an iteration may train: the stochastic ones, or without noise all of them."""
+    if kernel_of(config.sampler).stochastic:
+        return stochastic_steps(config.sampler, config.seed, iteration)
+    return tuple(range(config.sampler.num_steps))
+
+
+def teachers_of(settings: PolicyConfig, prompts: Sequence[Prompt]) -> list[int]:
+    """The place in `policy.teachers` of each prompt's teacher. Raises ValueError: a prompt's metadata name none."""
+    known = {value: place for place, teacher in enumerate(settings.teachers) for value in teacher.prompts}
+    said = [prompt.metadata.get(settings.teacher_key) for prompt in prompts]
+    found = [known.get(str(value), -1) if known else 0 for value in said]
+    if -1 in found:
+        first = found.index(-1)
+        raise ValueError(
+            f"{found.count(-1)} of {len(prompts)} training prompts have no teacher (first: {prompts[first].text!r}, "
+            f"whose metadata have {said[first]!r} under {settings.teacher_key!r}): policy.teachers name the prompts "
+            f"{', '.join(known)}; set policy.teacher_key to a key whose values are among them, or name the others too"
+        )
+    return found
+
+
+def teacher_loras(config: TrainConfig) -> list[Lora | None]:
+    """The LoRA of each teacher, read; None of one that is the model without a LoRA. Raises ValueError: there is none at
+    the place, it cannot be read, or the policy's LoRA has no room for it."""
+    settings = config.policy
+    found = [None if teacher.lora is None else lora_at(config, teacher.lora) for teacher in settings.teachers]
+    for lora in filter(None, found):
+        rank, _, targets = lora_of(settings, model_family(config.pipeline).lora_targets, init_lora(config))
+        refuse_unheld(lora, rank=rank, targets=targets, variant=settings.lora_variant)
+    return found
+
+
+def counts(config: TrainConfig) -> RecipeCounts:
+    """What a run counts before it starts."""
+    sampler, objective, teachers = config.sampler, objective_of(config), config.policy.teachers
+    scales = [sampler.guidance_scale if one.guidance_scale is None else one.guidance_scale for one in teachers]
+    images, kept = config.num_images, len(trained_steps(config, 0)) + kernel_of(sampler).stochastic
+
+    def of_iteration(iteration: int, passes: Passes, geometry: Geometry) -> Counts:
+        trained = images * len(objective.places(len(trained_steps(config, iteration)), 0))
+        return Counts(
+            rollout=images * sampler.num_steps * passes(sampler.guidance_scale),
+            update=trained * passes(sampler.guidance_scale),
+            backward=trained * walked(sampler.train_negative, sampler.guidance_scale, passes),
+            reference=trained * max(passes(scale) for scale in scales),
+            images=images * bool(config.rewards),
+        )
+
+    return RecipeCounts(
+        objective=config.objective.name or "opd",
+        of_iteration=of_iteration,
+        exact=len(set(scales)) == 1,  # else as if each prompt had the teacher that takes most
+        teachers=sum(teacher.lora is not None for teacher in teachers),
+        record=lambda: RolloutRecord(columns=(images * kept, images), batches=((kept + 1 + STEP, images),)),
+    )
+
+
+def check(config: TrainConfig) -> None:
+    """Refuses settings of this recipe that cannot work, before a model loads.
+
+    Raises:
+        ValueError: an unknown loss or option, teachers that cannot teach, or a combination without meaning.
+    """
+    objective, sampler, policy = objective_of(config), config.sampler, config.policy
+    kernel, teachers, steps = kernel_of(sampler), policy.teachers, len(trained_steps(config, 0))
+    refuse_unread(config, ["taught", "rollout", *(["window"] if kernel.stochastic else [])], "recipe visited")
+    as_policy = [one.lora is None and one.guidance_scale in (None, sampler.guidance_scale) for one in teachers]
+    refuse(
+        (
+            not teachers,
+            "recipe visited learns from policy.teachers, and there are none: list one, such as {guidance_scale: 4.5}, "
+            "the model itself under guidance, or {lora: FILE}, a LoRA on it",
+        ),
+        (
+            teachers and all(as_policy) and policy.init_lora is None,
+            f"policy.teachers are the model itself at guidance {sampler.guidance_scale:g}, which the policy starts as, "
+            "so there is nothing to learn: set the guidance_scale or the lora of one",
+        ),
+        (
+            policy.train == "full" and any(teacher.lora is not None for teacher in teachers),
+            "policy.train is full, and a teacher's LoRA takes the place of the policy's own: set policy.train=lora",
+        ),
+        (
+            kernel.stochastic and kernel.noise_level == 0,
+            f"sampler.noise_level 0 makes kernel {sampler.kernel} the ODE: set sampler.kernel=ode",
+        ),
+        (
+            objective.states != "all" and objective.states > steps,
+            f"objective.options.states is {objective.states}, and {steps} steps of a path are trained: lower it",
+        ),
+        (
+            objective.weight == "kl" and not kernel.stochastic,
+            "objective.options.weight kl is the KL of steps with noise, and sampler.kernel is ode: set weight=mean",
+        ),
+    )
+    for lora in filter(None, teacher_loras(config)):
+        if (network := model_family(config.pipeline).meta_denoiser(location_of(config.pipeline))) is not None:
+            refuse_other_network(network, lora)

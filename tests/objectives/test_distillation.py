@@ -1,0 +1,130 @@
+"""On-policy distillation: weights of steps against worked numbers and the KL itself, and which states are drawn."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from flowrl.objectives.distillation import Opd
+from flowrl.objectives.policy_gradient import kernel_sensitivity
+from flowrl.objectives.terms import velocity_kl
+from flowrl.samplers import KERNELS, Kernel, build_schedule
+from flowrl.samplers.transition import gaussian_kl
+
+NOW, AFTER = 0.8, 0.6
+X, STUDENT, TEACHER = (
+    torch.tensor([row], dtype=torch.float64)
+    for row in ((0.3, -0.2, 0.5, 1.0), (0.1, 0.4, -0.6, 0.2), (0.0, 0.5, -0.5, 0.6))
+)
+DISTANCE = 0.0475  # mean square of student less teacher
+# Noise level, c, KL by element, half the mean square distance of the means.
+WORKED: dict[str, tuple[float, float, float | None, float]] = {
+    "ode": (0.0, -0.2, None, 0.00095),
+    "flow_sde": (0.7, -0.249, 0.003756438138, 0.001472523750),
+    "dance_sde": (0.3, -0.20225, 0.053971957465, 0.000971495234),
+    "cps": (0.8, -0.2829179607, 0.005838072716, 0.001901011096),
+    "dpm_sde": (1.0, -0.275, 0.005805555556, 0.001796093750),
+    "wan_sde": (1.0, -0.21444, 0.009454052961, 0.001092132198),
+}
+
+
+def kernel(name: str) -> Kernel:
+    return replace(KERNELS[name], noise_level=WORKED[name][0], sigma_max=0.95)
+
+
+def loss(name: str, weight: Any, velocity: Tensor = STUDENT) -> Tensor:
+    return Opd(weight=weight).weight_of(kernel(name), NOW, AFTER) * velocity_kl(velocity, TEACHER)
+
+
+@pytest.mark.parametrize("name", WORKED)
+def test_weights_give_the_worked_numbers(name: str) -> None:
+    _, sensitivity, kl, mean = WORKED[name]
+    assert kernel_sensitivity(kernel(name), NOW, AFTER) == pytest.approx(sensitivity, abs=1e-10)
+    assert float(loss(name, "velocity")) == pytest.approx(DISTANCE, abs=1e-15)
+    assert float(loss(name, "mean")) == pytest.approx(mean, abs=5e-13)
+    assert float(loss(name, "transition")) == pytest.approx(mean if kl is None else kl, abs=5e-13)
+    if kl is None:
+        with pytest.raises(ValueError, match="one without noise has none: set weight=mean"):
+            loss(name, "kl")
+    else:
+        assert float(loss(name, "kl")) == pytest.approx(kl, abs=5e-13)
+
+
+@pytest.mark.parametrize("name", [name for name in WORKED if name != "ode"])
+def test_the_weight_kl_is_the_kl_of_the_steps(name: str) -> None:
+    steps = [kernel(name)(X, velocity, NOW, AFTER) for velocity in (STUDENT, TEACHER)]
+    torch.testing.assert_close(loss(name, "kl"), gaussian_kl(*steps) / X.numel(), rtol=1e-12, atol=0)
+    half = (steps[0].mean - steps[1].mean).square().mean(1) / 2
+    torch.testing.assert_close(loss(name, "mean"), half, rtol=1e-12, atol=0)
+
+
+def test_the_gradient_is_the_worked_one_and_leaves_the_teacher_alone() -> None:
+    student, teacher = STUDENT.clone().requires_grad_(), TEACHER.clone().requires_grad_()
+    weight = Opd(weight="kl").weight_of(kernel("flow_sde"), NOW, AFTER)
+    (X.numel() * weight * velocity_kl(student, teacher)).sum().backward()
+    worked = torch.tensor([[0.015816581633, -0.015816581633, -0.015816581633, -0.063266326531]], dtype=torch.float64)
+    assert student.grad is not None
+    torch.testing.assert_close(student.grad, worked, rtol=0, atol=1e-12)
+    assert teacher.grad is None
+
+
+def test_weights_of_a_whole_path_pile_up_at_its_end() -> None:
+    """Ten steps of shift 3, evenly spaced before it and as SD3's own: the share of the last trained step's weight."""
+    even, own = (build_schedule({"shift": 3.0}, 10, grid=grid).sigma for grid in ("linspace", "diffusers"))
+    shares: list[tuple[str, Any, int, float, float]] = [
+        ("flow_sde", "kl", 9, 0.527, 0.641),
+        ("cps", "kl", 9, 0.628, 0.998),
+        ("ode", "mean", 10, 0.436, 0.0005),
+        ("flow_sde", "velocity", 9, 0.111, 0.111),
+    ]
+    for name, weight, steps, *expected in shares:
+        for sigma, share in zip((even, own), expected, strict=True):
+            bound = replace(KERNELS[name], sigma_max=float(sigma[1]))
+            weights = [Opd(weight=weight).weight_of(bound, sigma[k], sigma[k + 1]) for k in range(steps)]
+            assert weights[-1] / sum(weights) == pytest.approx(share, abs=6e-4), name
+
+
+# ---- which states ----------------------------------------------------------------------------------------------------
+
+
+def test_all_states_are_all_and_drawn_ones_are_different_and_of_their_counters() -> None:
+    assert Opd().places(4, 0) == (0, 1, 2, 3)
+    three = Opd(states=3, query=(5.0, 2.0))
+    for image in range(50):
+        found = three.places(6, 7, image)
+        assert found == tuple(sorted(set(found)))
+        assert len(found) == 3
+        assert set(found) <= set(range(6))
+        assert found == three.places(6, 7, image)
+    assert len({three.places(6, 7, image) for image in range(50)}) > 5
+    assert three.places(3, 0) == (0, 1, 2)
+
+
+@pytest.mark.parametrize("query", [(1.0, 1.0), (5.0, 2.0), (0.5, 3.0)])
+def test_one_state_has_the_odds_of_the_law(query: tuple[float, float]) -> None:
+    count, steps = 2000, 5
+    drawn = Counter(Opd(states=1, query=query).places(steps, "odds", image)[0] for image in range(count))
+    (a, b), middle = query, [(place + 0.5) / steps for place in range(steps)]
+    density = [m ** (a - 1) * (1 - m) ** (b - 1) for m in middle]
+    for place in range(steps):
+        odds = density[place] / sum(density)
+        assert drawn[place] / count == pytest.approx(odds, abs=4 * (odds * (1 - odds) / count) ** 0.5)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"states": 0}, "at least 1 state of a path, got 0"),
+        ({"states": 1, "query": (0.0, 1.0)}, "above 0, got [0.0, 1.0]"),
+        ({"query": (5.0, 2.0)}, "states is all, so none is drawn"),
+    ],
+)
+def test_options_without_meaning_are_refused(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(said)):
+        Opd(**options)
