@@ -1,6 +1,7 @@
 """What rewards and benchmarks with a published name reproduce, as a page of Markdown: docs/published.md.
 
-The sentences stand in one place: `reproduces` of a reward in `rewards/built_in.yaml`, and of a benchmark in `benchmarks.yaml`.
+The sentences stand in one place: `reproduces` of a reward in `rewards/built_in.yaml`, of a benchmark in
+`benchmarks.yaml`.
 """
 
 from __future__ import annotations
