@@ -156,10 +156,6 @@ def _encode(p: FamilyPipeline, x: Tensor) -> Tensor:
     )
 
 
-def _rate(p: FamilyPipeline) -> int:
-    return int(p.pipe.vocoder.config.output_sampling_rate)
-
-
 def _decode_sound(p: FamilyPipeline, z: Tensor) -> Tensor:
     """By the sound's autoencoder to a mel spectrogram, by the vocoder to a wave."""
     vae = p.pipe.audio_vae
@@ -181,5 +177,7 @@ FAMILY = Family(
     attention=Attends(
         head_sizes=lambda config: (config.attention_head_dim, config.audio_attention_head_dim), mask="bias"
     ),
-    sound=Sound(packed=_packed, rate=_rate, decode=_decode_sound),
+    sound=Sound(
+        packed=_packed, rate=lambda p: int(p.pipe.vocoder.config.output_sampling_rate), decode=_decode_sound
+    ),
 )  # fmt: skip
