@@ -15,14 +15,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 from PIL import Image
 
 from flowrl.benchmarks.dpg_bench import YES, Item, Scores, aggregate, boxes, item_score, read_items
 from flowrl.config.train import resolve_path
 from flowrl.evaluation.benchmark import Result, SideResult, result_of
 from flowrl.evaluation.kept_answers import Asking, ask_kept
-from flowrl.evaluation.named_judges import read_judge, weights_of
+from flowrl.evaluation.named_judges import load_judge, read_judge, weights_of
 from flowrl.evaluation.runner import Rules, SubjectVerdicts
 from flowrl.evaluation.summing import options_of
 from flowrl.generation.folders import ImageFile
@@ -35,7 +34,7 @@ from flowrl.rendering.markup import bounds, number, plural, signed
 from flowrl.rendering.terminal_text import Table
 from flowrl.rewards.judges.answers import parse_word
 from flowrl.rewards.judges.asking import UNPARSED
-from flowrl.rewards.judges.chat import Answer, Chat, Question, build_chat, identity_of
+from flowrl.rewards.judges.chat import Answer, Chat, Question, identity_of
 from flowrl.runtime.files import read_json, write_atomically
 from flowrl.statistics.means import mean_interval
 
@@ -210,11 +209,7 @@ RULES: Rules[GridPlan, Any, Answers] = Rules(
         Prompt(text=item.prompt, metadata={"item_id": item.id}) for item in plan.items
     ],
     place=place,
-    judge=lambda settings, plan: (
-        None
-        if plan.judge is None
-        else build_chat(plan.judge, device=torch.device(settings.device), owner="dpg_bench, `judge`")
-    ),
+    judge=load_judge,
     ask=ask,
     result=grid_result,
     unjudged=lambda plan: (f"DPG-Bench: {plural(len(plan.items), 'grid')} of 2 x 2 images", FOLDER),

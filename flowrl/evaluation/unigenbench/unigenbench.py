@@ -18,8 +18,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from flowrl.benchmarks.unigenbench.items import EnVariant, Item, PromptFile, read_prompt_file
 from flowrl.benchmarks.unigenbench.point_scores import aggregate
 from flowrl.benchmarks.unigenbench.replies import read_reply
@@ -27,7 +25,7 @@ from flowrl.benchmarks.unigenbench.result_files import Judged, results_text, sco
 from flowrl.config.strict_yaml import read_mapping
 from flowrl.config.train import resolve_path
 from flowrl.evaluation.kept_answers import Asking, ask_kept
-from flowrl.evaluation.named_judges import read_judge, weights_of
+from flowrl.evaluation.named_judges import load_judge, read_judge, weights_of
 from flowrl.evaluation.runner import Rules
 from flowrl.evaluation.summing import options_of
 from flowrl.evaluation.unigenbench.estimate import estimate_of
@@ -40,7 +38,7 @@ from flowrl.generation.layouts import numbered_name, put, read_numbered
 from flowrl.generation.subject import Settings, Subject
 from flowrl.prompts.loading import Prompt
 from flowrl.rewards.judges.asking import UNPARSED
-from flowrl.rewards.judges.chat import Answer, Chat, Question, build_chat, identity_of
+from flowrl.rewards.judges.chat import Answer, Chat, Question, identity_of
 from flowrl.runtime.files import write_atomically
 from flowrl.runtime.randomness import counter_seed
 
@@ -208,9 +206,7 @@ RULES: Rules[PointPlan, Chat, Judging] = Rules(
     existing=existing,
     place=place,
     estimate=lambda settings, plan: estimate_of(settings, plan) if plan.dry_run else None,
-    judge=lambda settings, plan: build_chat(
-        plan.judge, device=torch.device(settings.device), owner="unigenbench, `judge`"
-    ),
+    judge=load_judge,
     ask=ask,
     result=points_result,
 )
