@@ -20,11 +20,11 @@ from PIL import Image
 from torch import Tensor, nn
 
 from flowrl.config.strict_yaml import read_mapping
-from flowrl.rewards.base import FunctionReward, Model, Reward, RewardInputs, RewardOutput, output_of, to_uint8
+from flowrl.rewards.base import FunctionReward, Reward, RewardInputs, RewardOutput, output_of, to_uint8
 from flowrl.rewards.base.text_limits import TextLimit
 from flowrl.rewards.networks import pretrained
 from flowrl.rewards.networks.clip_encoder import clip_pixels
-from flowrl.rewards.networks.model_sizes import model_of
+from flowrl.rewards.networks.model_sizes import OneModel
 from flowrl.runtime.precision import network_autocast
 from flowrl.runtime.shapes import Float, Int64
 
@@ -49,7 +49,7 @@ _BLOCK = re.compile(r"blocks\.(\d+)\.(.+)\.(weight|bias)")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ImageReward:
+class ImageReward(OneModel):
     """ImageReward of image and prompt, on its own scale. Runs in float32."""
 
     model: str = "THUDM/ImageReward"
@@ -64,10 +64,6 @@ class ImageReward:
     def __post_init__(self) -> None:
         pretrained.check_file(self.model, option="model")
         pretrained.check_model(self.tokenizer, what="BERT", option="tokenizer")
-
-    @property
-    def models(self) -> tuple[Model, ...]:
-        return (model_of(self.model),)
 
     @property
     def text_limit(self) -> TextLimit:

@@ -43,7 +43,7 @@ from flowrl.rewards.networks.clip_encoder import (
     load_encoder,
     score_output,
 )
-from flowrl.rewards.networks.model_sizes import model_of
+from flowrl.rewards.networks.model_sizes import OneModel
 from flowrl.runtime.placement import widened
 
 Shape = tuple[int, int]
@@ -159,7 +159,7 @@ def _row_mean(values: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SubfigureSimilarity:
+class SubfigureSimilarity(OneModel):
     """How much the cells of a grid resemble each other: the mean cosine of CLIP's embeddings over all pairs, [-1, 1].
 
     In float32; differentiable with `preprocess` bilinear or bicubic. An item has failed ("missing_field") if its prompt
@@ -183,10 +183,6 @@ class SubfigureSimilarity:
         _check(self.grid, self.cells_per_call)
         given = {name: getattr(self, name) for name in ("model", "revision", "library", "preprocess")}
         reward_options("clip_score", given)
-
-    @property
-    def models(self) -> tuple[Model, ...]:
-        return (model_of(self.model),)
 
     def lacks(self, prompt: Prompt) -> str | None:
         """A grid."""
