@@ -165,7 +165,6 @@ def evaluate(
             )
     named = _named(models, known, folder, added)
     home = _path(out) or Path("evaluations") / f"{benchmark}-{next(iter(named))}"
-    texts = {key: str(value) for key, value in (options or {}).items()} | ({"dry_run": "true"} if dry_run else {})
     plans = []
     for label, model in named.items():
         own = home if len(named) == 1 else home / label
@@ -177,7 +176,7 @@ def evaluate(
                 base=base, out=own, prompts=None if prompts is None else str(prompts), num_prompts=num_prompts,
                 samples=samples or _samples(known, folder), seed=seed,
                 batch_size=batch_size or _batch_size(known, source, None if base is None else base.source),
-                judge=judge_text(judge), options=texts,
+                judge=judge_text(judge), options=_texts(options, dry_run=dry_run),
                 train_prompts=_train_prompts(train_prompts, source), device=str(find_device(device)),
             )
         )  # fmt: skip
@@ -208,6 +207,10 @@ def _measure(
     whole = over_models(results, labels)
     write_result(whole, home, plans[0].benchmark, [f"{len(plans)} models"], {}, page)
     return _evaluation(whole, plans, home)
+
+
+def _texts(options: Mapping[str, object] | None, *, dry_run: bool) -> dict[str, str]:
+    return {key: str(value) for key, value in (options or {}).items()} | ({"dry_run": "true"} if dry_run else {})
 
 
 def _evaluation(whole: Result, plans: Sequence[Settings], home: Path) -> Evaluation:
