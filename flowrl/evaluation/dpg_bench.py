@@ -87,17 +87,11 @@ def plan_of(settings: Settings) -> GridPlan:
 
 
 def place(subject: Subject, plan: GridPlan, images: list[ImageFile]) -> list[ImageFile]:
-    """Writes the grids beside the images."""
-    write_grids(subject, plan.items, images)
-    return images
-
-
-def write_grids(subject: Subject, items: Sequence[Item], images: Sequence[ImageFile]) -> None:
-    """`dpg_bench/<item>.png` of every four images, row by row; those that are there and are of these images stay."""
+    """Writes `dpg_bench/<item>.png` of every four images, row by row; files that are of these images stay."""
     folder, note = subject.folder / FOLDER, subject.folder / MADE_OF
     known = read_json(note, "delete it, the grids are made again") if note.is_file() else {}
-    for place, item in enumerate(items):
-        path, shown = folder / f"{item.id}.png", images[place * GRID : (place + 1) * GRID]
+    for row, item in enumerate(plan.items):
+        path, shown = folder / f"{item.id}.png", images[row * GRID : (row + 1) * GRID]
         stamps = [image.stamp for image in shown]
         if path.is_file() and known.get(item.id) == stamps:
             continue
@@ -107,6 +101,7 @@ def write_grids(subject: Subject, items: Sequence[Item], images: Sequence[ImageF
         save_png(Image.fromarray(grid), path)
         known[item.id] = stamps
     write_atomically(note, json.dumps(known) + "\n")
+    return images
 
 
 def ask(settings: Settings, plan: GridPlan, chat: Chat, subject: Subject, images: Sequence[ImageFile]) -> Answers:
