@@ -27,6 +27,7 @@ from flowrl.rewards.base import (
     Reward,
     RewardInputs,
     RewardOutput,
+    changed,
     models_of,
     output_of,
     reward_options,
@@ -143,15 +144,8 @@ def mean_over_cells(inner: Reward, *, grid: str | None, cells_per_call: int = CE
 
         return _by_shape(inputs, shapes, score, cells_per_call)
 
-    return FunctionReward(
-        name="subfigures",
-        score=score_cells,
-        needs=inner.needs | {"images", "prompts", "metadata"},
-        version=f"subfigures:grid-{grid}:{inner.version}",
-        kind=inner.kind,
-        differentiable=inner.differentiable,
-        waits=inner.waits,
-    )
+    needs, version = inner.needs | {"images", "prompts", "metadata"}, f"subfigures:grid-{grid}:{inner.version}"
+    return changed(inner, score_cells, name="subfigures", needs=needs, version=version)
 
 
 def _row_mean(values: Tensor) -> Tensor:
