@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from enum import Enum
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,6 +18,7 @@ import diffusers
 import torch
 from torch import Tensor, nn
 
+from flowrl.config.strict_yaml import read_mapping
 from flowrl.pipelines.arithmetic.attention import give_kernel
 from flowrl.pipelines.arithmetic.compiling import check_compile, compile_blocks, repeated_blocks
 from flowrl.pipelines.arithmetic.wide_products import checkpoint_blocks
@@ -34,28 +36,7 @@ from flowrl.trajectory import Conditioning
 _BIAS_STD = 0.02
 _PERIOD = 1_000_003
 """Normal numbers that are drawn; they repeat, from a place that depends on the weight. A prime: no rows agree."""
-_IMAGE_VAE = {
-    "down_block_types": ("DownEncoderBlock2D",) * 4,
-    "up_block_types": ("UpDecoderBlock2D",) * 4,
-    "block_out_channels": (128, 256, 512, 512),
-    "layers_per_block": 2,
-}
-_DEEP_VAE = {  # of Sana, 32 pixels to a latent's side
-    "latent_channels": 32,
-    "scaling_factor": 0.41407,
-    "encoder_block_types": ("ResBlock",) * 3 + ("EfficientViTBlock",) * 3,
-    "decoder_block_types": ("ResBlock",) * 3 + ("EfficientViTBlock",) * 3,
-    "encoder_block_out_channels": (128, 256, 512, 512, 1024, 1024),
-    "encoder_layers_per_block": (2, 2, 2, 3, 3, 3),
-    "decoder_block_out_channels": (128, 256, 512, 512, 1024, 1024),
-    "decoder_layers_per_block": (3, 3, 3, 3, 3, 3),
-    "downsample_block_type": "Conv",
-    "upsample_block_type": "interpolate",
-}
-_RESIDUAL_VAE = {  # of Wan 2.2, 16 pixels to a latent's side
-    "base_dim": 160, "decoder_base_dim": 256, "z_dim": 48, "is_residual": True, "in_channels": 12, "out_channels": 12,
-    "patch_size": 2, "latents_mean": (0.0,) * 48, "latents_std": (1.0,) * 48,
-}  # fmt: skip
+_VAES = read_mapping(Path(__file__).with_suffix(".yaml"))
 
 
 def random_pipeline(
@@ -136,20 +117,14 @@ def vae_config(family: Family, card: Card) -> dict[str, Any]:
     """The configuration of a published checkpoint's autoencoder, beside the defaults of its class."""
     channels = family.grid(card.network).channels
     kind = known_checkpoints.tables()["families"][family.name]["autoencoder"]
+    usual: dict[str, Any] = {}
     if kind == "AutoencoderKL":
         old = channels == 4
-        usual: dict[str, Any] = {
-            **_IMAGE_VAE,
-            "latent_channels": channels,
-            "use_quant_conv": old,
-            "use_post_quant_conv": old,
-        }
+        usual = _VAES["image"] | {"latent_channels": channels, "use_quant_conv": old, "use_post_quant_conv": old}
     elif kind == "AutoencoderDC":
-        usual = dict(_DEEP_VAE)
+        usual = _VAES["deep"]
     elif card.index.get("expand_timesteps"):
-        usual = dict(_RESIDUAL_VAE)
-    else:
-        usual = {}
+        usual = _VAES["residual"] | {"latents_mean": [0.0] * channels, "latents_std": [1.0] * channels}
     return usual | dict(card.vae)
 
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from flowrl.rewards.base import FunctionReward, Model, Reward, RewardInputs, RewardOutput
+from flowrl.rewards.base import FunctionReward, Reward, RewardInputs, RewardOutput
 from flowrl.rewards.networks.clip_encoder import (
     CLIP_MODEL,
     Preprocess,
@@ -26,7 +26,7 @@ from flowrl.rewards.networks.clip_encoder import (
     score_output,
     transformers_clip,
 )
-from flowrl.rewards.networks.model_sizes import model_of
+from flowrl.rewards.networks.model_sizes import OneModel
 from flowrl.rewards.networks.pretrained import (
     check_file,
     check_model,
@@ -45,7 +45,7 @@ OWNER = "reward 'aesthetic'"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Aesthetic:
+class Aesthetic(OneModel):
     """LAION's aesthetic predictor, in float32; differentiable with `preprocess` bilinear or bicubic."""
 
     model: str = CLIP_MODEL
@@ -61,10 +61,6 @@ class Aesthetic:
     def __post_init__(self) -> None:
         check_model(self.model, what="CLIP")
         check_file(self.head, option="head")
-
-    @property
-    def models(self) -> tuple[Model, ...]:
-        return (model_of(self.model),)
 
     def build(self, device: torch.device) -> Reward:
         """Loads CLIP and the head."""

@@ -15,7 +15,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from flowrl.rewards.base import Model, Reward
+from flowrl.rewards.base import Reward
 from flowrl.rewards.base.text_limits import TextLimit, clip_limit
 from flowrl.rewards.networks.clip_encoder import (
     CLIP_MODEL,
@@ -25,7 +25,7 @@ from flowrl.rewards.networks.clip_encoder import (
     load_encoder,
     prompt_reward,
 )
-from flowrl.rewards.networks.model_sizes import model_of
+from flowrl.rewards.networks.model_sizes import OneModel
 from flowrl.rewards.networks.pretrained import check_model
 
 PICK_SCORE_MODEL = "yuvalkirstain/PickScore_v1"
@@ -43,22 +43,17 @@ SCALES: dict[str, Callable[[Tensor, float], Tensor]] = {
 """The score of a cosine, `scale` being exp(logit_scale), 100 in OpenAI's checkpoints; and who uses it."""
 
 
-class ClipOptions:
+class ClipOptions(OneModel):
     """What rewards of a CLIP's cosine have in common; each states its fields itself."""
 
     __slots__ = ()
     name: ClassVar[str]
     differentiable: ClassVar[bool] = True
     library: Library = "transformers"
-    model: str
     revision: str | None
     preprocess: Preprocess
     scale: str
     threshold: float | None
-
-    @property
-    def models(self) -> tuple[Model, ...]:
-        return (model_of(self.model),)
 
     @property
     def text_limit(self) -> TextLimit:

@@ -12,12 +12,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from flowrl.config.strict_yaml import read_mapping
 from flowrl.rewards.base import Model, Reward
 from flowrl.rewards.base.text_limits import CLIP_TOKENS, TextLimit
 from flowrl.rewards.networks.clip_encoder import CLIP_MEAN, CLIP_STD, encoder_of, prompt_reward
@@ -38,15 +40,8 @@ DEFAULT_CHECKPOINT = "xswu/HPSv2"
 DEFAULT_TOKENIZER = "laion/CLIP-ViT-H-14-laion2B-s32B-b79K"
 OWNER = "reward 'hps'"
 
-TEXT_TOWER = {
-    "vocab_size": 49408, "max_position_embeddings": 77, "hidden_size": 1024, "intermediate_size": 4096,
-    "num_hidden_layers": 24, "num_attention_heads": 16, "hidden_act": "gelu", "bos_token_id": 49406,
-    "eos_token_id": 49407, "pad_token_id": 49407,
-}  # fmt: skip
-VISION_TOWER = {
-    "image_size": 224, "patch_size": 14, "hidden_size": 1280, "intermediate_size": 5120, "num_hidden_layers": 32,
-    "num_attention_heads": 16, "hidden_act": "gelu",
-}  # fmt: skip
+_TOWERS = read_mapping(Path(__file__).with_suffix(".yaml"))
+TEXT_TOWER, VISION_TOWER = _TOWERS["text"], _TOWERS["vision"]
 WIDTH = 1024  # of the embeddings
 
 

@@ -12,17 +12,19 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from flowrl.rewards.base import FunctionReward, Model, Reward, RewardInputs, RewardOutput, output_of, to_uint8
+from flowrl.config.strict_yaml import read_mapping
+from flowrl.rewards.base import FunctionReward, Reward, RewardInputs, RewardOutput, output_of, to_uint8
 from flowrl.rewards.base.text_limits import TextLimit
 from flowrl.rewards.networks import pretrained
 from flowrl.rewards.networks.clip_encoder import clip_pixels
-from flowrl.rewards.networks.model_sizes import model_of
+from flowrl.rewards.networks.model_sizes import OneModel
 from flowrl.runtime.precision import network_autocast
 from flowrl.runtime.shapes import Float, Int64
 
@@ -32,17 +34,10 @@ MAX_TOKENS = 35
 HEAD_WIDTH = 64  # of an attention head, in both towers
 OWNER = "reward 'image_reward'"
 
-# The checkpoint's names below blip.visual_encoder, and those of transformers' `BlipVisionModel`. Its blip.text_encoder
-# has the names of `BlipTextModel`, and the score does not use blip.vision_proj and blip.text_proj.
-_WHOLE = {
-    "cls_token": "embeddings.class_embedding",
-    "pos_embed": "embeddings.position_embedding",
-    "patch_embed.proj.weight": "embeddings.patch_embedding.weight",
-    "patch_embed.proj.bias": "embeddings.patch_embedding.bias",
-    "norm.weight": "post_layernorm.weight",
-    "norm.bias": "post_layernorm.bias",
-}
-_IN_BLOCK = {
+# The checkpoint's blip.text_encoder has the names of transformers' `BlipTextModel`, and the score does not use
+# blip.vision_proj and blip.text_proj.
+_NAMES = read_mapping(Path(__file__).parent / "networks" / "blip_keys.yaml")
+_BLOCK = {
     "norm1": "layer_norm1",
     "norm2": "layer_norm2",
     "attn.qkv": "self_attn.qkv",
@@ -54,7 +49,7 @@ _BLOCK = re.compile(r"blocks\.(\d+)\.(.+)\.(weight|bias)")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ImageReward:
+class ImageReward(OneModel):
     """ImageReward of image and prompt, on its own scale. Runs in float32."""
 
     model: str = "THUDM/ImageReward"
@@ -69,10 +64,6 @@ class ImageReward:
     def __post_init__(self) -> None:
         pretrained.check_file(self.model, option="model")
         pretrained.check_model(self.tokenizer, what="BERT", option="tokenizer")
-
-    @property
-    def models(self) -> tuple[Model, ...]:
-        return (model_of(self.model),)
 
     @property
     def text_limit(self) -> TextLimit:
@@ -187,10 +178,10 @@ def to_transformers(weights: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], d
                 text[name.removeprefix("blip.text_encoder.")] = weight
         elif name.startswith("mlp.layers."):
             head[name.removeprefix("mlp.layers.")] = weight
-        elif rest != name and rest in _WHOLE:
-            image[_WHOLE[rest]] = weight
-        elif rest != name and block and block[2] in _IN_BLOCK:
-            image[f"encoder.layers.{block[1]}.{_IN_BLOCK[block[2]]}.{block[3]}"] = weight
+        elif rest != name and rest in _NAMES["whole"]:
+            image[_NAMES["whole"][rest]] = weight
+        elif rest != name and block and block[2] in _NAMES["in_block"]:
+            image[f"encoder.layers.{block[1]}.{_NAMES['in_block'][block[2]]}.{block[3]}"] = weight
         elif not name.startswith(("blip.vision_proj.", "blip.text_proj.")):
             raise ValueError(f"{OWNER}: the checkpoint holds {name!r}, so it is not ImageReward v1.0: give {FILE}.")
     return image, text, head

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from flowrl.config.sections import at_least, share
-from flowrl.rewards.base import FunctionReward, Reward, RewardInputs, RewardOutput
+from flowrl.rewards.base import Reward, RewardInputs, RewardOutput, changed
 from flowrl.rewards.base.nested import InnerOptions, build_nested, nested_options
 from flowrl.runtime.randomness import counter_integers, counter_normal
 
@@ -62,13 +62,11 @@ class Noisy(InnerOptions):
                 values=values, valid=output.valid, parts={**output.parts, "clean": output.values}, errors=output.errors
             )
 
-        return FunctionReward(
+        return changed(
+            inner,
+            score,
             name="noisy",
-            score=score,
             needs=inner.needs | {"group_ids", "sample_ids"},
             version=f"noisy:std-{self.std:g}:outliers-{self.outliers:g}x{self.outlier_scale:g}:bias-{self.bias:g}:"
             f"seed-{self.seed}:{inner.version}",
-            kind=inner.kind,
-            differentiable=inner.differentiable,
-            waits=inner.waits,
         )

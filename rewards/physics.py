@@ -18,10 +18,10 @@ from torch.nn.functional import cosine_similarity
 
 from flowrl.benchmarks.temporal import frame_change
 from flowrl.config.sections import at_least, positive
-from flowrl.rewards.base import FunctionReward, Model, Reward, RewardInputs, RewardOutput, output_of, to_uint8
+from flowrl.rewards.base import FunctionReward, Reward, RewardInputs, RewardOutput, output_of, to_uint8
 from flowrl.rewards.base.frames import videos_of
 from flowrl.rewards.motion import check_min_change
-from flowrl.rewards.networks.model_sizes import model_of
+from flowrl.rewards.networks.model_sizes import OneModel
 from flowrl.rewards.networks.pretrained import check_model, fingerprint, load_network, load_processor
 from flowrl.runtime.placement import widened
 from flowrl.runtime.precision import network_autocast
@@ -32,7 +32,7 @@ _WINDOWS_PER_CALL = 8
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Physics:
+class Physics(OneModel):
     """MIND-V's foresight on a clip: soft minimum over windows of `cos(predictor(encoder(context)), encoder(target))`.
 
     The encoder is given the context's frames only for the prediction: run over the whole window, its context tokens
@@ -74,10 +74,6 @@ class Physics:
         positive(self, "temperature")
         check_min_change(self.min_change)
         check_model(self.model, what="V-JEPA 2")
-
-    @property
-    def models(self) -> tuple[Model, ...]:
-        return (model_of(self.model),)
 
     def build(self, device: torch.device) -> Reward:
         """Loads the model."""

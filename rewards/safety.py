@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import torch
 
-from flowrl.rewards.base import FunctionReward, Model, Reward, RewardInputs, RewardOutput, output_of, to_uint8
-from flowrl.rewards.networks.model_sizes import model_of
+from flowrl.rewards.base import FunctionReward, Reward, RewardInputs, RewardOutput, output_of, to_uint8
+from flowrl.rewards.networks.model_sizes import OneModel
 from flowrl.rewards.networks.pretrained import check_model, fingerprint, load_network, load_processor, process_images
 from flowrl.runtime.precision import network_autocast
 
@@ -20,7 +20,7 @@ OWNER, WHAT = "reward 'safety'", "ViT classifier"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Safety:
+class Safety(OneModel):
     """A safety classifier's `-P(label)`, in [-1, 0]; 0 is safe. Of a video the first frame is judged; float32."""
 
     model: str = "Falconsai/nsfw_image_detection"
@@ -34,10 +34,6 @@ class Safety:
         if not self.label:
             raise ValueError("label must name the unsafe class of the model, got an empty text.")
         check_model(self.model, what=WHAT)
-
-    @property
-    def models(self) -> tuple[Model, ...]:
-        return (model_of(self.model),)
 
     def build(self, device: torch.device) -> Reward:
         """Loads the model."""

@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 from house import circles, house_of, listed
 
+from flowrl.config.rewards import built_in_rewards
+
 ROOT = Path(__file__).resolve().parents[1]
 MAX_LINES = 500
 MAX_TEST_LINES = 600  # tables of cases are long but easy to read
@@ -236,6 +238,7 @@ def test_everything_is_used_or_public() -> None:
     used: Counter[str] = Counter()
     for module in MODULES:
         used.update(names_used(nodes_of(module)))
+    used.update(row["place"].partition(":")[2] for row in built_in_rewards().values())
     unused = {
         f"{module}.{name}"
         for module in MODULES

@@ -143,7 +143,7 @@ def public() -> dict[str, tuple[str, ...]]:
         names = [*_listed(tree)] if not module.startswith(INNER) else []
         defined = [node.name for node in tree.body if isinstance(node, ast.ClassDef | ast.FunctionDef)]
         if not names and module in CONTRACTS:
-            names = [name for name in defined if not name.startswith("_")]
+            names = [*_taken_over(tree), *(name for name in defined if not name.startswith("_"))]
         names += [name for name in LOOSE if name in defined and name not in names]
         if names:
             found[module] = tuple(names)
@@ -158,6 +158,13 @@ def _listed(tree: ast.Module) -> Iterator[str]:
         )
         if any(isinstance(target, ast.Name) and target.id == "__all__" for target in targets):
             yield from (str(part.value) for part in ast.walk(node) if isinstance(part, ast.Constant))
+
+
+def _taken_over(tree: ast.Module) -> Iterator[str]:
+    """Names that are imported for users, `from … import X as X`."""
+    for node in tree.body:
+        if isinstance(node, ast.ImportFrom):
+            yield from (one.name for one in node.names if one.name == one.asname)
 
 
 def _first(module: str) -> str:

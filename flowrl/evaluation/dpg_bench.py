@@ -15,14 +15,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 from PIL import Image
 
 from flowrl.benchmarks.dpg_bench import YES, Item, Scores, aggregate, boxes, item_score, read_items
 from flowrl.config.train import resolve_path
 from flowrl.evaluation.benchmark import Result, SideResult, result_of
 from flowrl.evaluation.kept_answers import Asking, ask_kept
-from flowrl.evaluation.named_judges import read_judge, weights_of
+from flowrl.evaluation.named_judges import load_judge, read_judge, weights_of
 from flowrl.evaluation.runner import Rules, SubjectVerdicts
 from flowrl.evaluation.summing import options_of
 from flowrl.generation.folders import ImageFile
@@ -35,7 +34,7 @@ from flowrl.rendering.markup import bounds, number, plural, signed
 from flowrl.rendering.terminal_text import Table
 from flowrl.rewards.judges.answers import parse_word
 from flowrl.rewards.judges.asking import UNPARSED
-from flowrl.rewards.judges.chat import Answer, Chat, Question, build_chat, identity_of
+from flowrl.rewards.judges.chat import Answer, Chat, Question, identity_of
 from flowrl.runtime.files import read_json, write_atomically
 from flowrl.statistics.means import mean_interval
 
@@ -88,17 +87,11 @@ def plan_of(settings: Settings) -> GridPlan:
 
 
 def place(subject: Subject, plan: GridPlan, images: list[ImageFile]) -> list[ImageFile]:
-    """Writes the grids beside the images."""
-    write_grids(subject, plan.items, images)
-    return images
-
-
-def write_grids(subject: Subject, items: Sequence[Item], images: Sequence[ImageFile]) -> None:
-    """`dpg_bench/<item>.png` of every four images, row by row; those that are there and are of these images stay."""
+    """Writes `dpg_bench/<item>.png` of every four images, row by row; files that are of these images stay."""
     folder, note = subject.folder / FOLDER, subject.folder / MADE_OF
     known = read_json(note, "delete it, the grids are made again") if note.is_file() else {}
-    for place, item in enumerate(items):
-        path, shown = folder / f"{item.id}.png", images[place * GRID : (place + 1) * GRID]
+    for row, item in enumerate(plan.items):
+        path, shown = folder / f"{item.id}.png", images[row * GRID : (row + 1) * GRID]
         stamps = [image.stamp for image in shown]
         if path.is_file() and known.get(item.id) == stamps:
             continue
@@ -108,6 +101,7 @@ def write_grids(subject: Subject, items: Sequence[Item], images: Sequence[ImageF
         save_png(Image.fromarray(grid), path)
         known[item.id] = stamps
     write_atomically(note, json.dumps(known) + "\n")
+    return images
 
 
 def ask(settings: Settings, plan: GridPlan, chat: Chat, subject: Subject, images: Sequence[ImageFile]) -> Answers:
@@ -210,11 +204,7 @@ RULES: Rules[GridPlan, Any, Answers] = Rules(
         Prompt(text=item.prompt, metadata={"item_id": item.id}) for item in plan.items
     ],
     place=place,
-    judge=lambda settings, plan: (
-        None
-        if plan.judge is None
-        else build_chat(plan.judge, device=torch.device(settings.device), owner="dpg_bench, `judge`")
-    ),
+    judge=load_judge,
     ask=ask,
     result=grid_result,
     unjudged=lambda plan: (f"DPG-Bench: {plural(len(plan.items), 'grid')} of 2 x 2 images", FOLDER),

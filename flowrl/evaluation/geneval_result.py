@@ -6,10 +6,12 @@ import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from flowrl.benchmarks.geneval.metadata import TASKS
 from flowrl.benchmarks.geneval.published import published_records
+from flowrl.config.strict_yaml import read_mapping
 from flowrl.evaluation.benchmark import NO_TRAINING, Result, SideResult, result_of
 from flowrl.evaluation.runner import SubjectVerdicts
 from flowrl.evaluation.summing import Line, add_difference, score_table, trained_on
@@ -26,13 +28,7 @@ from flowrl.statistics.paired import Comparison, Summary, compare, detectable, s
 
 Row = Mapping[str, Any]
 
-REASONS: dict[str, str] = {
-    "too few": r"expected .+>=\d+, found \d+",
-    "too many": r"expected .+<\d+, found \d+",
-    "wrong colour": r"expected .+>=\d+, found \d+ \w+; and .*",
-    "wrong position": r"expected .+ target, found .* target",
-    "reference missing": r"no target for .+ to be .+",
-}
+REASONS: dict[str, str] = read_mapping(Path(__file__).with_name("geneval_reasons.yaml"))
 """Kind of failure -> the lines of a reason that are of this kind (GenEval's wording)."""
 
 EXAMPLES = 6

@@ -13,9 +13,12 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import torch
+
 from flowrl.config.options import unknown_name
 from flowrl.config.strict_yaml import parse_yaml, read_mapping
-from flowrl.rewards.judges.chat import NO_TOKENS, Answer, check_chat, is_server
+from flowrl.generation.subject import Settings
+from flowrl.rewards.judges.chat import NO_TOKENS, Answer, build_chat, check_chat, is_server
 from flowrl.training.model_files import named_files
 
 
@@ -49,6 +52,13 @@ def read_judge(text: str | None, known: Mapping[str, Mapping[str, Any]], *, owne
 def judge_text(judge: str | Mapping[str, Any] | None) -> str | None:
     """A judge as `read_judge` takes it."""
     return json.dumps(dict(judge)) if isinstance(judge, Mapping) else judge
+
+
+def load_judge(settings: Settings, plan: Any) -> Any:
+    """The judge of a plan, ready to be asked; None where it names none."""
+    if plan.judge is None:
+        return None
+    return build_chat(plan.judge, device=torch.device(settings.device), owner=f"{settings.benchmark}, `judge`")
 
 
 def weights_of(judge: Mapping[str, Any], version: str) -> dict[str, Any]:

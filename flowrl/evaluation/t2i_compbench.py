@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from flowrl.benchmarks.panels import distinct
@@ -24,6 +25,7 @@ from flowrl.benchmarks.t2i_compbench import (
     read_results,
     results_text,
 )
+from flowrl.config.strict_yaml import read_mapping
 from flowrl.config.train import resolve_path
 from flowrl.evaluation.benchmark import NO_TRAINING, Result, SideResult, result_of
 from flowrl.evaluation.panel import Scorers
@@ -42,27 +44,9 @@ from flowrl.statistics.means import VERDICTS, Ends, ends_of, mean_interval
 
 FOLDER = "t2i_compbench"
 NOTE = "Means over images; the overall is the mean of all eight. Intervals speak of"
-FILES = {
-    "color": "color_val.txt",
-    "shape": "shape_val.txt",
-    "texture": "texture_val.txt",
-    "2d_spatial": "spatial_val.txt",
-    "3d_spatial": "3d_spatial_val.txt",
-    "numeracy": "numeracy_val.txt",
-    "non_spatial": "non_spatial_val.txt",
-    "complex": "complex_val.txt",
-}
-RESULTS = {
-    "color": "annotation_blip",
-    "shape": "annotation_blip",
-    "texture": "annotation_blip",
-    "2d_spatial": "annotation_obj_detection_2d",
-    "3d_spatial": "annotation_obj_detection_3d",
-    "numeracy": "annotation_num",
-    "non_spatial": "annotation_clip",
-    "complex": "annotation_3_in_1",
-}
-"""Folder, at any depth below a category's, in which the repository's script for it writes vqa_result.json."""
+_CATEGORIES = read_mapping(Path(__file__).with_suffix(".yaml"))
+FILES, RESULTS = ({name: row[key] for name, row in _CATEGORIES.items()} for key in ("prompts", "results"))
+"""Of each category the file of its prompts, and the folder of its results."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -25,28 +25,6 @@ from flowrl.runtime.randomness import counter_seed
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Course:
-    """Length and pace of one training.
-
-    Attributes:
-        steps: updates.
-        lr: peak learning rate, after a linear warm-up and before a cosine down to a fiftieth.
-        checkpoint_every: updates between checkpoints.
-        betas: of AdamW.
-        weight_decay: share of the weights, times the learning rate, that an update takes away.
-        ema_decay: decay of the averaged weights; 0 keeps none.
-    """
-
-    steps: int
-    lr: float
-    checkpoint_every: int = 200
-    betas: tuple[float, float] = (0.9, 0.98)
-    weight_decay: float = 0.01
-    ema_decay: float = 0.998
-    muon: bool = False
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Making:
     """What can be set of every embedded model's pre-training; each says what is usual for it."""
 
@@ -188,8 +166,10 @@ def save_atomically(state: Any, path: Path) -> None:
 
 def train_autoencoder(vae: nn.Module, loss_of: Callable[[int], Tensor], config: Any, out: Path) -> None:
     """Trains an autoencoder, without averaging, for the `vae_steps` and at the `vae_lr` of `config`."""
-    course = Course(steps=config.vae_steps, lr=config.vae_lr, betas=(0.9, 0.99), weight_decay=0.0, ema_decay=0.0)
-    train_network("autoencoder", vae, loss_of, course, out / "vae.pt")
+    train_network(
+        "autoencoder", vae, loss_of, out / "vae.pt", steps=config.vae_steps, lr=config.vae_lr, betas=(0.9, 0.99),
+        weight_decay=0.0, ema_decay=0.0,
+    )  # fmt: skip
 
 
 def train_denoiser(
@@ -219,45 +199,45 @@ def train_denoiser(
         return loss(pipe, *shown, [prompts[i] for i in chosen], config, step)
 
     network = nn.ModuleDict({part: getattr(pipe, part) for part in parts} | ({"head": head} if head else {})).train()
-    course = Course(
+    return train_network(
+        name,
+        network,
+        loss_of,
+        out / f"{name}.pt",
+        lambda done: pipe.save_pretrained(out / f"{name}-{done:05d}"),
         steps=config.steps,
         lr=config.lr,
         checkpoint_every=config.checkpoint_every,
         muon=True,
     )
-    return train_network(
-        name,
-        network,
-        loss_of,
-        course,
-        out / f"{name}.pt",
-        lambda done: pipe.save_pretrained(out / f"{name}-{done:05d}"),
-    )
 
 
 def train_network(
-    name: str,
-    network: nn.Module,
-    loss_of: Callable[[int], Tensor],
-    course: Course,
-    path: Path,
-    save: Callable[[int], None] | None = None,
-) -> float:
+    name: str, network: nn.Module, loss_of: Callable[[int], Tensor], path: Path,
+    save: Callable[[int], None] | None = None, *, steps: int, lr: float, checkpoint_every: int = 200,
+    betas: tuple[float, float] = (0.9, 0.98), weight_decay: float = 0.01, ema_decay: float = 0.998, muon: bool = False,
+) -> float:  # fmt: skip
     """Minimises a loss, from the checkpoint at `path` if there is one.
 
     Args:
         name: for the progress bar.
         network: what is trained; holds the averaged weights afterwards, where there is an average.
         loss_of: the loss of an update by its number.
-        course: length and pace.
         path: checkpoint file.
         save: called with the number of updates at every checkpoint, while the network holds the averaged weights.
+        steps: updates.
+        lr: peak learning rate, after a linear warm-up and before a cosine down to a fiftieth.
+        checkpoint_every: updates between checkpoints.
+        betas: of AdamW.
+        weight_decay: share of the weights, times the learning rate, that an update takes away.
+        ema_decay: decay of the averaged weights; 0 keeps none.
+        muon: whether Muon trains the hidden layers' matrices.
 
     Returns:
         The seconds that training took, earlier sessions included.
     """
-    average = {key: value.detach().clone() for key, value in network.state_dict().items()} if course.ema_decay else {}
-    learners = optimizers(network, lr=course.lr, betas=course.betas, weight_decay=course.weight_decay, muon=course.muon)
+    average = {key: value.detach().clone() for key, value in network.state_dict().items()} if ema_decay else {}
+    learners = optimizers(network, lr=lr, betas=betas, weight_decay=weight_decay, muon=muon)
     start, spent = 0, 0.0
     if path.exists():
         saved = torch.load(path, weights_only=True)
@@ -266,15 +246,15 @@ def train_network(
             optimizer.load_state_dict(state)
         average, start, spent = saved["average"], int(saved["step"]), float(saved["seconds"])
     recent, begun = 0.0, time.monotonic()
-    with progress(name, course.steps, start) as advance:
-        for step in range(start, course.steps):
+    with progress(name, steps, start) as advance:
+        for step in range(start, steps):
             loss = loss_of(step)
-            _descend(network, loss, learners, learning_rate(step, course.steps, course.lr))
-            average_weights(network, average, min(course.ema_decay, (1 + step) / (10 + step)))
+            _descend(network, loss, learners, learning_rate(step, steps, lr))
+            average_weights(network, average, min(ema_decay, (1 + step) / (10 + step)))
             recent = loss.item() if step == start else 0.98 * recent + 0.02 * loss.item()
             advance(f"loss {recent:.4f}")
             done = step + 1
-            if done % course.checkpoint_every == 0 or done == course.steps:
+            if done % checkpoint_every == 0 or done == steps:
                 state = {"model": network.state_dict(), "optimizers": [one.state_dict() for one in learners],
                          "average": average, "step": done, "seconds": spent + time.monotonic() - begun}  # fmt: skip
                 save_atomically(state, path)

@@ -23,7 +23,7 @@ from diffusers import (
 )
 from transformers import CLIPTextModel, T5Config, T5EncoderModel, UMT5Config, UMT5EncoderModel
 
-from flowrl.pretraining.tiny_sd3 import clip_config, clip_tokenizer, t5_settings, t5_tokenizer
+from flowrl.pretraining.tiny_sd3 import NETWORKS, clip_config, clip_tokenizer, t5_settings, t5_tokenizer
 
 
 def build_tiny_sd15(vae: AutoencoderKL, seed: int = 0) -> StableDiffusionPipeline:
@@ -33,28 +33,19 @@ def build_tiny_sd15(vae: AutoencoderKL, seed: int = 0) -> StableDiffusionPipelin
         vae: autoencoder of 64 x 64 images with 8 x 8 latents; its shift_factor has no place in this family.
         seed: of the initial weights; the global random state is left as it was.
     """
+    sizes = NETWORKS["sd15"]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         tokenizer = clip_tokenizer()
         unet = UNet2DConditionModel(
-            sample_size=8, in_channels=vae.config.latent_channels, out_channels=vae.config.latent_channels,
-            layers_per_block=1, block_out_channels=(64, 96), norm_num_groups=16, cross_attention_dim=128,
-            attention_head_dim=4, down_block_types=("CrossAttnDownBlock2D",) * 2,
-            up_block_types=("CrossAttnUpBlock2D",) * 2,
-        )  # fmt: skip
-        text_encoder = CLIPTextModel(clip_config(tokenizer, 128))
+            **sizes["unet"], in_channels=vae.config.latent_channels, out_channels=vae.config.latent_channels
+        )
+        text_encoder = CLIPTextModel(clip_config(tokenizer, unet.config.cross_attention_dim))
     vae.register_to_config(shift_factor=None)
-    scheduler = DDIMScheduler(
-        beta_start=0.00085,
-        beta_end=0.012,
-        beta_schedule="scaled_linear",
-        steps_offset=1,
-        clip_sample=False,
-        set_alpha_to_one=True,
-    )
     return StableDiffusionPipeline(
-        vae=vae, text_encoder=text_encoder, tokenizer=tokenizer, unet=unet, scheduler=scheduler, safety_checker=None,
-        feature_extractor=None, requires_safety_checker=False,
+        vae=vae, text_encoder=text_encoder, tokenizer=tokenizer, unet=unet,
+        scheduler=DDIMScheduler(**sizes["scheduler"]), safety_checker=None, feature_extractor=None,
+        requires_safety_checker=False,
     )  # fmt: skip
 
 
@@ -65,26 +56,17 @@ def build_tiny_wan(words: Sequence[str], seed: int = 0) -> WanPipeline:
         words: of its prompts, beyond those of the images'.
         seed: of the initial weights; the global random state is left as it was.
     """
-    width = 160  # of the transformer
+    sizes = NETWORKS["wan"]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         tokenizer = t5_tokenizer(words)
-        text_encoder = UMT5EncoderModel(UMT5Config(**t5_settings(tokenizer, width)))
-        transformer = WanTransformer3DModel(
-            patch_size=(1, 2, 2), num_attention_heads=width // 32, attention_head_dim=32, in_channels=16,
-            out_channels=16, text_dim=width, freq_dim=64, ffn_dim=2 * width, num_layers=6, rope_max_seq_len=32,
-        )  # fmt: skip
-        vae = AutoencoderKLWan(
-            base_dim=16, z_dim=16, dim_mult=[1, 2, 4], num_res_blocks=1, temperal_downsample=[True, True],
-            in_channels=12, out_channels=12, patch_size=2, latents_mean=[0.0] * 16, latents_std=[1.0] * 16,
-            scale_factor_temporal=4, scale_factor_spatial=8,
-        )  # fmt: skip
-    scheduler = UniPCMultistepScheduler(
-        prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=3.0, num_train_timesteps=1000
-    )
+        text_encoder = UMT5EncoderModel(UMT5Config(**t5_settings(tokenizer, sizes["transformer"]["text_dim"])))
+        transformer = WanTransformer3DModel(**sizes["transformer"])
+        vae = AutoencoderKLWan(**sizes["vae"])
     return WanPipeline(
-        tokenizer=tokenizer, text_encoder=text_encoder, transformer=transformer, vae=vae, scheduler=scheduler
-    )
+        tokenizer=tokenizer, text_encoder=text_encoder, transformer=transformer, vae=vae,
+        scheduler=UniPCMultistepScheduler(**sizes["scheduler"]),
+    )  # fmt: skip
 
 
 def build_tiny_kontext(
@@ -99,25 +81,17 @@ def build_tiny_kontext(
         width: of the transformer (a multiple of 32).
         blocks: double-stream and single-stream blocks.
     """
+    sizes = NETWORKS["kontext"]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         tokenizer, tokenizer_2 = clip_tokenizer(words), t5_tokenizer(words)
-        text_encoder = CLIPTextModel(clip_config(tokenizer, 64))
+        text_encoder = CLIPTextModel(clip_config(tokenizer, sizes["transformer"]["pooled_projection_dim"]))
         text_encoder_2 = T5EncoderModel(T5Config(**t5_settings(tokenizer_2, width)))
         transformer = FluxTransformer2DModel(
-            patch_size=1, in_channels=4 * vae.config.latent_channels, num_layers=blocks[0],
-            num_single_layers=blocks[1], attention_head_dim=32, num_attention_heads=width // 32,
-            joint_attention_dim=width, pooled_projection_dim=64, guidance_embeds=True, axes_dims_rope=(8, 12, 12),
+            **sizes["transformer"], in_channels=4 * vae.config.latent_channels, num_layers=blocks[0],
+            num_single_layers=blocks[1], num_attention_heads=width // 32, joint_attention_dim=width,
         )  # fmt: skip
-    scheduler = FlowMatchEulerDiscreteScheduler(
-        use_dynamic_shifting=True,
-        shift=3.0,
-        base_shift=0.5,
-        max_shift=1.15,
-        base_image_seq_len=256,
-        max_image_seq_len=4096,
-    )
     return FluxKontextPipeline(
-        scheduler=scheduler, vae=vae, text_encoder=text_encoder, tokenizer=tokenizer, text_encoder_2=text_encoder_2,
-        tokenizer_2=tokenizer_2, transformer=transformer,
+        scheduler=FlowMatchEulerDiscreteScheduler(**sizes["scheduler"]), vae=vae, text_encoder=text_encoder,
+        tokenizer=tokenizer, text_encoder_2=text_encoder_2, tokenizer_2=tokenizer_2, transformer=transformer,
     )  # fmt: skip

@@ -10,6 +10,7 @@ import string
 from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -28,11 +29,16 @@ from transformers import (
     T5TokenizerFast,
 )
 
+from flowrl.config.strict_yaml import read_mapping
+
 CONTEXT = 16
 """Tokens of each text encoder (`max_sequence_length` of every stock call)."""
 
 NUM_STEPS, GUIDANCE_SCALE = 10, 3.0
 """Default sampling settings of the embedded model."""
+
+NETWORKS: dict[str, dict[str, Any]] = read_mapping(Path(__file__).with_name("networks.yaml"))
+"""By embedded model, the sizes of its networks."""
 
 _WORDS = (
     "a an photo of and left right above below one two three four circle square triangle star circles squares triangles"
@@ -94,18 +100,15 @@ def t5_tokenizer(more: Sequence[str] = ()) -> T5TokenizerFast:
 def clip_config(tokenizer: CLIPTokenizer, width: int) -> CLIPTextConfig:
     """A CLIP text encoder of two layers."""
     return CLIPTextConfig(
-        vocab_size=len(tokenizer), hidden_size=width, intermediate_size=4 * width, projection_dim=width,
-        num_hidden_layers=2, num_attention_heads=4, max_position_embeddings=CONTEXT, hidden_act="quick_gelu",
-        bos_token_id=tokenizer.bos_token_id, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id,
+        **NETWORKS["text"]["clip"], vocab_size=len(tokenizer), hidden_size=width, intermediate_size=4 * width,
+        projection_dim=width, max_position_embeddings=CONTEXT, bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id,
     )  # fmt: skip
 
 
 def t5_settings(tokenizer: T5TokenizerFast, width: int) -> dict[str, Any]:
     """What a T5 or UMT5 encoder of one layer is configured with."""
-    return {
-        "vocab_size": len(tokenizer), "d_model": width, "d_kv": 32, "d_ff": 2 * width, "num_layers": 1, "num_heads": 4,
-        "is_encoder_decoder": False, "tie_word_embeddings": True,
-    }  # fmt: skip
+    return NETWORKS["text"]["t5"] | {"vocab_size": len(tokenizer), "d_model": width, "d_ff": 2 * width}
 
 
 def build_tiny_sd3(
@@ -119,6 +122,7 @@ def build_tiny_sd3(
         num_layers: joint transformer blocks.
         vae_channels: of the autoencoder's four resolutions; latents are `[8, 8, 8]`.
     """
+    sizes = NETWORKS["sd3"]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         tokenizer, tokenizer_3 = clip_tokenizer(), t5_tokenizer()
@@ -126,18 +130,12 @@ def build_tiny_sd3(
         text_encoder, text_encoder_2 = CLIPTextModelWithProjection(clip), CLIPTextModelWithProjection(clip)
         text_encoder_3 = T5EncoderModel(T5Config(**t5_settings(tokenizer_3, width)))
         transformer = SD3Transformer2DModel(
-            sample_size=8, patch_size=1, in_channels=8, out_channels=8, num_layers=num_layers,
-            attention_head_dim=32, num_attention_heads=width // 32, joint_attention_dim=width,
-            caption_projection_dim=width, pooled_projection_dim=width, pos_embed_max_size=8, qk_norm="rms_norm",
+            **sizes["transformer"], num_layers=num_layers, num_attention_heads=width // 32, joint_attention_dim=width,
+            caption_projection_dim=width, pooled_projection_dim=width,
         )  # fmt: skip
-        vae = AutoencoderKL(
-            in_channels=3, out_channels=3, latent_channels=8, sample_size=64, layers_per_block=1, norm_num_groups=8,
-            block_out_channels=vae_channels, down_block_types=("DownEncoderBlock2D",) * 4,
-            up_block_types=("UpDecoderBlock2D",) * 4, mid_block_add_attention=False, use_quant_conv=False,
-            use_post_quant_conv=False, shift_factor=0.0, scaling_factor=1.0,
-        )  # fmt: skip
+        vae = AutoencoderKL(**sizes["vae"], block_out_channels=vae_channels)
     return StableDiffusion3Pipeline(
-        transformer=transformer, scheduler=FlowMatchEulerDiscreteScheduler(shift=3.0), vae=vae,
+        transformer=transformer, scheduler=FlowMatchEulerDiscreteScheduler(**sizes["scheduler"]), vae=vae,
         text_encoder=text_encoder, tokenizer=tokenizer, text_encoder_2=text_encoder_2, tokenizer_2=tokenizer,
         text_encoder_3=text_encoder_3, tokenizer_3=tokenizer_3,
     )  # fmt: skip

@@ -6,14 +6,15 @@ update run the same code, so the importance ratio stays 1.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
-from flowrl.config.options import entry_of
+from flowrl.config.options import build_options, entry_of
+from flowrl.config.strict_yaml import read_mapping
 from flowrl.runtime.capabilities import Machine, at_least_version
 
 Mask = Literal["none", "keys", "bias"]
@@ -50,55 +51,15 @@ class AttentionKernel:
     mask: Mask = "bias"
 
 
-_AMPERE, _HOPPER, _NEWEST = (8, 0), (9, 0), (99, 0)
-_HUB = ("kernels", "0.12", "pip install -U kernels; the first load fetches the kernel from the Hugging Face Hub")
-_FLASH = ("flash-attn", "2.6.3", "pip install flash-attn --no-build-isolation, which compiles for a while")
-_XFORMERS = ("xformers", "0.0.34", "in flowrl's folder, pip install -e '.[gpu]'")
-_FLASH_3 = ("flash_attn_3", "3.0", "build FlashAttention 3 from its source, or take flash_3_hub")
-
-_any = partial(AttentionKernel, capability=(_AMPERE, _NEWEST), low=True)
-_flash = partial(_any, torchs=False, largest=256, mask="none")
-_hopper = partial(_flash, capability=(_HOPPER, _HOPPER))
-_VERSION_4 = ("kernels", "0.12.3", _HUB[2])
+_HOPPER, _NEWEST = (9, 0), (99, 0)
+_TABLES = read_mapping(Path(__file__).with_suffix(".yaml"))
 
 KERNELS: Mapping[str, AttentionKernel] = {
-    "native": AttentionKernel(backend="native", gpu=False),
-    "float32": AttentionKernel(backend="native", casts=True, gpu=False),
-    "math": AttentionKernel(backend="_native_math", gpu=False),
-    "efficient": AttentionKernel(backend="_native_efficient", multiple=8),
-    "flash": _any(backend="_native_flash", largest=256, mask="none"),
-    # Up to 256 numbers of a head on Hopper with newer versions of cuDNN; 128 is what all that have it take.
-    "cudnn": _any(backend="_native_cudnn", largest=128, multiple=8),
-    "xformers": AttentionKernel(backend="xformers", torchs=False, multiple=8, package=_XFORMERS),
-    "flash_attn": _flash(backend="flash", package=_FLASH),
-    "flash_attn_varlen": _flash(backend="flash_varlen", package=_FLASH, mask="keys"),
-    "flash_hub": _flash(backend="flash_hub", package=_HUB),
-    "flash_varlen_hub": _flash(backend="flash_varlen_hub", package=_HUB, mask="keys"),
-    "flash_3_varlen": _hopper(backend="_flash_varlen_3", package=_FLASH_3, mask="keys"),
-    "flash_3_hub": _hopper(backend="_flash_3_hub", package=_HUB),
-    "flash_3_varlen_hub": _hopper(backend="_flash_3_varlen_hub", package=_HUB, mask="keys"),
-    "flash_4_hub": _flash(
-        backend="flash_4_hub", capability=(_HOPPER, _NEWEST), package=_VERSION_4, largest=128, mask="none"
-    ),
+    word: build_options(AttentionKernel, row, owner=f"attention {word}") for word, row in _TABLES["kernels"].items()
 }
 """Word of `pipeline.attention` -> kernel; all have a backward pass."""
 
-_INT8 = "multiplies in 8 bits and has no backward pass, so that no gradient would pass through attention"
-_REFUSED = {
-    **dict.fromkeys(
-        ("sage", "sage_hub", "sage_blackwell_hub", "sage_varlen", "_sage_qk_int8_pv_fp8_cuda",
-         "_sage_qk_int8_pv_fp8_cuda_sm90", "_sage_qk_int8_pv_fp16_cuda", "_sage_qk_int8_pv_fp16_triton"),
-        (_INT8, "cudnn, or flash_hub"),
-    ),
-    **dict.fromkeys(
-        ("_flash_3", "flash_3"),
-        ("is called by diffusers through an operator without a backward pass", "flash_3_hub or flash_3_varlen"),
-    ),
-    "flex": ("is called by diffusers uncompiled, which holds every score and has no backward pass on a CPU", "native"),
-    "aiter_fa2_hub": ("comes with a forward pass alone", "native"),
-    "_native_npu": ("needs a device that pipeline.device has no word for", "native"),
-    "_native_xla": ("needs a device that pipeline.device has no word for", "native"),
-}  # fmt: skip
+_REFUSED: Mapping[str, Sequence[str]] = _TABLES["refused"]
 """What diffusers has beside them -> why it is refused, and what to take."""
 
 _THEIRS = {kernel.backend: word for word, kernel in KERNELS.items() if not kernel.casts}

@@ -18,25 +18,20 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
+from flowrl.config.strict_yaml import read_mapping
 from flowrl.runtime.private_names import repeated_classes, rounding_options
 from flowrl.runtime.progress import clock
 from flowrl.runtime.scrubbing import say as print
 
-_UNNAMED: Mapping[str, tuple[str, ...]] = {
-    "CogVideoXTransformer3DModel": ("CogVideoXBlock",),
-    "Lumina2Transformer2DModel": ("Lumina2TransformerBlock",),
-    "SD3Transformer2DModel": ("JointTransformerBlock", "SD3SingleTransformerBlock"),
-    "SanaTransformer2DModel": ("SanaTransformerBlock",),
-    "SanaVideoTransformer3DModel": ("SanaVideoTransformerBlock",),
-    "UNet2DConditionModel": ("BasicTransformerBlock", "ResnetBlock2D"),
-}
+_UNNAMED: Mapping[str, Sequence[str]] = read_mapping(Path(__file__).with_suffix(".yaml"))
 """Classes of repeated blocks by class of network, for those that diffusers names none of."""
 
 _MOST_GRAPHS = 128

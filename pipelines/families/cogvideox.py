@@ -18,7 +18,6 @@ from flowrl.pipelines.shared import common, stock_schedules
 from flowrl.pipelines.shared.cards import Card, Grid, Size, VideoOptions, embedding
 from flowrl.pipelines.shared.family_pipeline import Family, FamilyPipeline
 from flowrl.runtime.private_names import get_3d_rotary_pos_embed
-from flowrl.trajectory import Conditioning
 
 LORA_TARGETS = ("attn1.to_q", "attn1.to_k", "attn1.to_v", "attn1.to_out.0")
 """The projections of the attention over text and video."""
@@ -32,16 +31,6 @@ def _own_size(card: Card) -> Size:
 
 embed = embedding("embeds", do_classifier_free_guidance=False)
 """A prompt's embedding by a T5 encoder, padded."""
-
-
-def _arguments(p: FamilyPipeline, x: Tensor, timestep: Tensor, cond: Conditioning) -> dict[str, Any]:
-    rotary = (p.positions["cos"], p.positions["sin"]) if p.positions else None
-    return {
-        "hidden_states": x.transpose(1, 2),
-        "encoder_hidden_states": cond.tensors["embeds"],
-        "timestep": timestep,
-        "image_rotary_emb": rotary,
-    }
 
 
 def _positions(p: FamilyPipeline) -> dict[str, Tensor]:
@@ -101,7 +90,11 @@ FAMILY = Family(
     options=VideoOptions, encoders=("text_encoder",), own_size=_own_size,
     grid=lambda config: Grid(channels=config.in_channels, patch=config.patch_size, odd_frames=True),
     factors=lambda vae: (common.pixels_per_latent(vae), int(vae.get("temporal_compression_ratio") or 4)), embed=embed,
-    arguments=_arguments, read=lambda p, output, x: output.transpose(1, 2), conditioning=_conditioning,
+    arguments=lambda p, x, timestep, cond: {
+        "hidden_states": x.transpose(1, 2), "encoder_hidden_states": cond.tensors["embeds"], "timestep": timestep,
+        "image_rotary_emb": (p.positions["cos"], p.positions["sin"]) if p.positions else None,
+    },
+    read=lambda p, output, x: output.transpose(1, 2), conditioning=_conditioning,
     constants=lambda p: sd.levels_on(p.device, stock_schedules.plain_config(p.pipe.scheduler.config)),
     positions=_positions, evaluate=sd.evaluate, schedule=sd.own_levels,
     check_scheduler=stock_schedules.check_diffusion_scheduler, refuse=_refuse, tokens=_tokens,

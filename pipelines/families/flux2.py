@@ -81,12 +81,6 @@ def _arguments(p: FamilyPipeline, x: Tensor, timestep: Tensor, cond: Conditionin
     }
 
 
-def _evaluate(p: FamilyPipeline, x: Tensor, timestep: Tensor, cond: Conditioning) -> Tensor:
-    """Samples with different numbers of references are evaluated apart, as many calls as there are numbers."""
-    counts = cond.tensors["num_references_on_host"].tolist() if p.num_sources[1] else [0]
-    return common.predict_by_kind(p, x, timestep, cond, counts)
-
-
 def two_passes(card: Card | None) -> bool:
     """Whether a checkpoint is guided in two passes: klein that is not distilled."""
     return card is not None and card.stock == "Flux2KleinPipeline" and not card.index.get("is_distilled")
@@ -145,7 +139,11 @@ FAMILY = Family(
     grid=lambda config: Grid(channels=config.in_channels), factors=lambda vae: (2 * common.pixels_per_latent(vae), 1),
     constants=_constants, positions=_positions, embed=embedding("embeds"), embed_sources=_embed_sources,
     count_sources=lambda card, options: (0, options.max_references), arguments=_arguments,
-    read=lambda p, output, x: output[:, : x.shape[2] * x.shape[3]].transpose(1, 2).reshape(x.shape), evaluate=_evaluate,
+    read=lambda p, output, x: output[:, : x.shape[2] * x.shape[3]].transpose(1, 2).reshape(x.shape),
+    # Samples with different numbers of references are evaluated apart, as many calls as there are numbers
+    evaluate=lambda p, x, t, cond: common.predict_by_kind(
+        p, x, t, cond, cond.tensors["num_references_on_host"].tolist() if p.num_sources[1] else [0]
+    ),
     conditioning=given("joint_attention_dim"), guided=_guided,
     passes=lambda card, scale: 2 if scale != 1 and two_passes(card) else 1, schedule=_schedule,
     decode=lambda p, z: p.pipe.vae.decode(nn.functional.pixel_shuffle(common.restore(p, z), 2), return_dict=False)[0],

@@ -25,15 +25,9 @@ from flowrl.trajectory import Conditioning
 
 def _arguments(p: FamilyPipeline, x: Tensor, timestep: Tensor, cond: Conditioning) -> dict[str, Any]:
     """In low precision the network reads 1000 * scale rounded: 6 becomes 6016 in bfloat16, as in stock."""
-    tensors = cond.tensors
-    return {
-        "hidden_states": x,
-        "timestep": timestep,
-        "encoder_hidden_states": tensors["embeds"],
-        "encoder_attention_mask": tensors["mask"],
-        "pooled_projections": tensors["pooled"],
-        "guidance": tensors["guidance"].to(p.dtype) * 1000.0,
-    }
+    guidance = cond.tensors["guidance"].to(p.dtype) * 1000.0
+    given = common.masked_arguments(x, timestep, cond)
+    return given | {"pooled_projections": cond.tensors["pooled"], "guidance": guidance}
 
 
 def _refuse(card: Card) -> None:

@@ -48,24 +48,11 @@ def _embed(p: FamilyPipeline, prompt: str, _: Sequence[Tensor]) -> dict[str, Ten
     return dict(zip(("embeds", "mask", "glyphs", "glyph_mask"), tensors, strict=True))
 
 
-def _conditioning(p: FamilyPipeline, tokens: int) -> dict[str, Tensor]:
-    config = p.card.network
-    return {
-        "embeds": common.meta(1, tokens, config.text_embed_dim),
-        "mask": common.meta(1, tokens),
-        "glyphs": common.meta(1, _GLYPHS, config.text_embed_2_dim),
-        "glyph_mask": common.meta(1, _GLYPHS),
-    }
-
-
 def _arguments(p: FamilyPipeline, x: Tensor, timestep: Tensor, cond: Conditioning) -> dict[str, Any]:
     """Beside the noisy channels stand those of a first frame and a mask that says that there is none."""
     tensors, (b, channels, *rest) = cond.tensors, x.shape
-    return {
-        "hidden_states": cat([x, x.new_zeros(b, channels + 1, *rest)], dim=1),
-        "timestep": timestep,
-        "encoder_hidden_states": tensors["embeds"],
-        "encoder_attention_mask": tensors["mask"],
+    shown = cat([x, x.new_zeros(b, channels + 1, *rest)], dim=1)
+    return common.masked_arguments(shown, timestep, cond) | {
         "encoder_hidden_states_2": tensors["glyphs"],
         "encoder_attention_mask_2": tensors["glyph_mask"],
         "image_embeds": x.new_zeros(b, 0, p.card.network.image_embed_dim),
@@ -118,7 +105,12 @@ FAMILY = Family(
     own_size=_own_size,
     grid=lambda config: Grid(channels=config.out_channels, patch=config.patch_size, frame_patch=config.patch_size_t),
     factors=lambda vae: (int(vae.get("spatial_compression_ratio", 16)), int(vae.get("temporal_compression_ratio", 4))),
-    embed=_embed, arguments=_arguments, conditioning=_conditioning, schedule=flow_levels_of(sigmas="linspace"),
+    embed=_embed, arguments=_arguments,
+    conditioning=lambda p, tokens: {
+        "embeds": common.meta(1, tokens, p.card.network.text_embed_dim), "mask": common.meta(1, tokens),
+        "glyphs": common.meta(1, _GLYPHS, p.card.network.text_embed_2_dim), "glyph_mask": common.meta(1, _GLYPHS),
+    },
+    schedule=flow_levels_of(sigmas="linspace"),
     check_scheduler=check_flow_scheduler, refuse=_refuse, suits=_suits, prepare=_prepare,
     attention=Attends(mask="keys"),
 )  # fmt: skip

@@ -26,13 +26,12 @@ def _embed_sources(p: FamilyPipeline, sources: Sequence[Tensor]) -> dict[str, Te
     return {"image_latents": latents.to(p.dtype)}
 
 
-def _conditioning(p: FamilyPipeline, tokens: int) -> dict[str, Tensor]:
-    return {**flux.FAMILY.conditioning(p, tokens), "image_latents": common.meta(1, *p.latent_shape)}
-
-
 FAMILY = replace(
     flux.FAMILY, name="kontext", title="FLUX.1 Kontext", lora_targets=LORA_TARGETS, num_sources=(1, 1),
     source_size=lambda card, options, drawn: (drawn.height, drawn.width), embed_sources=_embed_sources,
     positions=lambda p: {"ids": torch.cat([flux.token_ids(p.latent_shape, image) for image in (0, 1)]).to(p.device)},
-    conditioning=_conditioning, tokens=None,
+    conditioning=lambda p, tokens: {
+        **flux.FAMILY.conditioning(p, tokens), "image_latents": common.meta(1, *p.latent_shape)
+    },
+    tokens=None,
 )  # fmt: skip

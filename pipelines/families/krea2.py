@@ -64,11 +64,6 @@ def _arguments(p: FamilyPipeline, x: Tensor, timestep: Tensor, cond: Conditionin
     }
 
 
-def _conditioning(p: FamilyPipeline, tokens: int) -> dict[str, Tensor]:
-    config = p.card.network
-    return padded_meta(tokens, config.num_text_layers, config.text_hidden_dim)
-
-
 def _guided(p: FamilyPipeline, asked: Guidance) -> Velocity:
     distilled = bool(p.card.index.get("is_distilled"))
     return guided_from_zero(
@@ -92,7 +87,8 @@ def _refuse(card: Card) -> None:
 FAMILY = Family(
     name="krea2", title="Krea 2", network=Krea2Transformer2DModel, lora_targets=LORA_TARGETS,
     encoders=("text_encoder",), own_size=lambda card: Size(height=1024, width=1024), grid=packed_grid, factors=factors,
-    constants=common.latent_statistics, embed=_embed, arguments=_arguments, read=read, conditioning=_conditioning,
+    constants=common.latent_statistics, embed=_embed, arguments=_arguments, read=read,
+    conditioning=lambda p, tokens: padded_meta(tokens, p.card.network.num_text_layers, p.card.network.text_hidden_dim),
     guided=_guided, passes=lambda card, scale: 1 if scale == 0 else 2, schedule=_schedule, decode=decode, encode=encode,
     refuse=_refuse, attention=Attends(mask="keys"),
 )  # fmt: skip

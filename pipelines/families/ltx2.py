@@ -25,13 +25,11 @@ from flowrl.pipelines.families import ltx_video
 from flowrl.pipelines.families.ltx_video import LTXVideoOptions
 from flowrl.pipelines.shared import common
 from flowrl.pipelines.shared.cards import Card, Size, read_part
-from flowrl.pipelines.shared.common import Guidance
 from flowrl.pipelines.shared.family_pipeline import Family, FamilyPipeline
 from flowrl.pipelines.shared.sounds import Sound
 from flowrl.pipelines.shared.stock_schedules import check_flow_scheduler, flow_levels_of
 from flowrl.runtime.capabilities import at_least_version
 from flowrl.runtime.versions import version_of
-from flowrl.samplers.guidance import Velocity
 from flowrl.samplers.guidance_rules import linear_cfg
 from flowrl.trajectory import Conditioning
 
@@ -128,11 +126,6 @@ def _evaluate(p: FamilyPipeline, x: Tensor, timestep: Tensor, cond: Conditioning
     return torch.cat([video, sound], dim=1).float()
 
 
-def _guided(p: FamilyPipeline, asked: Guidance) -> Velocity:
-    rule = partial(_of_each_kind, count=_video_tokens(p), sound=p.options.sound_guidance_scale)
-    return common.two_pass_guidance(asked, rule=rule)
-
-
 def _of_each_kind(negative: Tensor, positive: Tensor, scale: float, *, count: int, sound: float | None) -> Tensor:
     """Linear guidance of the first `count` tokens, and of the others at the sound's scale."""
     if sound is None:
@@ -156,10 +149,6 @@ def _encode(p: FamilyPipeline, x: Tensor) -> Tensor:
     )
 
 
-def _rate(p: FamilyPipeline) -> int:
-    return int(p.pipe.vocoder.config.output_sampling_rate)
-
-
 def _decode_sound(p: FamilyPipeline, z: Tensor) -> Tensor:
     """By the sound's autoencoder to a mel spectrogram, by the vocoder to a wave."""
     vae = p.pipe.audio_vae
@@ -176,10 +165,16 @@ FAMILY = Family(
     own_size=lambda card: Size(height=512, width=768, num_frames=121, fps=24.0), grid=ltx_video.grid,
     factors=ltx_video.factors, tokens=_tokens, embed=_embed, arguments=_arguments, evaluate=_evaluate,
     conditioning=_conditioning, schedule=flow_levels_of(sigmas="linspace", tokens=_video_tokens),
-    constants=ltx_video.constants, guided=_guided, decode=_decode, encode=_encode, refuse=_refuse,
+    constants=ltx_video.constants,
+    guided=lambda p, asked: common.two_pass_guidance(
+        asked, rule=partial(_of_each_kind, count=_video_tokens(p), sound=p.options.sound_guidance_scale)
+    ),
+    decode=_decode, encode=_encode, refuse=_refuse,
     suits=ltx_video.suits, check_scheduler=check_flow_scheduler,
     attention=Attends(
         head_sizes=lambda config: (config.attention_head_dim, config.audio_attention_head_dim), mask="bias"
     ),
-    sound=Sound(packed=_packed, rate=_rate, decode=_decode_sound),
+    sound=Sound(
+        packed=_packed, rate=lambda p: int(p.pipe.vocoder.config.output_sampling_rate), decode=_decode_sound
+    ),
 )  # fmt: skip

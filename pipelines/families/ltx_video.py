@@ -59,11 +59,7 @@ def _arguments(p: FamilyPipeline, x: Tensor, timestep: Tensor, cond: Conditionin
     (frames, rows, columns), (f, h, w) = _tokens_of(p)
     spatial, temporal = p.card.factors
     split = x.reshape(len(x), -1, frames, f, rows, h, columns, w).permute(0, 2, 4, 6, 1, 3, 5, 7)
-    return {
-        "hidden_states": split.flatten(4, 7).flatten(1, 3),
-        "encoder_hidden_states": cond.tensors["embeds"],
-        "timestep": timestep,
-        "encoder_attention_mask": cond.tensors["mask"],
+    return common.masked_arguments(split.flatten(4, 7).flatten(1, 3), timestep, cond) | {
         "num_frames": frames,
         "height": rows,
         "width": columns,

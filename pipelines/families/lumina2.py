@@ -26,9 +26,7 @@ from flowrl.pipelines.arithmetic.attention_words import Attends
 from flowrl.pipelines.families.sana import prepare_gemma
 from flowrl.pipelines.shared import common, stock_schedules
 from flowrl.pipelines.shared.cards import Grid, ImageOptions, embedding, sample_size
-from flowrl.pipelines.shared.common import Guidance
 from flowrl.pipelines.shared.family_pipeline import Family, FamilyPipeline
-from flowrl.samplers.guidance import Velocity
 from flowrl.samplers.guidance_rules import linear_cfg, qwen_norm_rescale
 
 LORA_TARGETS = ("attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0")
@@ -69,19 +67,17 @@ def _conditioning(p: FamilyPipeline, tokens: int) -> dict[str, Tensor]:
     return {"embeds": common.meta(1, tokens, p.card.network.cap_feat_dim), "mask": mask}
 
 
-def _guided(p: FamilyPipeline, asked: Guidance) -> Velocity:
-    """The rule is even in the network's sign, which `read` has turned."""
-    rule = qwen_norm_rescale if p.options.normalise else linear_cfg
-    return common.two_pass_guidance(asked, rule=rule, apart=True)
-
-
 FAMILY = Family(
     name="lumina2", title="Lumina Image 2.0", network=Lumina2Transformer2DModel, lora_targets=LORA_TARGETS,
     options=Lumina2Options, encoders=("text_encoder",), length=256, own_size=sample_size,
     # Positions are looked up in tables of so many rows and columns of tokens
     grid=lambda config: Grid(channels=config.in_channels, patch=config.patch_size, most=min(config.axes_lens[1:])),
     embed=_embed, arguments=lambda p, x, timestep, cond: common.masked_arguments(x, 1 - timestep / 1000, cond),
-    read=lambda p, output, x: -output, conditioning=_conditioning, guided=_guided,
+    read=lambda p, output, x: -output, conditioning=_conditioning,
+    # The rule is even in the network's sign, which `read` has turned
+    guided=lambda p, asked: common.two_pass_guidance(
+        asked, rule=qwen_norm_rescale if p.options.normalise else linear_cfg, apart=True
+    ),
     # Where a scheduler shifts by size, stock tells it the number of channels: published ones do not
     schedule=stock_schedules.shifted_by(lambda p: p.latent_shape[0]),
     # An image's position comes after its prompt's, in a table of so many

@@ -71,11 +71,6 @@ def _arguments(p: FamilyPipeline, x: Tensor, timestep: Tensor, cond: Conditionin
     }
 
 
-def _evaluate(p: FamilyPipeline, x: Tensor, timestep: Tensor, cond: Conditioning) -> Tensor:
-    """A call for each length of prompts that is among the rows."""
-    return common.predict_by_kind(p, x, timestep, cond, cond.tensors["length_on_host"].tolist())
-
-
 def _guided(p: FamilyPipeline, asked: Guidance) -> Velocity:
     if p.card.index.get("sample_sigmas"):
         return common.distilled_guidance(asked, embeds=False, model=p.model)
@@ -111,7 +106,9 @@ FAMILY = Family(
     grid=lambda config: Grid(channels=config.in_channels, multiple=32), factors=lambda vae: (16, 1),
     constants=common.latent_statistics, embed=_embed, arguments=_arguments,
     read=lambda p, output, x: output[:, -x.shape[-2] * x.shape[-1] :].transpose(1, 2).reshape(x.shape),
-    evaluate=_evaluate, conditioning=given("context_in_dim", length=True), guided=_guided, schedule=_schedule,
+    # A call for each length of prompts that is among the rows
+    evaluate=lambda p, x, t, cond: common.predict_by_kind(p, x, t, cond, cond.tensors["length_on_host"].tolist()),
+    conditioning=given("context_in_dim", length=True), guided=_guided, schedule=_schedule,
     # Images are decoded as videos of one frame; their opacity is dropped
     decode=lambda p, z: p.pipe.vae.decode(common.restore(p, z).unsqueeze(2), return_dict=False)[0][:, :3, 0],
     encode=_encode,

@@ -98,11 +98,6 @@ def seen_size(ratio: float) -> tuple[int, int]:
     return round(width / ratio / 32) * 32, round(width / 32) * 32
 
 
-def _conditioning(p: FamilyPipeline, tokens: int) -> dict[str, Tensor]:
-    """With one source of the drawn size."""
-    return {**qwen_image.conditioning(p, tokens), "sources": common.meta(1, 1, *p.latent_shape)}
-
-
 def image_tokens(model: str, height: int, width: int) -> int:
     """Tokens of an image in the text encoder: squares of 28 x 28 pixels, once its sides are multiples of that.
 
@@ -153,5 +148,9 @@ FAMILY = replace(
     sources_option="num_sources", count_sources=lambda card, options: (options.num_sources, options.num_sources),
     # evaluations keep the sources of rollouts
     source_size=lambda card, options, drawn: source_size(card, options),
-    embed=_embed, conditioning=_conditioning, suits=_suits, tokens=_tokens,
+    # With one source of the drawn size
+    conditioning=lambda p, tokens: {
+        **qwen_image.conditioning(p, tokens), "sources": common.meta(1, 1, *p.latent_shape)
+    },
+    embed=_embed, suits=_suits, tokens=_tokens,
 )  # fmt: skip

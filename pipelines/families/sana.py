@@ -10,7 +10,6 @@ out: cleaning of captions, and stock's rounding of sizes to its list of aspect r
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -35,11 +34,6 @@ class SanaOptions(ImageOptions):
 
     instruction: bool = True
     """Put stock's instruction (`complex_human_instruction`) before every prompt but the empty one."""
-
-
-def _embed(p: FamilyPipeline, prompt: str, sources: Sequence[Tensor]) -> dict[str, Tensor]:
-    told = sana_instruction() if prompt and p.options.instruction else None
-    return embed_told(told)(p, prompt, sources)
 
 
 def embed_told(instruction: list[str] | None) -> Embed:
@@ -78,7 +72,9 @@ FAMILY = Family(
     factors=lambda vae: (common.pixels_per_latent(vae, "encoder_block_out_channels", 6), 1),
     # Stock draws multiples of 32 pixels alone
     grid=lambda config: Grid(channels=config.in_channels, patch=config.patch_size, multiple=32),
-    embed=_embed,
+    embed=lambda p, prompt, sources: embed_told(
+        sana_instruction() if prompt and p.options.instruction else None
+    )(p, prompt, sources),
     arguments=lambda p, x, timestep, cond: common.masked_arguments(x, timestep * p.card.network.timestep_scale, cond),
     conditioning=given("caption_channels", mask=True), schedule=flow_levels_of(), encode=_encode,
     check_scheduler=check_flow_scheduler, refuse=_refuse, prepare=prepare, prepare_encoders=prepare_gemma,

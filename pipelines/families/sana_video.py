@@ -83,11 +83,6 @@ def _constants(p: FamilyPipeline) -> dict[str, Tensor]:
     return {"mean": mean, "std": std}  # stock leaves that autoencoder's scaling_factor out
 
 
-def _decode(p: FamilyPipeline, z: Tensor) -> Tensor:
-    clips: Tensor = p.pipe.vae.decode(common.restore(p, z), return_dict=False)[0]
-    return clips
-
-
 def _refuse(card: Card) -> None:
     config, vae = card.network, card.index.get("vae")
     if config.guidance_embeds:
@@ -111,8 +106,8 @@ FAMILY = Family(
     name="sana_video", title="SANA-Video", network=SanaVideoTransformer3DModel, lora_targets=sana.LORA_TARGETS,
     options=SanaVideoOptions, encoders=("text_encoder",), length=300, own_size=_own_size, factors=_factors, grid=_grid,
     embed=_embed, arguments=lambda p, x, timestep, cond: common.masked_arguments(x, timestep, cond),
-    conditioning=given("caption_channels", mask=True), schedule=flow_levels_of(), constants=_constants, decode=_decode,
-    encode=wan.encode, refuse=_refuse, prepare=sana.prepare, prepare_encoders=sana.prepare_gemma,
-    check_scheduler=check_flow_scheduler,
+    conditioning=given("caption_channels", mask=True), schedule=flow_levels_of(), constants=_constants,
+    decode=wan.FAMILY.decode, encode=wan.encode, refuse=_refuse, prepare=sana.prepare,
+    prepare_encoders=sana.prepare_gemma, check_scheduler=check_flow_scheduler,
     attention=Attends(head_sizes=lambda config: (config.cross_attention_head_dim,), mask="bias"),
 )  # fmt: skip

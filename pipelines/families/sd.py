@@ -9,7 +9,7 @@ Guidance is two-pass classifier-free guidance, the same of velocities as of nois
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -35,11 +35,6 @@ def _head_sizes(config: Any) -> tuple[int, ...]:
     counts = (heads,) * len(levels) if isinstance(heads, int) else tuple(heads)
     attending = ["Attn" in kind for kind in config.down_block_types[:-1]] + [True]
     return tuple(c // n for c, n, attends in zip(levels, counts, attending, strict=True) if attends)
-
-
-def _embed(p: FamilyPipeline, prompt: str, _: Sequence[Tensor]) -> dict[str, Tensor]:
-    embeds, _none = p.pipe.encode_prompt([prompt], p.device, 1, False)
-    return {"embeds": embeds.to(p.dtype)}
 
 
 def arguments(p: FamilyPipeline, x: Tensor, timestep: Tensor, cond: Conditioning) -> dict[str, Any]:
@@ -114,7 +109,8 @@ def _tokens(card: Card, options: Any) -> int:
 FAMILY = Family(
     name="sd", title="Stable Diffusion 1 or 2", network=UNet2DConditionModel, lora_targets=LORA_TARGETS,
     encoders=("text_encoder",), denoisers=("unet",), own_size=sample_size,
-    grid=lambda config: Grid(channels=config.in_channels), embed=_embed, arguments=arguments,
+    grid=lambda config: Grid(channels=config.in_channels), arguments=arguments,
+    embed=lambda p, prompt, _: {"embeds": p.pipe.encode_prompt([prompt], p.device, 1, False)[0].to(p.dtype)},
     conditioning=given("cross_attention_dim"), schedule=own_levels, evaluate=evaluate,
     constants=lambda p: levels_on(p.device, p.pipe.scheduler.config),
     check_scheduler=stock_schedules.check_diffusion_scheduler, refuse=_refuse, tokens=_tokens,

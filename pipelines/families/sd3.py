@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 from diffusers import SD3Transformer2DModel
 from torch import Tensor
@@ -28,7 +27,6 @@ from flowrl.pipelines.shared.family_pipeline import Family, FamilyPipeline
 from flowrl.pipelines.shared.stock_schedules import check_flow_scheduler, flow_levels_of
 from flowrl.pipelines.weights.lora import JOINT_ATTENTION
 from flowrl.samplers.guidance import Velocity
-from flowrl.trajectory import Conditioning
 
 
 def _embed(p: FamilyPipeline, prompt: str, _: Sequence[Tensor]) -> dict[str, Tensor]:
@@ -43,16 +41,6 @@ def _embed(p: FamilyPipeline, prompt: str, _: Sequence[Tensor]) -> dict[str, Ten
             max_sequence_length=p.max_sequence_length,
         )
     return {"embeds": embeds.to(p.dtype), "pooled": pooled.to(p.dtype)}
-
-
-def _arguments(p: FamilyPipeline, x: Tensor, timestep: Tensor, cond: Conditioning) -> dict[str, Any]:
-    tensors = cond.tensors
-    return {
-        "hidden_states": x,
-        "timestep": timestep,
-        "encoder_hidden_states": tensors["embeds"],
-        "pooled_projections": tensors["pooled"],
-    }
 
 
 def _guided(p: FamilyPipeline, asked: Guidance) -> Velocity:
@@ -78,7 +66,11 @@ FAMILY = Family(
     encoders=("text_encoder", "text_encoder_2", "text_encoder_3"), spared=("text_encoder_3", "tokenizer_3"), length=128,
     own_size=sample_size,
     grid=lambda config: Grid(channels=config.in_channels, patch=config.patch_size, most=config.pos_embed_max_size),
-    embed=_embed, arguments=_arguments, conditioning=given("joint_attention_dim", pooled="pooled_projection_dim"),
+    embed=_embed, conditioning=given("joint_attention_dim", pooled="pooled_projection_dim"),
+    arguments=lambda p, x, timestep, cond: {
+        "hidden_states": x, "timestep": timestep, "encoder_hidden_states": cond.tensors["embeds"],
+        "pooled_projections": cond.tensors["pooled"],
+    },
     guided=_guided, schedule=flow_levels_of(tokens=_image_tokens), check_scheduler=check_flow_scheduler,
     # CLIP's context, and T5's tokens behind it
     seen_tokens=lambda card, length: clip_context(card) + length,

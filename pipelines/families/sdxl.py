@@ -42,14 +42,12 @@ def _conditioning(p: FamilyPipeline, tokens: int) -> dict[str, Tensor]:
     return {**sd.FAMILY.conditioning(p, tokens), "pooled": common.meta(1, pooled)}
 
 
-def _positions(p: FamilyPipeline) -> dict[str, Tensor]:
-    """Original size, crop, target size; held on the device, so that no network call waits for it."""
-    height, width = p.image_shape[1:]
-    return {"time_ids": torch.tensor([height, width, 0, 0, height, width], dtype=p.dtype, device=p.device)}
-
-
 FAMILY = replace(
     sd.FAMILY, name="sdxl", title="Stable Diffusion XL", encoders=("text_encoder", "text_encoder_2"), embed=_embed,
-    arguments=_arguments, conditioning=_conditioning, positions=_positions,
+    arguments=_arguments, conditioning=_conditioning,
+    # Original size, crop, target size; held on the device, so that no network call waits for it
+    positions=lambda p: {
+        "time_ids": torch.tensor([*p.image_shape[1:], 0, 0, *p.image_shape[1:]], dtype=p.dtype, device=p.device)
+    },
     stock_options={"add_watermarker": False, "feature_extractor": None, "image_encoder": None},
 )  # fmt: skip

@@ -51,12 +51,6 @@ class VaceOptions(VideoOptions):
             raise ValueError(f"pipeline.options.num_references must be at least 0, got {self.num_references}")
 
 
-def _state(p: FamilyPipeline) -> tuple[int, ...]:
-    """Shape of a state: latent frames of the references, then those of the clip."""
-    channels, frames, height, width = p.grid_shape
-    return channels, p.options.num_references + frames, height, width
-
-
 def _embed_sources(p: FamilyPipeline, sources: Sequence[Tensor]) -> dict[str, Tensor]:
     """What control blocks read, `[1, 2 C + f^2, R + F', h, w]`: of R references, then of the clip."""
     frames, _rgb, height, width = p.image_shape
@@ -99,13 +93,6 @@ def _fit(p: FamilyPipeline, clip: Tensor) -> Tensor:
     return torch.stack(fitted, dim=1)[None].to(p.device)
 
 
-def _conditioning(p: FamilyPipeline, tokens: int) -> dict[str, Tensor]:
-    """Without references, each of which costs a latent frame more."""
-    _channels, *rest = p.latent_shape
-    control = common.meta(1, p.card.network.vace_in_channels, *rest)
-    return {**wan.FAMILY.conditioning(p, tokens), "control": control}
-
-
 def _arguments(p: FamilyPipeline, x: Tensor, timestep: Tensor, cond: Conditioning) -> dict[str, Any]:
     given = wan.FAMILY.arguments(p, x, timestep, cond) | {"control_hidden_states": cond.tensors["control"].to(x)}
     if p.options.conditioning_scale != 1:
@@ -144,8 +131,15 @@ def _suits(card: Card, options: Any) -> None:
 
 FAMILY = replace(
     wan.FAMILY, name="wan_vace", title="Wan VACE", network=WanVACETransformer3DModel, exact=("vae",),
-    options=VaceOptions, clips=_CLIPS, embed_sources=_embed_sources, arguments=_arguments, conditioning=_conditioning,
-    count_sources=lambda card, options: (options.num_references, options.num_references + len(_CLIPS)), state=_state,
+    options=VaceOptions, clips=_CLIPS, embed_sources=_embed_sources, arguments=_arguments,
+    # Without references, each of which costs a latent frame more
+    conditioning=lambda p, tokens: {
+        **wan.FAMILY.conditioning(p, tokens),
+        "control": common.meta(1, p.card.network.vace_in_channels, *p.latent_shape[1:]),
+    },
+    count_sources=lambda card, options: (options.num_references, options.num_references + len(_CLIPS)),
+    # Latent frames of the references, then those of the clip
+    state=lambda p: (p.grid_shape[0], p.options.num_references + p.grid_shape[1], *p.grid_shape[2:]),
     decode=lambda p, z: wan.FAMILY.decode(p, z[:, :, p.options.num_references :]), encode=_encode, refuse=_refuse,
     suits=_suits, stock_class=lambda card, options: card.stock,
 )  # fmt: skip

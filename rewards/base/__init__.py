@@ -238,6 +238,12 @@ class FunctionReward:
         return self.score(inputs)
 
 
+def changed(inner: Reward, score: Callable[[RewardInputs], RewardOutput], **told: Any) -> FunctionReward:
+    """A reward that asks another one, and is what that one is but for what is told."""
+    own = {name: getattr(inner, name) for name in ("name", "needs", "version", "kind", "differentiable", "waits")}
+    return FunctionReward(score=score, **own | told)
+
+
 def output_of(
     values: Sequence[float | None],
     inputs: RewardInputs,

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from flowrl.config.rewards import FramePolicy, FrameReducer, Frames
-from flowrl.rewards.base import FunctionReward, Reward, RewardInputs, RewardOutput
+from flowrl.rewards.base import FunctionReward, Reward, RewardInputs, RewardOutput, changed
 from flowrl.rewards.base.outputs import check_output, join_outputs
 from flowrl.runtime.placement import widened
 from flowrl.runtime.shapes import Float
@@ -75,15 +75,8 @@ def framewise(reward: Reward, frames: Frames) -> FunctionReward:
             pieces.append(of_videos(output, len(items)))
         return join_outputs(pieces)
 
-    return FunctionReward(
-        name=reward.name,
-        score=score,
-        needs=(reward.needs - {"images"}) | {"videos"},
-        version=f"{reward.version}:frames-{'-'.join(words)}",
-        kind=reward.kind,
-        differentiable=reward.differentiable,
-        waits=reward.waits,
-    )
+    needs = (reward.needs - {"images"}) | {"videos"}
+    return changed(reward, score, needs=needs, version=f"{reward.version}:frames-{'-'.join(words)}")
 
 
 def frame_places(frames: int, *, policy: FramePolicy, count: int | None = None) -> list[int]:

@@ -27,6 +27,7 @@ from flowrl.rewards.base import (
     Reward,
     RewardInputs,
     RewardOutput,
+    changed,
     models_of,
     output_of,
     reward_options,
@@ -43,7 +44,7 @@ from flowrl.rewards.networks.clip_encoder import (
     load_encoder,
     score_output,
 )
-from flowrl.rewards.networks.model_sizes import model_of
+from flowrl.rewards.networks.model_sizes import OneModel
 from flowrl.runtime.placement import widened
 
 Shape = tuple[int, int]
@@ -143,15 +144,8 @@ def mean_over_cells(inner: Reward, *, grid: str | None, cells_per_call: int = CE
 
         return _by_shape(inputs, shapes, score, cells_per_call)
 
-    return FunctionReward(
-        name="subfigures",
-        score=score_cells,
-        needs=inner.needs | {"images", "prompts", "metadata"},
-        version=f"subfigures:grid-{grid}:{inner.version}",
-        kind=inner.kind,
-        differentiable=inner.differentiable,
-        waits=inner.waits,
-    )
+    needs, version = inner.needs | {"images", "prompts", "metadata"}, f"subfigures:grid-{grid}:{inner.version}"
+    return changed(inner, score_cells, name="subfigures", needs=needs, version=version)
 
 
 def _row_mean(values: Tensor) -> Tensor:
@@ -159,7 +153,7 @@ def _row_mean(values: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SubfigureSimilarity:
+class SubfigureSimilarity(OneModel):
     """How much the cells of a grid resemble each other: the mean cosine of CLIP's embeddings over all pairs, [-1, 1].
 
     In float32; differentiable with `preprocess` bilinear or bicubic. An item has failed ("missing_field") if its prompt
@@ -183,10 +177,6 @@ class SubfigureSimilarity:
         _check(self.grid, self.cells_per_call)
         given = {name: getattr(self, name) for name in ("model", "revision", "library", "preprocess")}
         reward_options("clip_score", given)
-
-    @property
-    def models(self) -> tuple[Model, ...]:
-        return (model_of(self.model),)
 
     def lacks(self, prompt: Prompt) -> str | None:
         """A grid."""

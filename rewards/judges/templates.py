@@ -33,36 +33,22 @@ from pathlib import Path
 import numpy as np
 
 from flowrl.config.options import unknown_name
+from flowrl.config.strict_yaml import read_mapping
 from flowrl.rewards.judges.chat import Pixels, Question
 
 IMAGE = "<image>"
 USER = "=== user ==="
 OWN = "own"
 PUBLISHED = "published"
-NOT_SHIPPED = {
-    "paco_rl": "X-GenGroup/PaCo-RL at 08caac6 (paco_grpo/rewards/consistency_scorer.py, for edits "
-    "consistency_for_editing.py), which states no licence",
-}
+_TABLES = read_mapping(Path(__file__).with_suffix(".yaml"))
+NOT_SHIPPED: Mapping[str, str] = _TABLES["not_shipped"]
 """Source -> where its published texts are, which may not be shipped."""
 
 BLANK: Pixels = np.zeros((1, 1, 3), dtype=np.uint8)
 """Stands for an image where it is checked whether a template has a place for each."""
 
 _MARK = re.compile(r"(?<!\\)<image>")
-_NEEDED: dict[str, tuple[str, ...]] = {
-    "": ("aesthetic", "anomaly", "consistency", "edit_quality", "yes_no"),
-    "criterion": ("consistency_edit",),
-    "prompt": (
-        "dimensions", "edit_following", "edit_instruction", "edit_score_plain", "final_score", "pairwise",
-        "pairwise_edit", "pairwise_video", "principle_list", "rational", "rational_edit", "rubric_propose",
-    ),
-    "prompt principle": ("principle_reasoned", "principle_yes_no"),
-    "prompt requirement": ("edit_score",),
-    "prompt testpoints definitions descriptions": ("unigenbench_en", "unigenbench_zh"),
-    "question": ("one_word",),
-    "rule": ("rubric_rule",),
-}  # fmt: skip
-FIELDS = {name: frozenset(fields.split()) for fields, names in _NEEDED.items() for name in names}
+FIELDS = {name: frozenset(fields) for name, fields in _TABLES["fields"].items()}
 """Shipped templates, and the fields that each must hold, as must one that replaces it; other fields it may hold."""
 
 

@@ -16,6 +16,7 @@ import logging
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -23,6 +24,7 @@ from torch import Tensor
 
 from flowrl.config.options import unknown_name
 from flowrl.config.sections import at_least
+from flowrl.config.strict_yaml import read_mapping
 from flowrl.prompts.loading import Prompt
 from flowrl.rewards.base import FunctionReward, Model, Reward, RewardInputs, RewardOutput, tensor_output, to_uint8
 from flowrl.rewards.base.user_code import unchanged_process
@@ -33,14 +35,7 @@ from flowrl.runtime.randomness import counter_seed
 from flowrl.runtime.shapes import Float
 
 OWNER = "reward 'pyiqa'"
-NOT_OF_AN_IMAGE = {
-    "fid": "judges a set of images, not one",
-    "sfid": "judges a set of images, not one",
-    "fid_dinov2": "judges a set of images, not one",
-    "inception_score": "judges a set of images, not one",
-    "clipscore": "reads captions: take reward clip_score",
-    "fgresq_pair": "compares two images and scores neither",
-}
+NOT_OF_AN_IMAGE = read_mapping(Path(__file__).with_suffix(".yaml"))
 """Metrics of the package that are no reward of an image, and why."""
 
 

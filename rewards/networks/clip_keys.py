@@ -4,36 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from flowrl.config.strict_yaml import read_mapping
 from flowrl.rewards.networks.pretrained import check_shapes
 
-_WHOLE = {
-    "logit_scale": "logit_scale",
-    "visual.conv1.weight": "vision_model.embeddings.patch_embedding.weight",
-    "visual.class_embedding": "vision_model.embeddings.class_embedding",
-    "visual.positional_embedding": "vision_model.embeddings.position_embedding.weight",
-    "token_embedding.weight": "text_model.embeddings.token_embedding.weight",
-    "positional_embedding": "text_model.embeddings.position_embedding.weight",
-}
-_NORMS = {
-    "visual.ln_pre": "vision_model.pre_layrnorm",  # spelt so in transformers
-    "visual.ln_post": "vision_model.post_layernorm",
-    "ln_final": "text_model.final_layer_norm",
-}
-_WHOLE |= {f"{ours}.{kind}": f"{theirs}.{kind}" for ours, theirs in _NORMS.items() for kind in ("weight", "bias")}
-_TRANSPOSED = {"visual.proj": "visual_projection.weight", "text_projection": "text_projection.weight"}
+_NAMES = read_mapping(Path(__file__).with_suffix(".yaml"))
 _BLOCK = re.compile(r"(visual\.)?transformer\.resblocks\.(\d+)\.(.+)\.(weight|bias)")
-_IN_BLOCK = {
-    "attn.out_proj": "self_attn.out_proj",
-    "ln_1": "layer_norm1",
-    "ln_2": "layer_norm2",
-    "mlp.c_fc": "mlp.fc1",
-    "mlp.c_proj": "mlp.fc2",
-}
 _QKV = re.compile(r"(visual\.)?transformer\.resblocks\.(\d+)\.attn\.in_proj_(weight|bias)")
 
 
@@ -42,16 +23,16 @@ def to_transformers(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     renamed: dict[str, Tensor] = {}
     unknown = []
     for name, tensor in state.items():
-        if name in _WHOLE:
-            renamed[_WHOLE[name]] = tensor
-        elif name in _TRANSPOSED:
-            renamed[_TRANSPOSED[name]] = tensor.T.contiguous()
+        if name in _NAMES["whole"]:
+            renamed[_NAMES["whole"][name]] = tensor
+        elif name in _NAMES["transposed"]:
+            renamed[_NAMES["transposed"][name]] = tensor.T.contiguous()
         elif match := _QKV.fullmatch(name):
             layer, kind = _layer(match[1], match[2]), match[3]
             for letter, part in zip("qkv", tensor.chunk(3), strict=True):
                 renamed[f"{layer}.self_attn.{letter}_proj.{kind}"] = part.contiguous()
-        elif (match := _BLOCK.fullmatch(name)) and match[3] in _IN_BLOCK:
-            renamed[f"{_layer(match[1], match[2])}.{_IN_BLOCK[match[3]]}.{match[4]}"] = tensor
+        elif (match := _BLOCK.fullmatch(name)) and match[3] in _NAMES["in_block"]:
+            renamed[f"{_layer(match[1], match[2])}.{_NAMES['in_block'][match[3]]}.{match[4]}"] = tensor
         else:
             unknown.append(name)
     if unknown:

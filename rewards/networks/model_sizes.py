@@ -19,3 +19,15 @@ def model_of(name: str, bytes_per_weight: int = 4) -> Model:
         else read_mapping(Path(__file__).with_suffix(".yaml")).get(name)
     )
     return Model(name, bytes_per_weight, known)
+
+
+class OneModel:
+    """What options have in common that name one `model`, held in float32; each states its fields itself."""
+
+    __slots__ = ()
+    model: str
+
+    @property
+    def models(self) -> tuple[Model, ...]:
+        """That model."""
+        return (model_of(self.model),)

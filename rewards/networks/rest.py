@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from flowrl.rewards.base import FunctionReward, Reward, RewardInputs, RewardOutput
+from flowrl.rewards.base import Reward, RewardInputs, RewardOutput, changed
 from flowrl.runtime.placement import Resting
 
 
@@ -47,15 +47,7 @@ def at_rest(reward: Reward, device: torch.device, known: dict[int, Resting], *, 
                 stack.enter_context(rest.awake())
             return reward(inputs)
 
-    return FunctionReward(
-        name=reward.name,
-        score=awake,
-        needs=reward.needs,
-        version=reward.version,
-        kind=reward.kind,
-        differentiable=reward.differentiable,
-        waits=reward.waits,
-    )
+    return changed(reward, awake)
 
 
 def networks_of(value: Any) -> Iterator[nn.Module]:

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flowrl.rewards.base import FunctionReward, Model, Reward, RewardInputs, RewardOutput, tensor_output
-from flowrl.rewards.networks.model_sizes import model_of
+from flowrl.rewards.base import FunctionReward, Reward, RewardInputs, RewardOutput, tensor_output
+from flowrl.rewards.networks.model_sizes import OneModel
 from flowrl.rewards.networks.pretrained import check_model, fingerprint, load_network, load_processor
 from flowrl.rewards.sound.loudness import sounds_of
 
@@ -24,7 +24,7 @@ DEFAULT_MODEL = "laion/clap-htsat-unfused"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ClapScore:
+class ClapScore(OneModel):
     """CLAP's cosine of sound and prompt, in float32."""
 
     judges: ClassVar[tuple[str, ...]] = ("sounds",)
@@ -36,10 +36,6 @@ class ClapScore:
 
     def __post_init__(self) -> None:
         check_model(self.model, what="CLAP")
-
-    @property
-    def models(self) -> tuple[Model, ...]:
-        return (model_of(self.model),)
 
     def build(self, device: torch.device) -> Reward:
         """Loads the model."""

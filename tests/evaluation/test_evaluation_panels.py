@@ -16,7 +16,7 @@ from PIL import Image
 from scripted_judges import ScriptedJudge, level
 
 from flowrl.benchmarks.t2i_compbench import CATEGORIES
-from flowrl.evaluation import dpg_bench, panel, runner, t2i_compbench
+from flowrl.evaluation import named_judges, panel, runner, t2i_compbench
 from flowrl.evaluation.benchmark import Result
 from flowrl.evaluation.evaluation_result import as_text
 from flowrl.generation import features, scorers
@@ -326,7 +326,7 @@ def test_a_judge_answers_every_question_about_every_image(
         return Answer(text="Yes." if yes else "no")
 
     judge = ScriptedJudge(answer)
-    monkeypatch.setattr(dpg_bench, "build_chat", lambda options, *, device, owner: judge)
+    monkeypatch.setattr(named_judges, "build_chat", lambda options, *, device, owner: judge)
     given = settings_for(tmp_path / "out", "dpg_bench", prompts=str(dense), judge=JUDGE, options={"all_rows": "true"})
     result = run(given)
     assert len(judge.asked) == 4 * 3
@@ -343,7 +343,7 @@ def test_items_without_all_answers_are_skipped_and_asked_again(
     tmp_path: Path, dense: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     judge = ScriptedJudge(lambda question: Answer(text="Perhaps" if level(question) == 11 else "yes"))
-    monkeypatch.setattr(dpg_bench, "build_chat", lambda options, *, device, owner: judge)
+    monkeypatch.setattr(named_judges, "build_chat", lambda options, *, device, owner: judge)
     given = settings_for(tmp_path / "out", "dpg_bench", prompts=str(dense), judge=JUDGE, base=True)
     result = run(given)
     assert result.metrics["eval/dpg_bench/skipped"] == 1

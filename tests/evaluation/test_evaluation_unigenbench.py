@@ -16,7 +16,7 @@ from unigenbench_files import record, write
 
 from flowrl.benchmarks.unigenbench.items import Item
 from flowrl.benchmarks.unigenbench.points import MEANINGS
-from flowrl.evaluation import kept_answers, runner
+from flowrl.evaluation import kept_answers, named_judges, runner
 from flowrl.evaluation.benchmark import Result
 from flowrl.evaluation.evaluation_result import as_text
 from flowrl.evaluation.kept_answers import RETRY_TEMPERATURE
@@ -77,7 +77,7 @@ def met_if_even(question: Question) -> Answer:
 
 def judged_by(monkeypatch: pytest.MonkeyPatch, answer: Callable[[Question], Answer]) -> ScriptedJudge:
     judge = ScriptedJudge(answer)
-    monkeypatch.setattr(unigenbench, "build_chat", lambda options, *, device, owner: judge)
+    monkeypatch.setattr(named_judges, "build_chat", lambda options, *, device, owner: judge)
     return judge
 
 

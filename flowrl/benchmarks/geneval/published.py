@@ -7,23 +7,18 @@ same bytes, so nothing has to be copied or downloaded.
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import numpy as np
 
 from flowrl.benchmarks.geneval import wording
 from flowrl.benchmarks.geneval.metadata import COLORS, RELATIONS
 from flowrl.benchmarks.geneval.wording import MetadataRecord
+from flowrl.runtime.files import read_text
 
 _SEED, _DRAWS = 43, 100  # the authors'
 
-CLASSES = tuple(
-    "person,bicycle,car,motorcycle,airplane,bus,train,truck,boat,traffic light,fire hydrant,stop sign,parking meter,"
-    "bench,bird,cat,dog,horse,sheep,cow,elephant,bear,zebra,giraffe,backpack,umbrella,handbag,tie,suitcase,frisbee,"
-    "skis,snowboard,sports ball,kite,baseball bat,baseball glove,skateboard,surfboard,tennis racket,bottle,wine glass,"
-    "cup,fork,knife,spoon,bowl,banana,apple,sandwich,orange,broccoli,carrot,hot dog,pizza,donut,cake,chair,couch,"
-    "potted plant,bed,dining table,toilet,tv,laptop,computer mouse,tv remote,computer keyboard,cell phone,microwave,"
-    "oven,toaster,sink,refrigerator,book,clock,vase,scissors,teddy bear,hair drier,toothbrush".split(",")
-)
+CLASSES = tuple(read_text(Path(__file__).with_name("classes.txt")).splitlines())
 """COCO's 80 classes by index under GenEval's names; they differ from COCO's at 64 to 66 (mouse, remote, keyboard)."""
 
 _PERSON = CLASSES.index("person")

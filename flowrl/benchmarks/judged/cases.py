@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from flowrl.runtime.files import read_json
+
 Values = Mapping[str, Mapping[str, float]]
 """What was read of the replies about one image: by the name of the question, number by name."""
 
@@ -143,7 +145,7 @@ class Protocol:
     words: Callable[[Sequence[Path]], Mapping[str, Words]]
     read_reply: Callable[[str, str], dict[str, float] | None]
     scores: tuple[Score, ...]
-    judges: tuple[str, ...]
+    judges: Sequence[str]
     folder: str
     files: Callable[[Sequence[Judgement], str], Mapping[str, str]]
     image_name: Callable[[Case], str] = lambda case: f"{case.key}.png"
@@ -155,3 +157,7 @@ class Protocol:
     note: str = ""
     fits: Callable[[Case, Values], bool] | None = None
     remarks: Callable[[Sequence[Judgement]], list[str]] | None = None
+
+
+FACTS: Mapping[str, Mapping[str, Any]] = read_json(Path(__file__).with_name("protocols.json"))
+"""What `Protocol`s say in words and numbers, by benchmark."""

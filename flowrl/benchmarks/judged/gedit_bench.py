@@ -25,7 +25,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Literal
 
-from flowrl.benchmarks.judged.cases import Ask, Case, CaseFile, Judgement, Protocol, Score, Values, Words
+from flowrl.benchmarks.judged.cases import FACTS, Ask, Case, CaseFile, Judgement, Protocol, Score, Values, Words
 from flowrl.benchmarks.judged.published_words import IMAGE, constants, first_file
 from flowrl.benchmarks.judged.score_replies import rating_list
 from flowrl.prompts.datasets import PREFIX, is_dataset, read_edits
@@ -147,12 +147,9 @@ def gedit(language: Language) -> Protocol:
         for shared in (False, True) for name in ("overall", SEMANTICS, QUALITY)
     )  # fmt: skip
     return Protocol(
-        title=f"GEdit-Bench-{language.upper()}", number=606, judges=("gpt-4.1", "Qwen2.5-VL-72B-Instruct-AWQ"),
-        where="a folder with the parquet files of stepfun-ai/GEdit-Bench, or dataset:stepfun-ai/GEdit-Bench",
-        read=partial(read_gedit, language=language), words=gedit_words, read_reply=read_scores, scores=scores,
-        folder="", image_name=image_name, source_name=source_name, files=result_files, resize=True, edits=True,
-        note="overall is sqrt(semantics x quality) of each image, 0 to 10; means over images of a kind, then over "
-        "kinds. Intersection: the images that all models of the paper would edit.",
+        **FACTS["gedit"], title=f"GEdit-Bench-{language.upper()}", read=partial(read_gedit, language=language),
+        words=gedit_words, read_reply=read_scores, scores=scores, image_name=image_name, source_name=source_name,
+        files=result_files,
     )  # fmt: skip
 
 

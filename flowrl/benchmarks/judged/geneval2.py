@@ -23,7 +23,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from flowrl.benchmarks.judged.cases import Ask, Case, CaseFile, Judgement, Protocol, Score, Values, Words
+from flowrl.benchmarks.judged.cases import FACTS, Ask, Case, CaseFile, Judgement, Protocol, Score, Values, Words
 from flowrl.prompts.text_checks import check_text
 from flowrl.runtime.files import read_json_lines
 
@@ -106,9 +106,7 @@ def result_files(judgements: Sequence[Judgement], name: str) -> dict[str, str]:
 
 
 GENEVAL2 = Protocol(
-    title="GenEval 2", number=800, judges=("Qwen3-VL-8B-Instruct",),
-    where="geneval2_data.jsonl of facebookresearch/GenEval2",
-    read=read_geneval2, words=lambda folders: {"geneval2": Words(user=ONE_WORD)},
+    **FACTS["geneval2"], read=read_geneval2, words=lambda folders: {"geneval2": Words(user=ONE_WORD)},
     read_reply=lambda name, text: None,  # no question is read as text
     scores=(
         Score(name="soft_tifa_gm", low=0.0, high=100.0, of=lambda case, values: 100 * gm(scores_of(case, values))),
@@ -117,6 +115,5 @@ GENEVAL2 = Protocol(
         *(Score(name=skill, low=0.0, high=100.0, of=partial(_of_skill, skill=skill), tasks=False, subset=True)
           for skill in SKILLS),
     ),
-    folder="geneval2", files=result_files, max_tokens=1,
-    note="GM by the number of atoms of a prompt; skills are means over atoms. All x 100.",
+    files=result_files,
 )  # fmt: skip

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
 
-from flowrl.benchmarks.judged.cases import Ask, Case, CaseFile, Judgement, Protocol, Score, Words
+from flowrl.benchmarks.judged.cases import FACTS, Ask, Case, CaseFile, Judgement, Protocol, Score, Words
 from flowrl.benchmarks.judged.published_words import IMAGE, first_file
 from flowrl.benchmarks.judged.score_replies import labelled_ratings
 from flowrl.prompts.text_checks import check_text
@@ -110,14 +110,10 @@ def result_files(judgements: Sequence[Judgement], name: str) -> dict[str, str]:
 
 
 IMGEDIT = Protocol(
-    title="ImgEdit-Bench (basic)", number=737, judges=("gpt-4.1", "gpt-4o"),
-    where="Benchmark/Basic/basic_edit.json of PKU-YuanGroup/ImgEdit",
-    read=read_imgedit, words=imgedit_words, read_reply=read_ratings,
+    **FACTS["imgedit"], read=read_imgedit, words=imgedit_words, read_reply=read_ratings,
     scores=(
         Score(name="overall", low=1.0, high=5.0, shares="tasks",
               of=lambda case, values: image_score([values[_EDIT][name] for name in _RATINGS])),
     ),
-    folder="imgedit", files=result_files, max_tokens=1000, edits=True, images_dir=True,
-    remarks=remarks,
-    note="Mean of three ratings of 1 to 5 of each image; means over kinds; compose is the leaderboard's Hybrid.",
+    files=result_files, remarks=remarks,
 )  # fmt: skip

@@ -18,32 +18,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from flowrl.benchmarks.judged.cases import Ask, Case, CaseFile, Judgement, Protocol, Score, Values, Words
+from flowrl.benchmarks.judged.cases import FACTS, Ask, Case, CaseFile, Judgement, Protocol, Score, Values, Words
 from flowrl.benchmarks.judged.published_words import IMAGE, constants, first_file
 from flowrl.benchmarks.judged.score_replies import yes_no_lines
 from flowrl.prompts.text_checks import check_text
-from flowrl.runtime.files import read_json_lines
+from flowrl.runtime.files import read_json, read_json_lines
 
 Length = Literal["short", "long"]
-GROUPS: Mapping[str, tuple[str, ...]] = {
-    "attribute": ("shape+color", "color+texture", "texture+color", "shape+texture"),
-    "relation": ("2d_spatial_relation", "3d_spatial_relation", "action+2d", "action+3d"),
-    "reasoning": ("numeracy", "negation", "differentiation", "comparison"),
-    "attribute+relation": (
-        "action+color", "action+texture", "color+2d", "color+3d", "shape+2d", "shape+3d", "texture+2d", "texture+3d",
-    ),
-    "attribute+reasoning": (
-        "numeracy+color", "numeracy+texture", "comparison+color", "comparison+texture", "differentiation+color",
-        "differentiation+texture", "negation+color", "negation+texture",
-    ),
-    "relation+reasoning": (
-        "numeracy+2d", "numeracy+3d", "comparison+2d", "comparison+3d", "differentiation+2d", "differentiation+3d",
-        "negation+2d", "negation+3d",
-    ),
-    "text generation": ("text",),
-    "style control": ("style",),
-    "real world": ("real_world",),
-}  # fmt: skip
+GROUPS: Mapping[str, list[str]] = read_json(Path(__file__).with_name("tiif_groups.json"))
 """The attributes of each group."""
 GROUP_OF = {attribute: group for group, attributes in GROUPS.items() for attribute in attributes}
 SIZES = {"testmini_prompts": 277, "test_prompts": 2538}
@@ -167,18 +149,15 @@ def result_files(judgements: Sequence[Judgement], name: str) -> dict[str, str]:
 def tiif(length: Length) -> Protocol:
     """The rules for the prompts of one wording."""
     return Protocol(
-        title=f"TIIF-Bench, {length} prompts", number=277, judges=("gpt-4o", "Qwen2.5-VL-72B-Instruct"),
-        where="data/testmini_prompts or data/test_prompts of A113N-W3I/TIIF-Bench",
-        read=partial(read_tiif, length=length), words=tiif_words, read_reply=read_answers,
+        **FACTS["tiif"], title=f"TIIF-Bench, {length} prompts", read=partial(read_tiif, length=length),
+        words=tiif_words, read_reply=read_answers,
         scores=(
             Score(name="overall", low=0.0, high=1.0, of=partial(_right, group=None), tasks=False, shares=weights_of),
             *(Score(name=group, low=0.0, high=1.0, of=partial(_right, group=group), tasks=False, shares="tasks",
                     subset=True) for group in GROUPS),
         ),
-        folder="tiif", image_name=image_name, files=result_files, max_tokens=2000, remarks=remarks,
+        image_name=image_name, files=result_files, remarks=remarks,
         fits=lambda case, values: len(values[_ASKED]) == len(case.record["answers"]),
-        note="Of an attribute the share of its questions that are answered as expected; means over attributes of a "
-        "group, then over the nine groups.",
     )  # fmt: skip
 
 

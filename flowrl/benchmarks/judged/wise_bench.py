@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from flowrl.benchmarks.judged.cases import Ask, Case, CaseFile, Judgement, Protocol, Score, Values, Words
+from flowrl.benchmarks.judged.cases import FACTS, Ask, Case, CaseFile, Judgement, Protocol, Score, Values, Words
 from flowrl.benchmarks.judged.published_words import first_file, messages
 from flowrl.benchmarks.judged.score_replies import named_ratings, verdict
 from flowrl.prompts.text_checks import check_text
@@ -136,9 +136,7 @@ def result_files(judgements: Sequence[Judgement], name: str) -> dict[str, str]:
 
 
 WISE = Protocol(
-    title="WISE", number=1000, judges=("gpt-4o-2024-05-13",),
-    where="the folder WISE_legacy/data of PKU-YuanGroup/WISE",
-    read=partial(read_wise, verified=False), words=partial(wise_words, verified=False),
+    **FACTS["wise"], read=partial(read_wise, verified=False), words=partial(wise_words, verified=False),
     read_reply=lambda name, text: named_ratings(text, RATINGS, 2),
     scores=(
         Score(name="wiscore", low=0.0, high=1.0, shares=LEGACY_WEIGHTS,
@@ -146,22 +144,14 @@ WISE = Protocol(
         *(Score(name=name.lower().replace(" ", "_"), low=0.0, high=2.0, of=partial(_rating, name=name.lower()),
                 tasks=False, shares=LEGACY_WEIGHTS) for name in RATINGS),
     ),
-    folder="wise", files=result_files, max_tokens=2000,
-    note="WiScore = (0.7 consistency + 0.2 realism + 0.1 aesthetic quality) / 2; overall 0.4 culture + 0.167 time + "
-    "0.133 space + 0.1 each of biology, physics and chemistry.",
+    files=result_files,
 )  # fmt: skip
 
 WISE_VERIFIED = Protocol(
-    title="WISE_Verified",
-    number=1000,
-    judges=("Qwen3.5-35B-A3B",),
-    where="the folder data_verified of PKU-YuanGroup/WISE",
+    **FACTS["wise_verified"],
     read=partial(read_wise, verified=True),
     words=partial(wise_words, verified=True),
     read_reply=read_verdict,
     scores=(Score(name="wiscore", low=0.0, high=1.0, of=partial(_rating, name="score"), shares=VERIFIED_WEIGHTS),),
-    folder="wise",
     files=result_files,
-    max_tokens=500,
-    note="Verdicts of 0 or 1; overall 0.4 culture + 0.12 each of time, space, biology, physics and chemistry.",
 )

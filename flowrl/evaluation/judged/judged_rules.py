@@ -12,7 +12,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from PIL import Image
 
 from flowrl.benchmarks.judged.cases import Case, CaseFile, Protocol
@@ -21,7 +20,7 @@ from flowrl.config.train import resolve_path
 from flowrl.evaluation.judged.judged_questions import WordsOf, ask_cases, find_words
 from flowrl.evaluation.judged.judged_result import CaseVerdicts, judged_result
 from flowrl.evaluation.kept_answers import Asking
-from flowrl.evaluation.named_judges import read_judge, weights_of
+from flowrl.evaluation.named_judges import load_judge, read_judge, weights_of
 from flowrl.evaluation.runner import Rules
 from flowrl.evaluation.summing import options_of
 from flowrl.generation.folders import ImageFile, is_folder_of_images, read_folder
@@ -32,7 +31,7 @@ from flowrl.generation.subject import Settings, Subject
 from flowrl.prompts.datasets import is_dataset
 from flowrl.prompts.loading import Prompt
 from flowrl.rendering.markup import plural
-from flowrl.rewards.judges.chat import Chat, build_chat, identity_of
+from flowrl.rewards.judges.chat import Chat, identity_of
 from flowrl.runtime.files import replacing, write_atomically
 
 SOURCES = "sources"
@@ -225,11 +224,7 @@ RULES: Rules[JudgedPlan, Any, CaseVerdicts] = Rules(
     existing=existing,
     place=place,
     prepare=prepare,
-    judge=lambda settings, plan: (
-        None
-        if plan.judge is None
-        else build_chat(plan.judge, device=torch.device(settings.device), owner=f"{settings.benchmark}, `judge`")
-    ),
+    judge=load_judge,
     ask=ask,
     result=judged_result,
     unjudged=lambda plan: (f"{plan.protocol.title}: {plural(len(plan.cases), 'image')}", plan.protocol.folder),

@@ -13,10 +13,10 @@ from flowrl.benchmarks.unigenbench.result_files import Judged, score_rows
 from flowrl.evaluation.benchmark import Result, SideResult, result_of
 from flowrl.evaluation.runner import SubjectVerdicts
 from flowrl.evaluation.summing import (
-    Line,
     add_difference,
     costs_of,
     errors_of,
+    lines_of,
     score_table,
     skip_notes,
     training_notes,
@@ -115,9 +115,8 @@ def _side(part: SubjectVerdicts[Judging], scores: Scores, intervals: Mapping[str
 def _dimensions(
     labels: Sequence[str], scores: Scores, named: Sequence[Mapping[str, Interval]], changes: Mapping[str, Interval]
 ) -> Table:
-    lines: list[Line] = [(name, [part[name] for part in named], changes.get(name)) for name in changes or named[0]]
     tallies = {ENGLISH.get(name, name): _count(tally) for name, tally in scores.primary.items()}
-    return score_table(labels, lines, note=NOTE, paired_by="prompts", extra=("test points", tallies))
+    return score_table(labels, lines_of(named, changes), note=NOTE, paired_by="prompts", extra=("test points", tallies))
 
 
 def _subs(scores: Sequence[Scores]) -> Table:

@@ -18,15 +18,14 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from flowrl.benchmarks.unigenbench.items import EnVariant, Item, PromptFile, read_prompt_file
 from flowrl.benchmarks.unigenbench.point_scores import aggregate
 from flowrl.benchmarks.unigenbench.replies import read_reply
 from flowrl.benchmarks.unigenbench.result_files import Judged, results_text, score_rows, summary_text
+from flowrl.config.strict_yaml import read_mapping
 from flowrl.config.train import resolve_path
 from flowrl.evaluation.kept_answers import Asking, ask_kept
-from flowrl.evaluation.named_judges import read_judge, weights_of
+from flowrl.evaluation.named_judges import load_judge, read_judge, weights_of
 from flowrl.evaluation.runner import Rules
 from flowrl.evaluation.summing import options_of
 from flowrl.evaluation.unigenbench.estimate import estimate_of
@@ -39,25 +38,11 @@ from flowrl.generation.layouts import numbered_name, put, read_numbered
 from flowrl.generation.subject import Settings, Subject
 from flowrl.prompts.loading import Prompt
 from flowrl.rewards.judges.asking import UNPARSED
-from flowrl.rewards.judges.chat import Answer, Chat, Question, build_chat, identity_of
+from flowrl.rewards.judges.chat import Answer, Chat, Question, identity_of
 from flowrl.runtime.files import write_atomically
 from flowrl.runtime.randomness import counter_seed
 
-JUDGES: dict[str, dict[str, Any]] = {
-    "offline": {
-        "model": "CodeGoat24/UniGenBench-EvalModel-qwen3vl-32b-v1", "dtype": "bfloat16", "batch_size": 4,
-    },
-    "vllm": {
-        "server": "http://127.0.0.1:8080/v1", "model": "QwenVL", "image_format": "jpeg95", "timeout": 200.0,
-        "deadline": 600.0, "concurrency": 20,
-    },
-    "gemini": {
-        "server": "https://generativelanguage.googleapis.com/v1beta/openai", "model": "gemini-2.5-pro",
-        "api_key_env": "GEMINI_API_KEY", "timeout": 200.0, "deadline": 600.0, "concurrency": 20, "image_format": "png",
-    },
-}  # fmt: skip
-"""`offline`: the benchmark's 32B judge in this process, in about 64 GB; `vllm`: the same, or the 72B one, behind a
-server that offers it as QwenVL; `gemini`: the published judge, whose answers cost money."""
+JUDGES: dict[str, dict[str, Any]] = read_mapping(Path(__file__).with_name("judges.yaml"))
 
 _VERSION = 1  # of questions and rows in the journal
 
@@ -221,9 +206,7 @@ RULES: Rules[PointPlan, Chat, Judging] = Rules(
     existing=existing,
     place=place,
     estimate=lambda settings, plan: estimate_of(settings, plan) if plan.dry_run else None,
-    judge=lambda settings, plan: build_chat(
-        plan.judge, device=torch.device(settings.device), owner="unigenbench, `judge`"
-    ),
+    judge=load_judge,
     ask=ask,
     result=points_result,
 )

@@ -16,7 +16,7 @@ from scripted_judges import ScriptedJudge, levels, text_of
 
 from flowrl.benchmarks.judged.cases import Case
 from flowrl.benchmarks.judged.protocols import PROTOCOLS
-from flowrl.evaluation import runner
+from flowrl.evaluation import named_judges, runner
 from flowrl.evaluation.benchmark import BENCHMARKS, Result
 from flowrl.evaluation.board.comparable import OUTCOMES
 from flowrl.evaluation.board.finished import find_entries
@@ -37,7 +37,7 @@ def judged(
 ) -> tuple[Result, ScriptedJudge]:
     """The result of a benchmark whose images are flat, and what the judge was asked."""
     judge = ScriptedJudge(answer)
-    monkeypatch.setattr(judged_rules, "build_chat", lambda options, *, device, owner: judge)
+    monkeypatch.setattr(named_judges, "build_chat", lambda options, *, device, owner: judge)
     monkeypatch.setattr(runner, "images_of", draw_flat)
     runner.check(settings)
     return runner.run(settings), judge
