@@ -30,7 +30,7 @@ import numpy as np
 from flowrl.prompts.text_checks import check_text
 from flowrl.runtime.files import parse_json, read_json, read_text
 from flowrl.statistics.bootstrap import Interval, point
-from flowrl.statistics.means import Ends, ScoreRow, bound, ends_of, mean_interval, pooled, stratified_score
+from flowrl.statistics.means import Range, ScoreRow, bound, ends_of, mean_interval, pooled, stratified_score
 
 VIDEOS = 5
 """Videos of a prompt that the package looks for, `<prompt>-0.mp4` to `<prompt>-4.mp4`."""
@@ -192,7 +192,7 @@ def intervals(
     """
     scores = {name: part.score for name, part in measured.items()}
     before = {name: part.score for name, part in (base or {}).items()}
-    found, ends = {}, Ends(0.0 if base is None else -1.0, 1.0)
+    found, ends = {}, Range(0.0 if base is None else -1.0, 1.0)
     for name in measured:
         if base is not None and name not in base:
             continue
@@ -260,7 +260,7 @@ def _whole_videos(
     return found
 
 
-def _around(mean: float, interval: Interval | None, ends: Ends | None = None) -> Interval:
+def _around(mean: float, interval: Interval | None, ends: Range | None = None) -> Interval:
     """An interval moved so that its mean is the number that is printed, cut to `ends`."""
     if interval is None:
         return point(mean)

@@ -19,7 +19,7 @@ from flowrl.config.spelling import closest
 from flowrl.runs.evaluation_rows import GENEVAL, REWARD, SCORE, main_metric, score_rows
 from flowrl.runs.run_data import RunData, read_run
 from flowrl.runtime.files import read_json
-from flowrl.statistics.bootstrap import UNKNOWN, Interval, point
+from flowrl.statistics.bootstrap import Interval, point
 from flowrl.statistics.crossed import (
     Curve,
     Estimate,
@@ -117,10 +117,7 @@ class MethodResult:
         curves = {cost: mean_curve(found) for cost, found in each.items()}
         # The baseline shares every seed with itself: its ratio has no bounds.
         ratios = {
-            cost: cost_ratio(_curves(reference, cost, metric), each[cost], targets[-1])
-            if reference and targets
-            else UNKNOWN
-            for cost in COSTS
+            cost: cost_ratio(_curves(reference, cost, metric), each[cost], [math.nan, *targets][-1]) for cost in COSTS
         }
         return MethodResult(
             name=name,

@@ -231,16 +231,13 @@ def _reach(results: Results) -> Table | None:
 def _models(results: Results) -> Table | None:
     if all(math.isnan(row.kl) for row in results.methods):
         return None
-    rows = [
-        (
-            _name(results, row),
-            f"{row.kl:.3g}" if math.isfinite(row.kl) else _NO,
-            f"{row.diversity:.4f}" if math.isfinite(row.diversity) else _NO,
-        )
-        for row in results.methods
-    ]
+    shown = [(_name(results, row), row.kl, row.diversity) for row in results.methods]
     if math.isfinite(results.base_diversity):
-        rows.append(("before training", "0", f"{results.base_diversity:.4f}"))
+        shown.append(("before training", 0.0, results.base_diversity))
+    rows = [
+        (name, f"{distance:.3g}".replace("nan", _NO), f"{spread:.4f}".replace("nan", _NO))
+        for name, distance, spread in shown
+    ]
     return Table(
         title="Final models",
         head=("method", "distance from base", "diversity"),

@@ -35,8 +35,8 @@ from flowrl.statistics.means import (
     SHARE_CHANGES,
     SHARES,
     VERDICTS,
-    Ends,
     Part,
+    Range,
     Rows,
     Stratum,
     added_images,
@@ -184,8 +184,8 @@ def cost_ratio(reference: Sequence[Curve], method: Sequence[Curve], target: floa
     `high` is infinite where the reference might never reach the score, `low` 0 where the method might not. Choose a
     target below the reference's plateau: on it one cost is as good as another. NaN where a mean does not reach it.
     """
-    sides = [cost_interval(curves, target) for curves in (reference, method)]
-    if not all(0 < side.mean < math.inf for side in sides):
+    sides = [cost_interval(curves, target) for curves in (reference, method) if curves]
+    if len(sides) < 2 or not all(0 < side.mean < math.inf for side in sides):
         return point(math.nan)
     with np.errstate(divide="ignore"):
         (t, t_low, t_high), (u, u_low, u_high) = (np.log([side.mean, side.low, side.high]) for side in sides)
@@ -193,7 +193,7 @@ def cost_ratio(reference: Sequence[Curve], method: Sequence[Curve], target: floa
     return Interval(mean=float(np.exp(t - u)), low=float(np.exp(low)), high=float(np.exp(high)))
 
 
-def estimate_of(parts: Mapping[str, Stratum], ends: Ends | None, *, by_task: bool, against: int = 0) -> Estimate:
+def estimate_of(parts: Mapping[str, Stratum], ends: Range | None, *, by_task: bool, against: int = 0) -> Estimate:
     """The estimate of scores, or of differences, from what `strata` gives of S runs.
 
     Args:
@@ -217,9 +217,7 @@ def estimate_of(parts: Mapping[str, Stratum], ends: Ends | None, *, by_task: boo
     verdicts = ends if ends == VERDICTS else None
     prompts = combine([part_of(mean_1N[0], unit_N, verdicts, extra / count) for (mean_1N, unit_N), extra
                         in zip(means.values(), added_images(verdicts, held), strict=True)], weights)  # fmt: skip
-    images = sum(len(unit_N) for _, unit_N in means.values())
-    rounding = ROUNDING / images if ends is not None and ends.verdicts else 0.0
-    found = zip(*(_spread(parts, weights, runs, rounding) for runs in several), strict=True)
+    found = zip(*(_spread(parts, weights, runs, ends) for runs in several), strict=True)
     seeds, shared = (combine(over, [1.0] * len(several)) for over in found)
     total, mean = replace(seeds, mean=prompts.mean, centre=prompts.centre), prompts.mean
     if not prompts.variance <= shared.variance:
@@ -241,19 +239,19 @@ def estimate_of(parts: Mapping[str, Stratum], ends: Ends | None, *, by_task: boo
     )
 
 
-def _spread(parts: Mapping[str, Stratum], weights: Sequence[float], runs: slice, rounding: float) -> tuple[Part, Part]:
+def _spread(
+    parts: Mapping[str, Stratum], weights: Sequence[float], runs: slice, ends: Range | None
+) -> tuple[Part, Part]:
     """The variances A and C of the seeds of one side, as means of 0."""
     values = [(value_SN[runs], unit_N) for value_SN, unit_N in parts.values()]
-    score_S = np.sum(
-        [weight * value_SN.mean(axis=1) for weight, (value_SN, _) in zip(weights, values, strict=True)], axis=0
-    )
-    seeds = len(score_S)
+    means = [weight * value_SN.mean(axis=1) for weight, (value_SN, _) in zip(weights, values, strict=True)]
+    seeds, variance = len(means[0]), float(np.var(sum(means), ddof=1))
+    if ends is not None and ends.verdicts:
+        variance = max(variance, (ROUNDING / sum(len(unit_N) for _, unit_N in values)) ** 2)
     rest = [(value_SN - value_SN.mean(axis=0), unit_N) for value_SN, unit_N in values]
     each = [combine([part_of(rest_SN[seed], unit_N, None, 0.0) for rest_SN, unit_N in rest], weights)
             for seed in range(seeds)]  # fmt: skip
-    variance, shared = max(float(np.var(score_S, ddof=1)), rounding**2), sum(part.variance for part in each)
-    free = min(part.degrees for part in each)
-    return (
-        Part(mean=0.0, centre=0.0, variance=variance / seeds, degrees=seeds - 1),
-        Part(mean=0.0, centre=0.0, variance=shared / (seeds * (seeds - 1)), degrees=(seeds - 1) * free),
-    )
+    shared, free = sum(part.variance for part in each), min(part.degrees for part in each)
+    found = (variance / seeds, seeds - 1), (shared / (seeds * (seeds - 1)), (seeds - 1) * free)
+    over_seeds, common = (Part(mean=0.0, centre=0.0, variance=part, degrees=degrees) for part, degrees in found)
+    return over_seeds, common

@@ -37,7 +37,7 @@ from flowrl.statistics.bootstrap import LEVEL, Interval, codes, point
 from flowrl.statistics.student import student_quantile
 
 
-class Ends(NamedTuple):
+class Range(NamedTuple):
     """The least and the largest value that there can be, and whether there is none between but 0."""
 
     least: float
@@ -45,8 +45,8 @@ class Ends(NamedTuple):
     verdicts: bool = False
 
 
-VERDICTS, CHANGES = Ends(0.0, 1.0, True), Ends(-1.0, 1.0, True)
-SHARES, SHARE_CHANGES = Ends(0.0, 1.0), Ends(-1.0, 1.0)
+VERDICTS, CHANGES = Range(0.0, 1.0, True), Range(-1.0, 1.0, True)
+SHARES, SHARE_CHANGES = Range(0.0, 1.0), Range(-1.0, 1.0)
 PRIOR = 0.5  # degrees of freedom that speak for a design effect of 1
 SINGLE = "\0single images"
 """Name of the stratum of all tasks that have one image each; no task can have it."""
@@ -82,7 +82,7 @@ def mean_interval(
     values: ArrayLike,
     clusters: Sequence[Hashable] | np.ndarray | None = None,
     *,
-    ends: Ends | None = VERDICTS,
+    ends: Range | None = VERDICTS,
     level: float = LEVEL,
 ) -> Interval:
     """Mean of `values` [N] (booleans count as 0 and 1) with its interval of coverage `level`.
@@ -110,7 +110,7 @@ def mean_interval(
     return _interval([(value_N, unit_N)], [1.0], [1], ends, level)
 
 
-def ends_of(*sides: ArrayLike, changes: bool) -> Ends | None:
+def ends_of(*sides: ArrayLike, changes: bool) -> Range | None:
     """The ends of values of which all that are known are verdicts, or of their changes. Those of numbers from 0 to 1,
     as graded credits are, if some lie at 1; 0 alone if some lie there; None of other numbers."""
     listed = np.concatenate([[], *(np.ravel(np.asarray(side, dtype=np.float64)) for side in sides)])
@@ -121,10 +121,10 @@ def ends_of(*sides: ArrayLike, changes: bool) -> Ends | None:
         return None
     if changes:
         return SHARE_CHANGES
-    return SHARES if known.max() == 1 else Ends(0.0, math.inf)
+    return SHARES if known.max() == 1 else Range(0.0, math.inf)
 
 
-def range_of(values: ArrayLike) -> Ends | None:
+def range_of(values: ArrayLike) -> Range | None:
     """The ends of shares where all values lie from 0 to 1; None otherwise. Not for differences, which may by chance."""
     return SHARES if ((np.asarray(values) >= 0) & (np.asarray(values) <= 1)).all() else None
 
@@ -246,7 +246,7 @@ Stratum = tuple[Float[np.ndarray, " s n"], Units]
 
 def strata(
     runs: Sequence[Rows], base: Sequence[Rows] | None = None, *, join: bool = True
-) -> tuple[dict[str, Stratum], Ends | None]:
+) -> tuple[dict[str, Stratum], Range | None]:
     """Values and prompts of each task, in alphabetical order, and the ends of verdicts or of their changes.
 
     Args:
@@ -286,7 +286,7 @@ def _keys_of_tasks(keys: Iterable[Key], *, join: bool) -> dict[str, list[Key]]:
     return members
 
 
-def score_of(parts: Mapping[str, Stratum], ends: Ends | None, *, by_task: bool) -> Interval:
+def score_of(parts: Mapping[str, Stratum], ends: Range | None, *, by_task: bool) -> Interval:
     """The interval of the first run's mean over tasks, else over images, from what `strata` gives."""
     weights, held = weights_of(parts, by_task=by_task)
     return _interval([(value_SN[0], unit_N) for value_SN, unit_N in parts.values()], weights, held, ends)
@@ -300,13 +300,13 @@ def weights_of(parts: Mapping[str, Stratum], *, by_task: bool) -> tuple[list[flo
     return [count / sum(counts) for count in counts], tasks
 
 
-def added_images(ends: Ends | None, held: Sequence[int]) -> list[float]:
+def added_images(ends: Range | None, held: Sequence[int]) -> list[float]:
     """Images that are added at each end to strata that hold so many tasks each."""
     whole = {VERDICTS: 2.0, CHANGES: 0.5}.get(ends, 0.0) if ends else 0.0
     return [whole * count / sum(held) for count in held]
 
 
-def part_of(value_N: Values, unit_N: Units, ends: Ends | None, extra: float) -> Part:
+def part_of(value_N: Values, unit_N: Units, ends: Range | None, extra: float) -> Part:
     """Mean and variance of a task; NaN variance for a single image.
 
     Args:
@@ -345,7 +345,7 @@ def combine(parts: Sequence[Part], weights: Sequence[float]) -> Part:
     )
 
 
-def student(part: Part, ends: Ends | None = None, level: float = LEVEL) -> Interval:
+def student(part: Part, ends: Range | None = None, level: float = LEVEL) -> Interval:
     """Student's interval; NaN bounds where the variance is unknown: of one value, and of values that all agree, whose
     spread is not 0 but was not seen."""
     if not part.variance > (1e-12 * part.mean) ** 2:
@@ -354,7 +354,7 @@ def student(part: Part, ends: Ends | None = None, level: float = LEVEL) -> Inter
     return bound(part.mean, part.centre - half, part.centre + half, ends)
 
 
-def bound(mean: float, low: float, high: float, ends: Ends | None) -> Interval:
+def bound(mean: float, low: float, high: float, ends: Range | None) -> Interval:
     """An interval within `ends` that holds its mean."""
     if ends is not None:
         low, high = max(low, ends.least), min(high, ends.most)
@@ -376,7 +376,7 @@ def _interval(
     tasks: Sequence[tuple[Values, Units]],
     weights: Sequence[float],
     held: Sequence[int],
-    ends: Ends | None,
+    ends: Range | None,
     level: float = LEVEL,
 ) -> Interval:
     if sum(held) == 1 and ends == VERDICTS:

@@ -14,7 +14,7 @@ from statistics import fmean
 
 from flowrl.statistics.bootstrap import Interval
 from flowrl.statistics.crossed import independent_difference
-from flowrl.statistics.means import Ends, Rows
+from flowrl.statistics.means import Range, Rows
 from flowrl.statistics.rank_sets import family_factor, rank_sets, widen
 
 Changes = Mapping[tuple[str, str], Interval]
@@ -65,12 +65,7 @@ def paired_changes(runs: Mapping[str, Sequence[Rows]], *, by_task: bool) -> tupl
 
 
 def rank_lines(
-    scores: Mapping[str, Interval],
-    changes: Changes,
-    factor: float,
-    *,
-    less_is_better: bool = False,
-    ends: Ends | None = None,
+    scores: Mapping[str, Interval], changes: Changes, factor: float, *, less_is_better: bool = False, ends: Range | None
 ) -> list[RankLine]:
     """Scores from the best to the worst, those that are not known last.
 

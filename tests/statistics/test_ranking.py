@@ -18,17 +18,17 @@ def change(mean: float, arm: float = 0.05) -> Interval:
 def test_the_best_first_with_what_lies_between() -> None:
     scores = {"a": point(0.2), "b": point(0.5), "c": point(0.48)}
     changes = {("a", "b"): change(-0.3), ("a", "c"): change(-0.28), ("b", "c"): change(0.02)}
-    lines = rank_lines(scores, changes, 1.0)
+    lines = rank_lines(scores, changes, 1.0, ends=None)
     assert [(line.name, line.rank) for line in lines] == [("b", (1, 2)), ("c", (1, 2)), ("a", (3, 3))]
     assert lines[0].behind is None
     assert lines[1].behind is not None
     assert (lines[1].behind.low, lines[1].behind.high) == pytest.approx((-0.07, 0.03))
-    assert rank_lines(scores, changes, 10.0)[2].rank == (1, 3)  # so wide that nothing is surely apart
+    assert rank_lines(scores, changes, 10.0, ends=None)[2].rank == (1, 3)  # so wide that nothing is surely apart
 
 
 def test_where_less_is_better_the_lowest_is_first() -> None:
     scores = {"a": point(0.2), "b": point(0.5), "c": point(math.nan)}
-    lines = rank_lines(scores, {("a", "b"): change(-0.3)}, 1.0, less_is_better=True)
+    lines = rank_lines(scores, {("a", "b"): change(-0.3)}, 1.0, less_is_better=True, ends=None)
     assert [(line.name, line.rank) for line in lines] == [("a", (1, 2)), ("b", (2, 3)), ("c", (1, 3))]
     assert lines[1].behind == change(0.3)
     assert lines[2].behind is None

@@ -30,7 +30,7 @@ from page_parts import fill, is_uncommitted, table
 
 from flowrl.config.strict_yaml import ConfigError
 from flowrl.statistics.crossed import estimate_of, holm
-from flowrl.statistics.means import Ends, bound
+from flowrl.statistics.means import Range, bound
 
 RESEARCH = Path(__file__).resolve().parents[1]
 FOLDER, PAGE = RESEARCH / "claims", RESEARCH / "claims.md"
@@ -172,7 +172,7 @@ def effect_of(evidence: Mapping[str, Any], named: Mapping[str, Any]) -> Effect:
     if found["detectable"] is None or found["interval"] is None:
         raise ConfigError(f"method {named['method']!r} has one seed, and a claim needs several")
     low, high = sorted(sign * end for end in found["interval"])
-    cut = bound(sign * found["mean"], low, high, Ends(-most, most))
+    cut = bound(sign * found["mean"], low, high, Range(-most, most))
     seeds = str(len(method["each_seed"]))
     return Effect(mean=cut.mean, low=cut.low, high=cut.high, p=found["p"], detectable=found["detectable"], seeds=seeds)
 
@@ -181,7 +181,7 @@ def students(first: Sequence[float], second: Sequence[float] = (), *, most: floa
     """The mean of the first numbers, less that of the second where there are any, by Student's t or Welch's."""
     values = np.array([*first, *second], dtype=np.float64)[:, None]
     found = estimate_of({"": (values, np.zeros(1, dtype=np.int64))}, None, by_task=True, against=len(second))
-    cut = bound(found.mean, found.seeds.low, found.seeds.high, Ends(-most, most))
+    cut = bound(found.mean, found.seeds.low, found.seeds.high, Range(-most, most))
     seeds = f"{len(first)} and {len(second)}" if second else str(len(first))
     return Effect(mean=cut.mean, low=cut.low, high=cut.high, p=found.p, detectable=found.detectable, seeds=seeds)
 

@@ -22,7 +22,7 @@ from flowrl.runtime.files import plain
 from flowrl.runtime.shapes import Float
 from flowrl.samplers.search import best_of_n_kl
 from flowrl.statistics.bootstrap import LEVEL, UNKNOWN, Interval
-from flowrl.statistics.means import VERDICTS, Ends, ends_of, mean_interval
+from flowrl.statistics.means import VERDICTS, Range, ends_of, mean_interval
 
 Column = Float[np.ndarray, " p k"]
 FEATURES, PIXELS = "diversity", "pixel diversity"
@@ -207,7 +207,7 @@ def columns_of(rows: Sequence[Mapping[str, Any]], measures: Sequence[Measure]) -
     return found
 
 
-def mean_of(values: Column, *, ends: Ends | None = VERDICTS, level: float = LEVEL) -> Interval:
+def mean_of(values: Column, *, ends: Range | None = VERDICTS, level: float = LEVEL) -> Interval:
     """Mean of what did not fail, with its interval over prompts; unknown where everything failed.
 
     `ends` are as `mean_interval` takes them.

@@ -89,15 +89,9 @@ def group_entries(entries: Sequence[BoardEntry], across: Sequence[str] = ()) -> 
         first = _shared(ordered[0])
         for place, part in enumerate(ordered):
             own = _shared(part)
-            groups.append(
-                Group(
-                    benchmark=benchmark,
-                    metric=metric,
-                    entries=tuple(entry for entry, _ in part),
-                    conditions=own,
-                    apart="; ".join(differences(first, own, across)) if place else "",
-                )
-            )
+            apart = "; ".join(differences(first, own, across)) if place else ""
+            members = tuple(entry for entry, _ in part)
+            groups.append(Group(benchmark=benchmark, metric=metric, entries=members, conditions=own, apart=apart))
     return groups
 
 

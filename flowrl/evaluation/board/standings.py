@@ -14,7 +14,7 @@ from flowrl.evaluation.board.finished import BoardEntry
 from flowrl.evaluation.board.row_values import Values
 from flowrl.statistics.bootstrap import Interval, point
 from flowrl.statistics.crossed import crossed_estimate
-from flowrl.statistics.means import SHARE_CHANGES, Ends, ends_of, over_seeds, partners
+from flowrl.statistics.means import SHARE_CHANGES, Range, ends_of, over_seeds, partners
 from flowrl.statistics.rank_sets import factor_of_pairs
 from flowrl.statistics.ranking import Changes, paired_changes, rank_lines
 
@@ -62,7 +62,7 @@ class Basis:
     factor: float = math.nan
     images: int = 0
     notes: tuple[str, ...] = ()
-    ends: Ends | None = None
+    ends: Range | None = None
     """Of differences."""
 
 
