@@ -223,7 +223,8 @@ def estimate_of(parts: Mapping[str, Stratum], ends: Range | None, *, by_task: bo
     if not prompts.variance <= shared.variance:
         variance = seeds.variance + prompts.variance - shared.variance  # NaN where that of prompts is unknown
         squares = sum(part.variance**2 / part.degrees for part in (seeds, prompts, shared))
-        total = replace(total, variance=variance, degrees=variance**2 / squares)
+        least = min(seeds.degrees, prompts.degrees)  # of a sum; what is subtracted may take it to nearly nothing
+        total = replace(total, variance=variance, degrees=max(variance**2 / squares, least))
     over_seeds = student(replace(seeds, mean=mean, centre=mean), ends)
     if not over_seeds.known:
         return Estimate(interval=student(total, ends), seeds=over_seeds, p=math.nan, detectable=math.nan)

@@ -27,11 +27,12 @@ from flowrl.statistics.crossed import (
     cost_to_reach,
     crossed_difference,
     crossed_estimate,
+    estimate_of,
     holm,
     independent_difference,
     mean_curve,
 )
-from flowrl.statistics.means import ScoreRow, stratified_score
+from flowrl.statistics.means import CHANGES, ScoreRow, stratified_score
 
 TASKS = ("colors", "counting", "single_object")
 
@@ -212,6 +213,17 @@ def test_two_seeds_that_agree_to_the_image_have_a_spread() -> None:
     assert found.p == pytest.approx(2 * stats.t.sf(0.2 / error, 1), rel=1e-9)
     assert found.p > 0.05
     assert found.seeds.high == pytest.approx(0.2 + stats.t.ppf(0.975, 1) * error, rel=1e-9)
+
+
+def test_prompts_that_seeds_explain_leave_degrees_of_freedom() -> None:
+    """Two seeds of six tasks whose prompts vary by a hair more than the seeds do: Satterthwaite's degrees are 0.002."""
+    changes = ["00001 00000", "00000 m0000", "10000 00000", "000m0 000m0", "m0000 11m00", "00000 00010"]
+    value = {"m": -1.0, "0": 0.0, "1": 1.0}
+    tables = [np.array([[value[one] for one in run] for run in runs.split()]) for runs in changes]
+    parts = {str(task): (table, np.arange(5)) for task, table in enumerate(tables)}
+    found = estimate_of(parts, CHANGES, by_task=True)
+    assert found.mean == 0.0
+    assert 0 < found.interval.high <= found.seeds.high * 1.5 < 1
 
 
 def test_tasks_of_single_images_add_images_together_over_seeds_too() -> None:

@@ -117,7 +117,8 @@ def final(found: dict[str, Any], name: str) -> tuple[str, ...]:
     """Where the trainings of a recipe end, and how much less they cost than the baseline."""
     ends = [run[-1] for run in found["curves"][name]]
     sides = [[columns(found["curves"][key], column) for key in (BASE, name)] for column in (0, 1)]
-    less = ["" if name == BASE else ratio_text(cost_ratio(*side, target_of(found))) for side in sides]
+    ratios = [cost_ratio(*side, target_of(found)) for side in sides]
+    less = ["" if name == BASE else "not reached" if np.isnan(ratio.mean) else ratio_text(ratio) for ratio in ratios]
     score = over_seeds([end[2] for end in ends], scores=True)
     return (
         f"{np.mean([end[0] for end in ends]) / 1000:.1f}k", f"{np.mean([end[1] for end in ends]):.0f} s",
