@@ -234,10 +234,7 @@ def _models(results: Results) -> Table | None:
     shown = [(_name(results, row), row.kl, row.diversity) for row in results.methods]
     if math.isfinite(results.base_diversity):
         shown.append(("before training", 0.0, results.base_diversity))
-    rows = [
-        (name, f"{distance:.3g}".replace("nan", _NO), f"{spread:.4f}".replace("nan", _NO))
-        for name, distance, spread in shown
-    ]
+    rows = [(name, f"{kl:.3g}".replace("nan", _NO), f"{far:.4f}".replace("nan", _NO)) for name, kl, far in shown]
     return Table(
         title="Final models",
         head=("method", "distance from base", "diversity"),

@@ -6,8 +6,8 @@ The judge that likes colour, asked for scores, 24 iterations of two updates: pla
 Guard (`judge_guard.yaml`). Guard's ratio is normalised, so that the range of plain clipping, 1e-3, is none of its own.
 The released settings are 1e-4 for plain clipping and 2e-6 for Guard, and ours scale the first to this world by
 sqrt(65536 / 512), the dimensions of a latent there and here; the same factor makes Guard's 2.3e-5. Decided before: the
-effect is the true score after the last iteration, Guard's less plain clipping's, seed by seed, of seeds that were in no
-earlier run. `drift` is the distance of velocities from the base.
+effect is the true score after the last iteration, Guard's less plain clipping's, by Welch's test, of seeds that were in
+no earlier run. `drift` is the distance of velocities from the base.
 
 Several processes with one folder share the trainings, as in `recipe_search.py`.
 """
@@ -52,19 +52,15 @@ def main() -> None:
     wait_for([run for own in runs.values() for run in own])
     read = {name: [read_run(run) for run in own] for name, own in runs.items()}
     curves = {name: [curve(run) for run in own] for name, own in read.items()}
-    pairs = list(zip(curves["guard"], curves["plain"], strict=True))
     written = origin() | {
         "seeds": list(SEEDS),
         "curves": curves,
         "reward": {name: [float(run.train[-1]["reward"]) for run in own] for name, own in read.items()},
         "drift": {name: [run.evaluations[-1].get("eval/kl") for run in own] for name, own in read.items()},
-        "effects": {
-            name: {"per_seed": [guard[at][2] - plain[at][2] for guard, plain in pairs]}
-            for name, at in (("half_way", 1), ("at_the_end", -1))
-        },
+        "after": {name: [run[-1][2] for run in own] for name, own in curves.items()},
     }
     write_atomically(given.out, json.dumps(written, indent=1) + "\n")
-    print(json.dumps(written["effects"], indent=1))
+    print(json.dumps(written["after"], indent=1))
 
 
 if __name__ == "__main__":
