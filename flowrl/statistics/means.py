@@ -180,13 +180,13 @@ def claim(rows: Rows) -> str:
     return f"prompts of this kind; for {', '.join(sorted(alone))}, of {its}"
 
 
-def unknown_because(rows: Rows) -> str:
+def unknown_because(rows: Sequence[ScoreRow], *, base: Sequence[ScoreRow] | None = None) -> str:
     """Why `stratified_score` and `pooled` have no bounds for these rows; "" where they have."""
-    listed = list(rows)
-    parts, _ = strata([listed])
+    parts, _ = strata([rows], None if base is None else [base])
     if all(len(unit_N) > 1 for _, unit_N in parts.values()):
-        return "" if stratified_score(listed).known else "all values of a task agree, which leaves their spread unknown"
-    tasks = {row.task for row in listed}
+        known = stratified_score(rows, base=base).known
+        return "" if known else "all values of a task agree, which leaves their spread unknown"
+    tasks = {row.task for row in rows}
     return "there is a single image" if len(tasks) == 1 else "one task has a single image, whose spread is unknown"
 
 

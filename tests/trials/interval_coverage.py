@@ -220,11 +220,8 @@ Side = tuple[tuple[float, ...], tuple[float, ...]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Course:
-    """True mean curves of a reference and of a method: network evaluations, and the score at each.
-
-    Attributes:
-        share: of the reference's gain as its drawn mean shows it; the target.
-    """
+    """True mean curves of a reference and of a method: network evaluations, and the score at each; the target is a
+    share of the gain that the reference's drawn mean shows."""
 
     name: str
     reference: Side
@@ -377,15 +374,16 @@ def trust_coverage(groups: int, repetitions: int, rng: np.random.Generator) -> d
     """Two measurements of G groups of six images: signal 1 within groups, 0.7 between them, noise 0.5."""
     between, apart = 0.49 / (0.49 + 1.25), 6 / math.pi * math.asin(1.49 / 1.74 / 2)
     truths = (0.8, math.sqrt(0.2), 0.5, math.sqrt(1.25), between, apart, 1 / math.sqrt(math.pi))
-    label, hits = np.repeat(np.arange(groups), 6), np.zeros(len(TRUST))
+    label, (hits, known) = np.repeat(np.arange(groups), 6), np.zeros((2, len(TRUST)))
     for _ in range(repetitions):
         signal = rng.normal(0, 0.7, groups)[label] + rng.normal(0, 1, len(label))
         x, y = (signal + rng.normal(0, 0.5, len(label)) for _ in range(2))
-        agreed, again = agreement(x, y, label), retest(x, y, label)
-        found = (agreed.reliability, agreed.noise_share, again.noise_std, agreed.within_std)
-        found += (spread(x, label).between_prompts, rank_correlation(x, y, label), again.mean)
-        hits += [holds(interval, truth) for interval, truth in zip(found, truths, strict=True)]
-    return dict(zip(TRUST, hits / repetitions, strict=True))
+        agreed, again, whole = agreement(x, y, label), retest(x, y, label), spread(x, label)
+        found = [agreed.reliability, agreed.noise_share, again.noise_std, agreed.within_std, whole.between_prompts]
+        found += [rank_correlation(x, y, label), again.mean]
+        known += [interval.known for interval in found]
+        hits += [one.known and holds(one, truth) for one, truth in zip(found, truths, strict=True)]
+    return dict(zip(TRUST, hits / known, strict=True))
 
 
 def distance_coverage(images: int, shift: float, repetitions: int, rng: np.random.Generator) -> float:
