@@ -116,9 +116,8 @@ class MethodResult:
         each = {cost: _curves(runs, cost, metric) for cost in COSTS}
         curves = {cost: mean_curve(found) for cost, found in each.items()}
         # The baseline shares every seed with itself: its ratio has no bounds.
-        ratios = {
-            cost: cost_ratio(_curves(reference, cost, metric), each[cost], [math.nan, *targets][-1]) for cost in COSTS
-        }
+        last = [math.nan, *targets][-1]
+        ratios = {cost: cost_ratio(_curves(reference, cost, metric), each[cost], last) for cost in COSTS}
         return MethodResult(
             name=name,
             runs=tuple(runs),

@@ -22,7 +22,7 @@ Letters: S seeds, N images, T tasks.
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -92,9 +92,7 @@ def crossed_estimate(runs: Sequence[Rows], *, by_task: bool = True) -> Estimate:
     return estimate_of(*strata(runs), by_task=by_task)
 
 
-def crossed_difference(
-    before: Mapping[Hashable, Rows], after: Mapping[Hashable, Rows], *, by_task: bool = True
-) -> Estimate:
+def crossed_difference(before: Mapping[int, Rows], after: Mapping[int, Rows], *, by_task: bool = True) -> Estimate:
     """`crossed_estimate` of after minus before, both seed -> images, from the differences of the same seed and image.
     Raises ValueError: a seed that one side alone has, or an image without its partner."""
     if lonely := before.keys() ^ after.keys():
