@@ -93,6 +93,7 @@ def test_rows_that_are_refused_or_taken_back_make_none_of_the_others_easier() ->
         ({"commit": "b1bf48e8a8cb-dirty"}, True),
         ({"commit": "b1bf48e8a8cb"}, False),
         ({"origin": {"commit": "59bdcb6-dirty"}}, True),
+        ({"commit": "0a58e3c, with what followed not committed yet"}, True),
         ({"provenance": ["budget: nfe=40k", "commit: 1a06f72f8a11; 1a06f72f8a11-dirty"]}, True),
         (
             {"provenance": ["commit: 1a06f72f8a11", "versions: flowrl-toolkit 0.1.dev881+g1a06f72f8, torch 2.15.0"]},
@@ -213,6 +214,7 @@ def test_no_further_results_come_from_an_uncommitted_tree() -> None:
         if isinstance(held := json.loads(path.read_text(encoding="utf-8")), dict) and is_uncommitted(held)
     }
     trials = {"generic_classes", "generic_speed", "lora_forms", "quantised_bases", "release_check", "serving_load"}
+    trials |= {"full_training"}
     claims = {"adversarial", "dpo_scaling", "g2rpo", "grpo_scaling", "guard", "out_of_domain", "resolution"}
     claims |= {"rlg_scale", "verdict_alone"}
     assert found <= {f"trials/{name}.json" for name in trials} | {f"claims/{name}.json" for name in claims}

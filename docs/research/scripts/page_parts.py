@@ -37,7 +37,7 @@ def is_uncommitted(found: Mapping[str, Any]) -> bool:
     `flowrl compare` recorded none, the version of flowrl does, which names the day of such changes."""
     said = [str(found.get("commit", "")), str(found.get("origin", {}).get("commit", ""))]
     said += [line for line in found.get("provenance", ()) if line.startswith(("commit: ", "versions: "))]
-    return any("-dirty" in text or re.search(r"\+g[0-9a-f]+\.d\d{8}", text) for text in said)
+    return any("-dirty" in text or "not committed" in text or re.search(r"\+g[0-9a-f]+\.d\d{8}", text) for text in said)
 
 
 def committed(path: Path) -> dict[str, Any]:
