@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike
 
 from flowrl.runtime.files import read_json
 from flowrl.statistics.bootstrap import UNKNOWN, Interval
-from flowrl.statistics.means import VERDICTS, Ends, ends_of, mean_interval
+from flowrl.statistics.means import VERDICTS, Range, ends_of, mean_interval
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,7 +66,7 @@ def panel_means(values: Mapping[str, ArrayLike], prompts: Sequence[Hashable]) ->
     return {name: _mean(name, given, prompts, VERDICTS) for name, given in values.items()}
 
 
-def _mean(name: str, given: ArrayLike, prompts: Sequence[Hashable], ends: Ends | None) -> ScorerMean:
+def _mean(name: str, given: ArrayLike, prompts: Sequence[Hashable], ends: Range | None) -> ScorerMean:
     value_N = np.asarray(given, dtype=np.float64)
     if value_N.shape != (len(prompts),):
         raise ValueError(f"{name}: {list(value_N.shape)} values for {len(prompts)} images: give one for each.")

@@ -29,8 +29,8 @@ import numpy as np
 
 from flowrl.prompts.text_checks import check_text
 from flowrl.runtime.files import parse_json, read_json, read_text
-from flowrl.statistics.bootstrap import Interval
-from flowrl.statistics.means import ScoreRow, ends_of, mean_interval, pooled, stratified_score
+from flowrl.statistics.bootstrap import Interval, point
+from flowrl.statistics.means import Range, ScoreRow, bound, ends_of, mean_interval, pooled, stratified_score
 
 VIDEOS = 5
 """Videos of a prompt that the package looks for, `<prompt>-0.mp4` to `<prompt>-4.mp4`."""
@@ -175,12 +175,13 @@ def intervals(
     """
     scores = {name: part.score for name, part in measured.items()}
     before = {name: part.score for name, part in (base or {}).items()}
-    found = {}
+    found, ends = {}, Range(0.0 if base is None else -1.0, 1.0)
     for name in measured:
         if base is not None and name not in base:
             continue
         mean = scores[name] - (before[name] if base is not None else 0.0)
-        found[name] = _around(mean, _of_dimension(name, measured[name], entries, None if base is None else base[name]))
+        own = _of_dimension(name, measured[name], entries, None if base is None else base[name])
+        found[name] = _around(mean, own, ends)
     after, earlier = aggregate(scores), aggregate(before)
     for name in after if base is None else [name for name in after if name in earlier]:
         interval = _of_sum(shares(name), measured, entries, base)
@@ -242,8 +243,8 @@ def _whole_videos(
     return found
 
 
-def _around(mean: float, interval: Interval | None) -> Interval:
-    """An interval moved so that its mean is the number that is printed."""
+def _around(mean: float, interval: Interval | None, ends: Range | None = None) -> Interval:
+    """An interval moved so that its mean is the number that is printed, cut to `ends`."""
     if interval is None:
-        return Interval(mean=mean, low=math.nan, high=math.nan)
-    return Interval(mean=mean, low=mean + interval.low - interval.mean, high=mean + interval.high - interval.mean)
+        return point(mean)
+    return bound(mean, mean + interval.low - interval.mean, mean + interval.high - interval.mean, ends)

@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--targets",
         metavar="LIST",
-        help="scores whose cost is tabulated, such as 0.6,0.7 (default: thirds of the gain)",
+        help="scores whose cost is tabulated, such as 0.6,0.7 (default: 1/3, 2/3 and 9/10 of the gain)",
     )
     add("--report-only", action="store_true", help="write table and page again, train nothing")
 

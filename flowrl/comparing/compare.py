@@ -140,7 +140,7 @@ def compare(
         jobs: trainings side by side.
         baseline: the method that the others are compared to; None is the first.
         metric: a metric of the evaluations; None is the GenEval score, else the first reward.
-        targets: scores whose cost is tabulated, such as "0.6,0.7"; None takes thirds of the baseline's gain.
+        targets: scores whose cost is tabulated, such as "0.6,0.7"; None takes 1/3, 2/3 and 9/10 of the baseline's gain.
         report_only: write the report of what is finished; train and measure nothing.
         show: show notes and the state of the trainings.
         page: writes `compare.html`; see `flowrl.pages.comparison_page.write_page`.

@@ -10,6 +10,7 @@ from flowrl.comparing.comparison_result import MethodResult, Results
 from flowrl.comparing.measure import DIVERSITY_TEXT
 from flowrl.rendering.terminal_text import COLUMNS, Table, as_markdown, as_table
 from flowrl.runs.evaluation_rows import SCORE
+from flowrl.statistics.bootstrap import Interval
 from flowrl.statistics.crossed import Estimate
 from flowrl.training.drift import KL_TEXT
 
@@ -115,6 +116,15 @@ def time_text(seconds: float) -> str:
     return f"{whole // 3600}:{whole % 3600 // 60:02d}:{whole % 60:02d}"
 
 
+def ratio_text(found: Interval) -> str:
+    """How many times less, with its bounds; a dash where unknown."""
+    if math.isnan(found.mean):
+        return _NO
+    if not found.low > 0:  # the method might never get there, or nothing is known
+        return f"{found.mean:.2f}x" + (f" (at most {found.high:.1f})" if math.isfinite(found.high) else "")
+    return f"{found.mean:.2f}x ({found.low:.1f} {'or more' if found.high == math.inf else f'to {found.high:.1f}'})"
+
+
 def p_text(p: float) -> str:
     """A p-value; a dash where there is none."""
     if not math.isfinite(p):
@@ -181,15 +191,9 @@ def _differences(results: Results) -> Table | None:
 
 
 def _spent(results: Results) -> Table:
+    columns = {"nfe": amount_text, "images": amount_text, "seconds": time_text, "iterations": amount_text}
     rows = [
-        (
-            _name(results, row),
-            amount_text(row.spent["nfe"]),
-            amount_text(row.spent["images"]),
-            time_text(row.spent["seconds"]),
-            amount_text(row.spent["iterations"]),
-        )
-        for row in results.methods
+        (_name(results, row), *(write(row.spent[key]) for key, write in columns.items())) for row in results.methods
     ]
     jobs = results.journal.get("jobs", 1)
     together = f" {jobs} trainings shared the machine, so times compare methods only roughly." if jobs > 1 else ""
@@ -212,33 +216,25 @@ def _reach(results: Results) -> Table | None:
             f"{amount_text(nfe)} {time_text(seconds)}" if math.isfinite(nfe) else "not reached"
             for nfe, seconds in zip(row.reach["nfe"], row.reach["seconds"], strict=True)
         ]
-        for found in (row.speed["nfe"], row.speed["seconds"]):
-            bounds = f" ({found.low:.1f} to {found.high:.1f})" if found.known else ""
-            cells.append(_NO if math.isnan(found.mean) else f"{found.mean:.2f}x{bounds}")
+        cells += [ratio_text(row.speed[cost]) for cost in ("nfe", "seconds")]
         rows.append((_name(results, row), *cells))
     return Table(
         title="Network evaluations and time to reach a score",
         head=("method", *(f"to {write(target)}" for target in results.targets), "fewer", "faster"),
         rows=tuple(rows),
         note="By linear interpolation between the evaluations of the mean over seeds. Fewer: network evaluations that "
-        f"{results.label(results.baseline)} takes to its own final score, over those of the method; faster: seconds; "
-        "with 95 % intervals over seeds where the mean without any one of them gets there too.",
+        f"{results.label(results.baseline)} takes to the last of these scores, over those of the method; faster: "
+        "seconds; with 95 % intervals over seeds, which are open where other seeds might never get there.",
     )
 
 
 def _models(results: Results) -> Table | None:
     if all(math.isnan(row.kl) for row in results.methods):
         return None
-    rows = [
-        (
-            _name(results, row),
-            f"{row.kl:.3g}" if math.isfinite(row.kl) else _NO,
-            f"{row.diversity:.4f}" if math.isfinite(row.diversity) else _NO,
-        )
-        for row in results.methods
-    ]
+    shown = [(_name(results, row), row.kl, row.diversity) for row in results.methods]
     if math.isfinite(results.base_diversity):
-        rows.append(("before training", "0", f"{results.base_diversity:.4f}"))
+        shown.append(("before training", 0.0, results.base_diversity))
+    rows = [(name, f"{kl:.3g}".replace("nan", _NO), f"{far:.4f}".replace("nan", _NO)) for name, kl, far in shown]
     return Table(
         title="Final models",
         head=("method", "distance from base", "diversity"),

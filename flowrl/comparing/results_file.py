@@ -49,8 +49,8 @@ def numbers(results: Results, provenance: Sequence[str] = ()) -> dict[str, Any]:
 
 
 def ratio_numbers(found: Interval) -> dict[str, Any]:
-    """`mean` and `interval`, each null where it is not known."""
-    return {"mean": _known(found.mean), "interval": _bounds(found)}
+    """`mean` and `interval`, each null where it is not known, as is an upper bound that is infinite."""
+    return {"mean": _known(found.mean), "interval": None if math.isnan(found.low) else [found.low, _known(found.high)]}
 
 
 def _estimate(found: Estimate | None) -> dict[str, Any] | None:

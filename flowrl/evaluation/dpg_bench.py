@@ -36,7 +36,7 @@ from flowrl.rewards.judges.answers import parse_word
 from flowrl.rewards.judges.asking import UNPARSED
 from flowrl.rewards.judges.chat import Answer, Chat, Question, identity_of
 from flowrl.runtime.files import read_json, write_atomically
-from flowrl.statistics.means import mean_interval
+from flowrl.statistics.means import Range, mean_interval
 
 FOLDER = "dpg_bench"
 MADE_OF = "dpg_bench_grids.json"
@@ -154,12 +154,12 @@ def grid_result(settings: Settings, plan: GridPlan, chat: Chat, parts: Sequence[
         {item.id: 100 * item_score(crops, item.questions) for item in plan.items if (crops := part.found[item.id])}
         for part in parts
     ]
-    intervals = [{"score": mean_interval(list(part.values()), ends=None)} for part in by_item]
+    intervals = [{"score": mean_interval(list(part.values()), ends=Range(0.0, 100.0))} for part in by_item]
     said = f"DPG-Bench {number(scores[0].score, 2)} of 100 (95 % {bounds(intervals[0]['score'])}) for {parts[0].label}"
     changes = {}
     if len(parts) > 1:
         shared = [name for name in by_item[0] if name in by_item[1]]
-        change = mean_interval([by_item[0][name] - by_item[1][name] for name in shared], ends=None)
+        change = mean_interval([by_item[0][name] - by_item[1][name] for name in shared], ends=Range(-100.0, 100.0))
         said += f"; against {parts[1].label} {signed(change.mean, 2)} (95 % {bounds(change, sign=True)})"
         changes["score"] = change
     metrics = [{"score": part.score, "skipped": float(part.skipped), **part.categories} for part in scores]

@@ -99,7 +99,7 @@ def over_models(results: Sequence[Result], labels: Sequence[str]) -> Result:
     if not any(result.metrics for result in results):  # drawn for a judge that is to come
         headline = " ".join(result.headline for result in results)
         return Result(headline=headline, rows=(), metrics={}, tables=(), notes=notes)
-    means, changes = over_runs([result.metrics for result in results]), over_runs(list(map(_changes, results)))
+    means, changes = over_runs([one.metrics for one in results]), over_runs([*map(_changes, results)], changes=True)
     short = {name: name.split("/", 2)[-1] for name in means if not name.endswith(("_low", "_high"))}
     first = next(iter(short))
     head: tuple[str, ...] = ("", "mean", "95 %")

@@ -40,7 +40,7 @@ from flowrl.prompts.loading import Prompt, read_prompts
 from flowrl.rendering.markup import number, plural
 from flowrl.runtime.files import write_atomically
 from flowrl.statistics.bootstrap import Interval
-from flowrl.statistics.means import VERDICTS, Ends, ends_of, mean_interval
+from flowrl.statistics.means import VERDICTS, Range, ends_of, mean_interval
 
 FOLDER = "t2i_compbench"
 NOTE = "Means over images; the overall is the mean of all eight. Intervals speak of"
@@ -204,7 +204,7 @@ def _changes(placed: Mapping[str, Sequence[ImageFile]], scores: Sequence[Scores]
     return changes
 
 
-def _interval(scores: Mapping[int, float], images: Sequence[ImageFile], ends: Ends | None = VERDICTS) -> Interval:
+def _interval(scores: Mapping[int, float], images: Sequence[ImageFile], ends: Range | None = VERDICTS) -> Interval:
     """Over prompts; of a category of a single prompt over its images."""
     prompts = [image.prompt for image in images]
     units = [prompts[place] for place in scores] if len(set(prompts)) > 1 else None

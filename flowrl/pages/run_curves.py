@@ -15,6 +15,7 @@ from flowrl.runs.held_out_result import HeldOut, conclusion
 from flowrl.runs.run_data import RunData, column, keys_below
 from flowrl.runtime.shapes import Float
 from flowrl.statistics.bootstrap import LEVEL, Interval
+from flowrl.statistics.means import range_of
 from flowrl.statistics.student import student_quantile
 
 EXPLAINED = {
@@ -172,12 +173,13 @@ def training_series(run: RunData, *, label: str = "training reward", color: int 
     x, y = thin(iteration), thin(reward)
     line, spread = smooth(y, thinned_error)
     half = student_quantile(LEVEL, _degrees(run, runs, y)) * spread if len(spread) else spread
+    ends = range_of(reward) or (-math.inf, math.inf)
     series = Series(
         label=label,
         x=x,
         y=line,
-        low=line - half if len(half) else half,
-        high=line + half if len(half) else half,
+        low=np.maximum(line - half, ends[0]) if len(half) else half,
+        high=np.minimum(line + half, ends[1]) if len(half) else half,
         raw_x=x,
         raw_y=y,
         color=color,

@@ -72,13 +72,13 @@ def held_out(run: RunData) -> HeldOut | None:
         num_pairs=len(pair[0]),
         num_unpaired=max(map(len, images)) - len(pair[0]),
         claim=claim(pair[0] or before),
-        untold=untold(pair[0]),
+        untold=untold(*pair),
     )
 
 
-def untold(pairs: Sequence[ScoreRow]) -> str:
+def untold(before: Sequence[ScoreRow], after: Sequence[ScoreRow]) -> str:
     """Why the paired difference of these rows has no interval; "" where it has."""
-    return unknown_because(pairs) if pairs else "there are no image rows of both evaluations to pair"
+    return unknown_because(after, base=before) if before else "there are no image rows of both evaluations to pair"
 
 
 def conclusion(difference: Interval | None) -> str:

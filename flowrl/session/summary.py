@@ -129,10 +129,10 @@ def _change(before: list[Row], after: list[Row], metric: str) -> tuple[float, fl
     ("" where it has)."""
     start, end = partners(score_rows(before, metric), score_rows(after, metric))
     if not start:
-        return UNKNOWN.mean, UNKNOWN.mean, UNKNOWN, untold(start)
+        return UNKNOWN.mean, UNKNOWN.mean, UNKNOWN, untold(start, end)
     change = score_interval(end, metric, base=start)
     first, last = (fmean(row.value for row in side) for side in (start, end))
-    return first, last, change, "" if change.known else untold(start)
+    return first, last, change, "" if change.known else untold(start, end)
 
 
 def _try(folder: Path, config: TrainConfig) -> str:
@@ -171,7 +171,7 @@ def _scores(first: list[Row], last: list[Row], word: str) -> tuple[list[str], di
         lines.append(f"  {_WORDS[found]}: {change.mean:+.3f}, 95 % interval {bounds}")
         lines.append(f"  The interval speaks of {claim(pair[0])}, not of another training.")
     else:
-        lines.append(f"  {_WORDS[found]}: {change.mean:+.3f}, {untold(pair[0])}")
+        lines.append(f"  {_WORDS[found]}: {change.mean:+.3f}, {untold(*pair)}")
     return [*lines, ""], {
         "before": start,
         "after": end,

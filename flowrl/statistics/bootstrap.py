@@ -26,7 +26,7 @@ MAX_DRAWS = 4_000_000  # resampled indexes held at once: bounds memory, not accu
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Interval:
-    """A mean with its confidence bounds; NaN bounds where one unit alone was seen, whose spread cannot be known."""
+    """A mean with its confidence bounds; NaN bounds where the spread cannot be known: of one unit, or of equal ones."""
 
     mean: float
     low: float
@@ -83,10 +83,10 @@ def draw_counts(units: int, num_resamples: int, rng: np.random.Generator) -> Flo
     return rng.multinomial(units, np.full(units, 1 / units), size=num_resamples).astype(np.float64)
 
 
-def percentiles(mean: float, replicate_R: Float[np.ndarray, " r"], level: float = LEVEL) -> Interval:
-    """The interval of replicates, wide enough to hold the mean; unknown where a replicate is."""
-    if not np.isfinite(replicate_R).all():
+def percentiles(mean: float, replicate_R: Float[np.ndarray, " r"]) -> Interval:
+    """The interval of replicates, wide enough to hold the mean; unknown where a replicate is, and where all agree."""
+    if not np.isfinite(replicate_R).all() or np.ptp(replicate_R) <= 1e-12 * abs(mean):
         return point(mean)
     # min, max: the mean of equal values can lie one rounding away from them.
-    low, high = np.quantile(replicate_R, [(1 - level) / 2, (1 + level) / 2])
+    low, high = np.quantile(replicate_R, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     return Interval(mean=mean, low=min(float(low), mean), high=max(float(high), mean))

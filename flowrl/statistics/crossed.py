@@ -10,7 +10,11 @@ the variance of the mean over seeds and prompts is A + max(B - C, 0), and its in
 degrees of freedom. The p of a difference is that of Student's t over the seeds' differences: it asks whether training
 again would find a difference on these prompts, and needs no assumption about how much seeds spread. Shares of verdicts
 move in steps of one image, so that few seeds can agree by chance: their standard deviation counts for no less than that
-of rounding to such steps, step / sqrt(12) (Sheppard 1898).
+of rounding to such steps, step / sqrt(12) (Sheppard 1898). Numbers that agree in all seeds have no spread to go by:
+bounds and p are NaN.
+
+Trainings are paired by their seed alone. Those of unlike seeds share nothing, so that any order of them is arbitrary:
+their A and C are the sums of both sides' (Welch 1947), and only prompts are paired.
 
 Letters: S seeds, N images, T tasks.
 """
@@ -19,7 +23,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -27,12 +31,16 @@ from numpy.typing import ArrayLike
 from flowrl.runtime.shapes import Float
 from flowrl.statistics.bootstrap import LEVEL, POWER, Interval, point
 from flowrl.statistics.means import (
+    CHANGES,
+    SHARE_CHANGES,
+    SHARES,
     VERDICTS,
-    Ends,
     Part,
+    Range,
     Rows,
     Stratum,
     added_images,
+    bound,
     combine,
     part_of,
     score_of,
@@ -43,6 +51,7 @@ from flowrl.statistics.means import (
 from flowrl.statistics.student import student_quantile
 
 ROUNDING = 12**-0.5  # standard deviation of what rounding to whole steps leaves, in steps
+STEPS = 256  # places between two points of a curve at which its bounds are looked for
 
 Curve = tuple[Sequence[float], Sequence[float]]
 """Costs in ascending order, and the score at each."""
@@ -83,10 +92,23 @@ def crossed_estimate(runs: Sequence[Rows], *, by_task: bool = True) -> Estimate:
     return estimate_of(*strata(runs), by_task=by_task)
 
 
-def crossed_difference(before: Sequence[Rows], after: Sequence[Rows], *, by_task: bool = True) -> Estimate:
-    """`crossed_estimate` of after minus before, from the differences of the same seed and image. Raises ValueError:
-    unequal numbers of seeds, or an image without its partner."""
-    return estimate_of(*strata(after, before), by_task=by_task)
+def crossed_difference(before: Mapping[int, Rows], after: Mapping[int, Rows], *, by_task: bool = True) -> Estimate:
+    """`crossed_estimate` of after minus before, both seed -> images, from the differences of the same seed and image.
+    Raises ValueError: a seed that one side alone has, or an image without its partner."""
+    if lonely := before.keys() ^ after.keys():
+        raise ValueError(
+            f"seed {min(lonely, key=str)} was trained on one side only: trainings are paired by their seed, and in no "
+            "other order. Leave it out, or take `independent_difference` (Welch's), which pairs no trainings"
+        )
+    return estimate_of(*strata([after[seed] for seed in before], list(before.values())), by_task=by_task)
+
+
+def independent_difference(before: Sequence[Rows], after: Sequence[Rows], *, by_task: bool = True) -> Estimate:
+    """The mean of after minus that of before where their trainings share no seeds: Welch's, prompts paired. A side of
+    a single training adds no spread: what is found is of it alone. Raises ValueError: as `crossed_estimate`."""
+    parts, ends = strata([*after, *before])
+    changed = {VERDICTS: CHANGES, SHARES: SHARE_CHANGES}.get(ends) if ends else None
+    return estimate_of(parts, changed, by_task=by_task, against=len(before))
 
 
 def holm(p: Mapping[str, float]) -> dict[str, float]:
@@ -103,15 +125,19 @@ def holm(p: Mapping[str, float]) -> dict[str, float]:
     return adjusted
 
 
-def mean_curve(curves: Sequence[Curve]) -> tuple[Float[np.ndarray, " n"], Float[np.ndarray, " n"]]:
-    """Mean over seeds of curves (cost, score): point by point, mean of costs and of scores.
-
-    Curves of unequal lengths are interpolated linearly at every cost that one of them has.
-    """
+def aligned(curves: Sequence[Curve]) -> tuple[Float[np.ndarray, " n"], Float[np.ndarray, " s n"]]:
+    """Curves on common costs: point by point at the mean of the seeds' costs; where they are of unequal lengths,
+    interpolated linearly at every cost that one of them has."""
     if len({len(cost) for cost, _ in curves}) == 1:
-        return np.mean([cost for cost, _ in curves], axis=0), np.mean([score for _, score in curves], axis=0)
+        return np.mean([cost for cost, _ in curves], axis=0), np.array([score for _, score in curves], np.float64)
     costs = np.unique(np.concatenate([np.asarray(cost, dtype=np.float64) for cost, _ in curves]))
-    return costs, np.mean([np.interp(costs, cost, score) for cost, score in curves], axis=0)
+    return costs, np.stack([np.interp(costs, cost, score) for cost, score in curves])
+
+
+def mean_curve(curves: Sequence[Curve]) -> tuple[Float[np.ndarray, " n"], Float[np.ndarray, " n"]]:
+    """Mean over seeds of `aligned` curves."""
+    costs, score_SN = aligned(curves)
+    return costs, score_SN.mean(axis=0)
 
 
 def cost_to_reach(cost: ArrayLike, score: ArrayLike, target: float) -> float:
@@ -120,90 +146,111 @@ def cost_to_reach(cost: ArrayLike, score: ArrayLike, target: float) -> float:
     reached = np.flatnonzero(scores >= target - 1e-12)
     if not len(reached):
         return math.inf
-    k = int(reached[0])
-    if k == 0:
-        return float(costs[0])
-    share = (target - scores[k - 1]) / (scores[k] - scores[k - 1])
-    return float(costs[k - 1] + min(share, 1.0) * (costs[k] - costs[k - 1]))
+    last = slice(max(int(reached[0]) - 1, 0), int(reached[0]) + 1)
+    return float(np.interp(target, scores[last], costs[last]))
 
 
-def speed_up(reference: Sequence[Curve], method: Sequence[Curve]) -> Interval:
-    """How many times less a method costs to the reference's final score: the mean curves' costs, one over the other.
+def cost_interval(curves: Sequence[Curve], target: float) -> Interval:
+    """What it costs until the mean of the seeds' curves reaches `target`, with bounds over other seeds.
 
-    Both sides are curves (cost, score), one for each seed. The interval speaks of other seeds: the jackknife's variance
-    of the logarithm (Efron 1982, chapter 3), each side's seeds left out in turn, and Student's t with Satterthwaite's
-    degrees of freedom. NaN where the mean does not reach that score or the reference gained nothing; NaN bounds for a
-    single seed on either side, and where the mean without one seed does not reach it.
+    The bounds hold every cost at which Student's test over the seeds does not tell their scores, interpolated linearly,
+    from the target (the inversion of Fieller 1954). `high` is infinite where that holds of the last: the mean of other
+    seeds might never get there. NaN bounds for one seed, where all agree, and where the mean does not reach it.
     """
-    ratio = _cost_ratio(reference, method)
-    if not math.isfinite(ratio) or min(len(reference), len(method)) < 2:
-        return point(ratio)
-    sides = [
-        [_cost_ratio([*reference[:seed], *reference[seed + 1 :]], method) for seed in range(len(reference))],
-        [_cost_ratio(reference, [*method[:seed], *method[seed + 1 :]]) for seed in range(len(method))],
-    ]
-    variances = [(len(side) - 1) ** 2 / len(side) * float(np.var(np.log(side), ddof=1)) for side in sides]
-    squares = sum(variance**2 / (len(side) - 1) for variance, side in zip(variances, sides, strict=True))
-    degrees = sum(variances) ** 2 / squares if squares > 0 else math.inf
-    half = student_quantile(LEVEL, degrees) * math.sqrt(sum(variances))
-    return Interval(mean=ratio, low=ratio * math.exp(-half), high=ratio * math.exp(half))
+    costs, score_SN = aligned(curves)
+    mean = cost_to_reach(costs, score_SN.mean(axis=0), target)
+    if len(curves) < 2 or not math.isfinite(mean):
+        return point(mean)
+    place = np.linspace(0, len(costs) - 1, STEPS * (len(costs) - 1) + 1)
+    score_SP = np.stack([np.interp(place, np.arange(len(costs)), score) for score in score_SN])
+    half_P = student_quantile(LEVEL, len(curves) - 1) * score_SP.std(axis=0, ddof=1) / math.sqrt(len(curves))
+    near = np.flatnonzero(np.abs(score_SP.mean(axis=0) - target) <= half_P)
+    if not len(near) or half_P[near].max() < 1e-12:
+        return point(mean)
+    low, high = np.interp(place[near[[0, -1]]], np.arange(len(costs)), costs).tolist()
+    return bound(mean, low, math.inf if near[-1] == len(place) - 1 else high, None)
 
 
-def _cost_ratio(reference: Sequence[Curve], method: Sequence[Curve]) -> float:
-    cost, score = mean_curve(reference)
-    if score[-1] <= score[0]:  # nothing was gained that could be reached
-        return math.nan
-    here = cost_to_reach(*mean_curve(method), float(score[-1]))
-    return cost_to_reach(cost, score, float(score[-1])) / here if math.isfinite(here) and here > 0 else math.nan
+def cost_ratio(reference: Sequence[Curve], method: Sequence[Curve], target: float) -> Interval:
+    """How many times less a method costs to a score: t / u with t the reference's `cost_interval` and u the method's.
+
+    Sides are curves (cost, score), one for each seed. The bounds are joined on the logarithm (Zou and Donner 2008):
+
+        low  = t / u exp(-sqrt(ln²(t / t_low) + ln²(u_high / u)))
+        high = t / u exp(+sqrt(ln²(t_high / t) + ln²(u / u_low)))
+
+    `high` is infinite where the reference might never reach the score, `low` 0 where the method might not. Choose a
+    target below the reference's plateau: on it one cost is as good as another. NaN where a mean does not reach it.
+    """
+    sides = [cost_interval(curves, target) for curves in (reference, method) if curves]
+    if len(sides) < 2 or not all(0 < side.mean < math.inf for side in sides):
+        return point(math.nan)
+    with np.errstate(divide="ignore"):
+        (t, t_low, t_high), (u, u_low, u_high) = (np.log([side.mean, side.low, side.high]) for side in sides)
+    low, high = t - u - np.hypot(t - t_low, u_high - u), t - u + np.hypot(t_high - t, u - u_low)
+    return Interval(mean=float(np.exp(t - u)), low=float(np.exp(low)), high=float(np.exp(high)))
 
 
-def estimate_of(parts: Mapping[str, Stratum], ends: Ends | None, *, by_task: bool) -> Estimate:
-    """The estimate of scores, or of differences, from what `strata` gives of S runs."""
+def estimate_of(parts: Mapping[str, Stratum], ends: Range | None, *, by_task: bool, against: int = 0) -> Estimate:
+    """The estimate of scores, or of differences, from what `strata` gives of S runs.
+
+    Args:
+        parts: values of all runs.
+        ends: of the values, or of their differences.
+        by_task: as of `crossed_estimate`.
+        against: the last so many runs are those of another method, with seeds of their own, and are subtracted.
+    """
     weights, held = weights_of(parts, by_task=by_task)
-    score_S = sum(weight * value_SN.mean(axis=1) for weight, (value_SN, _) in zip(weights, parts.values(), strict=True))
-    mean, count = float(np.mean(score_S)), len(np.asarray(score_S))
-    if count == 1:
-        return Estimate(
-            interval=score_of(parts, ends, by_task=by_task), seeds=point(mean), p=math.nan, detectable=math.nan
-        )
-    spread = float(np.std(score_S, ddof=1))
-    if ends is not None:
-        spread = max(spread, ROUNDING / sum(len(unit_N) for _, unit_N in parts.values()))
+    count = len(next(iter(parts.values()))[0])
+    sides = [(1.0, slice(count - against)), (-1.0, slice(count - against, count))][: 2 if against else 1]
+    means = {
+        task: (np.array([sum(sign * value_SN[runs].mean(axis=0) for sign, runs in sides)]), unit_N)
+        for task, (value_SN, unit_N) in parts.items()
+    }
+    several = [runs for _, runs in sides if len(range(count)[runs]) > 1]
+    if not several:
+        interval = score_of(means, ends, by_task=by_task)
+        return Estimate(interval=interval, seeds=point(interval.mean), p=math.nan, detectable=math.nan)
+    # The images that verdicts add are spread over the seeds; of differences the seeds themselves show the spread.
+    verdicts = ends if ends == VERDICTS else None
+    prompts = combine([part_of(mean_1N[0], unit_N, verdicts, extra / count) for (mean_1N, unit_N), extra
+                        in zip(means.values(), added_images(verdicts, held), strict=True)], weights)  # fmt: skip
+    found = zip(*(_spread(parts, weights, runs, ends) for runs in several), strict=True)
+    seeds, shared = (combine(over, [1.0] * len(several)) for over in found)
+    total, mean = replace(seeds, mean=prompts.mean, centre=prompts.centre), prompts.mean
+    if not prompts.variance <= shared.variance:
+        variance = seeds.variance + prompts.variance - shared.variance  # NaN where that of prompts is unknown
+        squares = sum(part.variance**2 / part.degrees for part in (seeds, prompts, shared))
+        least = min(seeds.degrees, prompts.degrees)  # of a sum; what is subtracted may take it to nearly nothing
+        total = replace(total, variance=variance, degrees=max(variance**2 / squares, least))
+    over_seeds = student(replace(seeds, mean=mean, centre=mean), ends)
+    if not over_seeds.known:
+        return Estimate(interval=student(total, ends), seeds=over_seeds, p=math.nan, detectable=math.nan)
     from scipy.special import nctdtrinc, stdtr  # of the extra `compare`, which trainings do without
 
-    error = spread / math.sqrt(count)
-    total = _crossed(list(parts.values()), weights, held, ends, error)
+    error = math.sqrt(seeds.variance)
     return Estimate(
         interval=student(total, ends),
-        seeds=student(Part(mean=mean, centre=mean, variance=error**2, degrees=count - 1)),
-        p=2 * float(stdtr(count - 1, -abs(mean) / error)) if error else float(mean == 0),
+        seeds=over_seeds,
+        p=2 * float(stdtr(seeds.degrees, -abs(mean) / error)),
         # Standard errors at which the test at 5 % has 80 % power: 5.65 for 2 degrees, 2.80 for many.
-        detectable=error * float(nctdtrinc(count - 1, 1 - POWER, student_quantile(LEVEL, count - 1))),
+        detectable=error * float(nctdtrinc(seeds.degrees, 1 - POWER, student_quantile(LEVEL, seeds.degrees))),
     )
 
 
-def _crossed(
-    tasks: Sequence[Stratum], weights: Sequence[float], held: Sequence[int], ends: Ends | None, error: float
-) -> Part:
-    """The mean over seeds and prompts, from the standard error over seeds and the spread of prompts."""
-    seeds = len(tasks[0][0])
-    # The images that verdicts add are spread over the seeds; of differences the seeds themselves show the spread.
-    verdicts = ends if ends == VERDICTS else None
-    mean_N = [value_SN.mean(axis=0) for value_SN, _ in tasks]
-    prompts = combine([part_of(mean, unit_N, verdicts, extra / seeds) for mean, (_, unit_N), extra
-                        in zip(mean_N, tasks, added_images(verdicts, held), strict=True)], weights)  # fmt: skip
-    deviations = [
-        combine([part_of(value_SN[seed] - mean, unit_N, None, 0.0)
-                  for mean, (value_SN, unit_N) in zip(mean_N, tasks, strict=True)], weights)
-        for seed in range(seeds)
-    ]  # fmt: skip
-    shared = sum(part.variance for part in deviations) / (seeds * (seeds - 1))
-    variance, degrees = error**2, float(seeds - 1)
-    if math.isnan(prompts.variance):
-        variance = math.nan
-    elif prompts.variance > shared:
-        squares = error**4 / degrees + prompts.variance**2 / prompts.degrees
-        squares += shared**2 / (degrees * min(part.degrees for part in deviations))
-        variance += prompts.variance - shared
-        degrees = variance**2 / squares
-    return Part(mean=prompts.mean, centre=prompts.centre, variance=variance, degrees=degrees)
+def _spread(
+    parts: Mapping[str, Stratum], weights: Sequence[float], runs: slice, ends: Range | None
+) -> tuple[Part, Part]:
+    """The variances A and C of the seeds of one side, as means of 0."""
+    values = [(value_SN[runs], unit_N) for value_SN, unit_N in parts.values()]
+    means = [weight * value_SN.mean(axis=1) for weight, (value_SN, _) in zip(weights, values, strict=True)]
+    seeds, variance = len(means[0]), float(np.var(sum(means), ddof=1))
+    if ends is not None and ends.verdicts:
+        variance = max(variance, (ROUNDING / sum(len(unit_N) for _, unit_N in values)) ** 2)
+    rest = [(value_SN - value_SN.mean(axis=0), unit_N) for value_SN, unit_N in values]
+    each = [combine([part_of(rest_SN[seed], unit_N, None, 0.0) for rest_SN, unit_N in rest], weights)
+            for seed in range(seeds)]  # fmt: skip
+    shared, free = sum(part.variance for part in each), min(part.degrees for part in each)
+    found = (variance / seeds, seeds - 1), (shared / (seeds * (seeds - 1)), (seeds - 1) * free)
+    over_seeds, common = (Part(mean=0.0, centre=0.0, variance=part, degrees=degrees) for part, degrees in found)
+    return over_seeds, common

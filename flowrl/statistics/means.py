@@ -27,6 +27,7 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -35,9 +36,17 @@ from flowrl.runtime.shapes import Float, Int
 from flowrl.statistics.bootstrap import LEVEL, Interval, codes, point
 from flowrl.statistics.student import student_quantile
 
-Ends = tuple[float, float]
-"""The least and the largest value that there can be."""
-VERDICTS, CHANGES = (0.0, 1.0), (-1.0, 1.0)
+
+class Range(NamedTuple):
+    """The least and the largest value that there can be, and whether there is none between but 0."""
+
+    least: float
+    most: float
+    verdicts: bool = False
+
+
+VERDICTS, CHANGES = Range(0.0, 1.0, True), Range(-1.0, 1.0, True)
+SHARES, SHARE_CHANGES = Range(0.0, 1.0), Range(-1.0, 1.0)
 PRIOR = 0.5  # degrees of freedom that speak for a design effect of 1
 SINGLE = "\0single images"
 """Name of the stratum of all tasks that have one image each; no task can have it."""
@@ -73,7 +82,7 @@ def mean_interval(
     values: ArrayLike,
     clusters: Sequence[Hashable] | np.ndarray | None = None,
     *,
-    ends: Ends | None = VERDICTS,
+    ends: Range | None = VERDICTS,
     level: float = LEVEL,
 ) -> Interval:
     """Mean of `values` [N] (booleans count as 0 and 1) with its interval of coverage `level`.
@@ -81,8 +90,9 @@ def mean_interval(
     Args:
         clusters: [N] labels; values that share one are one unit. None: each is its own. NaN bounds for a single unit:
             to speak of one prompt's images, give none.
-        ends: what values are at the ends and 0 alone are taken for: VERDICTS where they are all 0 or 1, CHANGES where
-            all -1, 0 or 1 (`ends_of` says whether differences are those of verdicts); None for numbers that may agree.
+        ends: what values at the ends and 0 alone are taken for: VERDICTS where they are all 0 or 1, CHANGES where all
+            -1, 0 or 1 (`ends_of` says whether differences are those of verdicts); None for numbers that may agree.
+            Bounds are cut to them, and to those that numbers between them reach.
         level: in (0, 1).
 
     Raises ValueError: no values, a value that is not finite, a wrong number of clusters, or a level outside (0, 1).
@@ -95,16 +105,28 @@ def mean_interval(
         raise ValueError(f"clusters has {len(unit_N)} labels for {len(value_N)} values: give one for each")
     if clusters is not None and unit_N.max() == 0:
         return point(float(value_N.mean()))
-    seen = ends if ends is not None and np.isin(value_N, (*ends, 0.0)).all() else None
-    return _interval([(value_N, unit_N)], [1.0], [1], seen, level)
+    if ends is not None and ends.verdicts and not np.isin(value_N, (*ends[:2], 0.0)).all():
+        ends = ends_of(value_N, changes=False) if ends == VERDICTS else None
+    return _interval([(value_N, unit_N)], [1.0], [1], ends, level)
 
 
-def ends_of(*sides: ArrayLike, changes: bool) -> Ends | None:
-    """The ends of values of which all that are known are verdicts, or of their changes; None of other numbers."""
-    listed = [np.asarray(side, dtype=np.float64) for side in sides]
-    if not all(np.isin(values[~np.isnan(values)], VERDICTS).all() for values in listed):
+def ends_of(*sides: ArrayLike, changes: bool) -> Range | None:
+    """The ends of values of which all that are known are verdicts, or of their changes. Those of numbers from 0 to 1,
+    as graded credits are, if some lie at 1; 0 alone if some lie there; None of other numbers."""
+    listed = np.concatenate([[], *(np.ravel(np.asarray(side, dtype=np.float64)) for side in sides)])
+    known = listed[~np.isnan(listed)]
+    if np.isin(known, VERDICTS[:2]).all():
+        return CHANGES if changes else VERDICTS
+    if range_of(known) is None or (known.max() < 1 and (changes or known.min() > 0)):
         return None
-    return CHANGES if changes else VERDICTS
+    if changes:
+        return SHARE_CHANGES
+    return SHARES if known.max() == 1 else Range(0.0, math.inf)
+
+
+def range_of(values: ArrayLike) -> Range | None:
+    """The ends of shares where all values lie from 0 to 1; None otherwise. Not for differences, which may by chance."""
+    return SHARES if ((np.asarray(values) >= 0) & (np.asarray(values) <= 1)).all() else None
 
 
 def stratified_score(rows: Rows, *, base: Rows | None = None) -> Interval:
@@ -133,15 +155,13 @@ def weighted_score(rows: Rows, weights: Mapping[str, float], *, base: Rows | Non
     total = sum(weights[task] for task in parts)
     shares = [weights[task] / total for task in parts]
     listed = [(value_SN[0], unit_N) for value_SN, unit_N in parts.values()]
-    return _interval(listed, shares, [1] * len(shares), ends, LEVEL)
+    return _interval(listed, shares, [1] * len(shares), ends)
 
 
 def task_scores(rows: Rows, *, base: Rows | None = None) -> dict[str, Interval]:
     """The mean of every task with its interval, tasks in alphabetical order; otherwise as `stratified_score`."""
     parts, ends = strata([rows], None if base is None else [base], join=False)
-    return {
-        name: _interval([(value_SN[0], unit_N)], [1.0], [1], ends, LEVEL) for name, (value_SN, unit_N) in parts.items()
-    }
+    return {name: _interval([(value_SN[0], unit_N)], [1.0], [1], ends) for name, (value_SN, unit_N) in parts.items()}
 
 
 def claim(rows: Rows) -> str:
@@ -160,13 +180,13 @@ def claim(rows: Rows) -> str:
     return f"prompts of this kind; for {', '.join(sorted(alone))}, of {its}"
 
 
-def unknown_because(rows: Rows) -> str:
+def unknown_because(rows: Sequence[ScoreRow], *, base: Sequence[ScoreRow] | None = None) -> str:
     """Why `stratified_score` and `pooled` have no bounds for these rows; "" where they have."""
-    listed = list(rows)
-    parts, _ = strata([listed])
+    parts, _ = strata([rows], None if base is None else [base])
     if all(len(unit_N) > 1 for _, unit_N in parts.values()):
-        return ""
-    tasks = {row.task for row in listed}
+        known = stratified_score(rows, base=base).known
+        return "" if known else "all values of a task agree, which leaves their spread unknown"
+    tasks = {row.task for row in rows}
     return "there is a single image" if len(tasks) == 1 else "one task has a single image, whose spread is unknown"
 
 
@@ -197,19 +217,18 @@ def partners(*sides: Rows) -> list[list[ScoreRow]]:
     return [[table[key] for key in shared] for table in tables]
 
 
-def over_seeds(score_of_seed: ArrayLike) -> Interval:
+def over_seeds(score_of_seed: ArrayLike, *, scores: bool = False) -> Interval:
     """Mean over S independent training runs with Student's t interval: mean ± t(0.95, S-1) · s / sqrt(S).
 
-    `score_of_seed` holds one number per seed: a score, or a difference to the run's own start. It speaks of other
-    trainings, judged by the same prompts and start noise. One seed: NaN bounds. Raises ValueError: no seeds, or a
-    number that is not finite.
+    `score_of_seed` holds one number per seed: a score, or a difference to the run's own start. Of `scores` that all lie
+    from 0 to 1 the bounds do too. It speaks of other trainings, judged by the same prompts and start noise. NaN bounds
+    for one seed, and where all agree. Raises ValueError: no seeds, or a number that is not finite.
     """
     value_S = _check(score_of_seed)
     mean, count = float(value_S.mean()), len(value_S)
-    half = math.nan
-    if count > 1:
-        half = student_quantile(LEVEL, count - 1) * float(value_S.std(ddof=1)) / math.sqrt(count)
-    return Interval(mean=mean, low=mean - half, high=mean + half)
+    variance = float(value_S.var(ddof=1)) / count if count > 1 else math.nan
+    ends = range_of(value_S) if scores else None
+    return student(Part(mean=mean, centre=mean, variance=variance, degrees=count - 1), ends)
 
 
 def wilson(mean: float, count: float, quantile: float) -> tuple[float, float]:
@@ -227,7 +246,7 @@ Stratum = tuple[Float[np.ndarray, " s n"], Units]
 
 def strata(
     runs: Sequence[Rows], base: Sequence[Rows] | None = None, *, join: bool = True
-) -> tuple[dict[str, Stratum], Ends | None]:
+) -> tuple[dict[str, Stratum], Range | None]:
     """Values and prompts of each task, in alphabetical order, and the ends of verdicts or of their changes.
 
     Args:
@@ -267,10 +286,10 @@ def _keys_of_tasks(keys: Iterable[Key], *, join: bool) -> dict[str, list[Key]]:
     return members
 
 
-def score_of(parts: Mapping[str, Stratum], ends: Ends | None, *, by_task: bool) -> Interval:
+def score_of(parts: Mapping[str, Stratum], ends: Range | None, *, by_task: bool) -> Interval:
     """The interval of the first run's mean over tasks, else over images, from what `strata` gives."""
     weights, held = weights_of(parts, by_task=by_task)
-    return _interval([(value_SN[0], unit_N) for value_SN, unit_N in parts.values()], weights, held, ends, LEVEL)
+    return _interval([(value_SN[0], unit_N) for value_SN, unit_N in parts.values()], weights, held, ends)
 
 
 def weights_of(parts: Mapping[str, Stratum], *, by_task: bool) -> tuple[list[float], list[int]]:
@@ -281,18 +300,18 @@ def weights_of(parts: Mapping[str, Stratum], *, by_task: bool) -> tuple[list[flo
     return [count / sum(counts) for count in counts], tasks
 
 
-def added_images(ends: Ends | None, held: Sequence[int]) -> list[float]:
+def added_images(ends: Range | None, held: Sequence[int]) -> list[float]:
     """Images that are added at each end to strata that hold so many tasks each."""
-    whole = {VERDICTS: 2.0, CHANGES: 0.5}[ends] if ends else 0.0
+    whole = {VERDICTS: 2.0, CHANGES: 0.5}.get(ends, 0.0) if ends else 0.0
     return [whole * count / sum(held) for count in held]
 
 
-def part_of(value_N: Values, unit_N: Units, ends: Ends | None, extra: float) -> Part:
+def part_of(value_N: Values, unit_N: Units, ends: Range | None, extra: float) -> Part:
     """Mean and variance of a task; NaN variance for a single image.
 
     Args:
         unit_N: the unit of each, as 0, 1, 2, …; a single one is replaced by the images.
-        ends: of verdicts or their changes; None adds no images.
+        ends: of verdicts or their changes; others, and None, add no images.
         extra: images that are added at each end.
     """
     mean, count = float(value_N.mean()), len(value_N)
@@ -301,13 +320,14 @@ def part_of(value_N: Values, unit_N: Units, ends: Ends | None, extra: float) -> 
     units = len(size_U)
     if units == 1:
         return Part(mean=mean, centre=mean, variance=math.nan, degrees=math.nan)
+    ends = ends if ends is not None and ends.verdicts else None
     added = extra if ends is not None else 0.0
     whole = count + 2 * added
-    centre = mean if ends is None else (count * mean + added * sum(ends)) / whole
+    centre = mean if ends is None else (count * mean + added * sum(ends[:2])) / whole
     offset_U = np.bincount(unit_N, weights=value_N - centre) / size_U
     variance = float((_scale(size_U / whole) * offset_U**2).sum())
     if ends is not None:
-        variance += added * sum((end - centre) ** 2 for end in ends) / whole**2
+        variance += added * sum((end - centre) ** 2 for end in ends[:2]) / whole**2
     if ends == VERDICTS:  # units whose images all agree vary most
         variance = min(variance, centre * (1 - centre) * float((size_U**2).sum()) / (count * whole))
     return Part(mean=mean, centre=centre, variance=variance, degrees=_degrees(size_U / count) + 2 * added)
@@ -325,18 +345,19 @@ def combine(parts: Sequence[Part], weights: Sequence[float]) -> Part:
     )
 
 
-def student(part: Part, ends: Ends | None = None, level: float = LEVEL) -> Interval:
-    """Student's interval; NaN bounds where the variance is unknown."""
-    if not math.isfinite(part.variance):
+def student(part: Part, ends: Range | None = None, level: float = LEVEL) -> Interval:
+    """Student's interval; NaN bounds where the variance is unknown: of one value, and of values that all agree, whose
+    spread is not 0 but was not seen."""
+    if not part.variance > (1e-12 * part.mean) ** 2:
         return point(part.mean)
     half = student_quantile(level, part.degrees) * math.sqrt(part.variance)
     return bound(part.mean, part.centre - half, part.centre + half, ends)
 
 
-def bound(mean: float, low: float, high: float, ends: Ends | None) -> Interval:
+def bound(mean: float, low: float, high: float, ends: Range | None) -> Interval:
     """An interval within `ends` that holds its mean."""
     if ends is not None:
-        low, high = max(low, ends[0]), min(high, ends[1])
+        low, high = max(low, ends.least), min(high, ends.most)
     return Interval(mean=mean, low=min(low, mean), high=max(high, mean))
 
 
@@ -355,8 +376,8 @@ def _interval(
     tasks: Sequence[tuple[Values, Units]],
     weights: Sequence[float],
     held: Sequence[int],
-    ends: Ends | None,
-    level: float,
+    ends: Range | None,
+    level: float = LEVEL,
 ) -> Interval:
     if sum(held) == 1 and ends == VERDICTS:
         return _share(*tasks[0], level)

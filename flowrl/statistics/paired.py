@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
+from typing import Any
 
 import numpy as np
 
@@ -32,13 +33,9 @@ class Summary:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Comparison:
+class Comparison(Summary):
     """Subject minus base, from pairs of the same prompt and sample; `gained` and `lost` count pairs that changed."""
 
-    macro: Interval
-    micro: Interval
-    any_correct: Interval
-    tasks: dict[str, Interval]
     gained: int
     lost: int
     pairs: int
@@ -46,29 +43,28 @@ class Comparison:
 
 def summarise(rows: Rows, *, order: Sequence[str] = ()) -> Summary:
     """Means of values with 95 % intervals; tasks of `order` first, others after them by name."""
-    listed = list(rows)
-    return Summary(
-        macro=stratified_score(listed),
-        micro=pooled(listed),
-        any_correct=pooled(best_of_prompt(listed)),
-        tasks=_order(task_scores(listed), order),
-    )
+    return Summary(**_numbers(list(rows), None, order))
 
 
 def compare(base: Rows, subject: Rows, *, order: Sequence[str] = ()) -> Comparison:
     """What changed from base to subject. Raises ValueError: a row without its partner: both must answer the same
     prompts and samples."""
     before, after = list(base), list(subject)
-    changes = paired_rows(before, after)
-    return Comparison(
-        macro=stratified_score(after, base=before),
-        micro=pooled(after, base=before),
-        any_correct=pooled(best_of_prompt(after), base=best_of_prompt(before)),
-        tasks=_order(task_scores(after, base=before), order),
-        gained=sum(row.value > 0 for row in changes),
-        lost=sum(row.value < 0 for row in changes),
-        pairs=len(changes),
-    )
+    changes = [row.value for row in paired_rows(before, after)]
+    gained, lost = sum(change > 0 for change in changes), sum(change < 0 for change in changes)
+    return Comparison(**_numbers(after, before, order), gained=gained, lost=lost, pairs=len(changes))
+
+
+def _numbers(rows: Sequence[ScoreRow], base: Sequence[ScoreRow] | None, order: Sequence[str]) -> dict[str, Any]:
+    """The fields of a `Summary`, of rows or of their differences to a base."""
+    rank = defaultdict(lambda: len(order), {name: place for place, name in enumerate(order)})
+    tasks = task_scores(rows, base=base)
+    return {
+        "macro": stratified_score(rows, base=base),
+        "micro": pooled(rows, base=base),
+        "any_correct": pooled(best_of_prompt(rows), base=None if base is None else best_of_prompt(base)),
+        "tasks": {name: tasks[name] for name in sorted(tasks, key=lambda name: (rank[name], name))},
+    }
 
 
 def best_of_prompt(rows: Rows) -> list[ScoreRow]:
@@ -91,15 +87,12 @@ def detectable(interval: Interval, *, paired: bool) -> float:
     return DETECTABLE_ERRORS * error * (1.0 if paired else 2.0**0.5)
 
 
-def over_runs(metrics: Sequence[Mapping[str, float]]) -> dict[str, Interval]:
+def over_runs(metrics: Sequence[Mapping[str, float]], *, changes: bool = False) -> dict[str, Interval]:
     """Mean of every metric over several trainings of one method, with Student's t interval (`over_seeds`).
 
-    Metrics that are not there for all runs, or not finite for one, are left out.
+    Metrics that are not there for all runs, or not finite for one, are left out. Unless they are `changes`, bounds of
+    metrics that lie from 0 to 1 in all runs are cut to that.
     """
     shared = [name for name in metrics[0] if all(name in row and np.isfinite(row[name]) for row in metrics)]
-    return {name: over_seeds([row[name] for row in metrics]) for name in shared}
-
-
-def _order(scores: Mapping[str, Interval], order: Sequence[str]) -> dict[str, Interval]:
-    rank = defaultdict(lambda: len(order), {name: place for place, name in enumerate(order)})
-    return {name: scores[name] for name in sorted(scores, key=lambda name: (rank[name], name))}
+    found = {name: [row[name] for row in metrics] for name in shared}
+    return {name: over_seeds(values, scores=not changes) for name, values in found.items()}

@@ -22,7 +22,7 @@ import numpy as np
 
 from flowrl.runtime.shapes import Float
 from flowrl.statistics.bootstrap import LEVEL, MAX_DRAWS, Interval, draw_counts
-from flowrl.statistics.means import Rows, Units, strata, weights_of
+from flowrl.statistics.means import Range, Rows, Units, bound, strata, weights_of
 
 RESAMPLES = 2000
 _NORMAL = NormalDist().inv_cdf((1 + LEVEL) / 2)
@@ -59,13 +59,10 @@ def factor_of_pairs(pairs: int) -> float:
     return NormalDist().inv_cdf(1 - (1 - LEVEL) / 2 / max(1, pairs)) / _NORMAL
 
 
-def widen(interval: Interval, factor: float) -> Interval:
-    """The interval with both arms longer by the factor."""
-    return Interval(
-        mean=interval.mean,
-        low=interval.mean - factor * (interval.mean - interval.low),
-        high=interval.mean + factor * (interval.high - interval.mean),
-    )
+def widen(interval: Interval, factor: float, ends: Range | None = None) -> Interval:
+    """The interval with both arms longer by the factor, cut to `ends`."""
+    mean, low, high = interval.mean, interval.low, interval.high
+    return bound(mean, mean - factor * (mean - low), mean + factor * (high - mean), ends)
 
 
 def rank_sets(count: int, differences: Mapping[tuple[int, int], Interval]) -> list[tuple[int, int]]:

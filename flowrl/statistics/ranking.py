@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import combinations
 from statistics import fmean
 
 from flowrl.statistics.bootstrap import Interval
-from flowrl.statistics.crossed import crossed_difference
-from flowrl.statistics.means import Rows, ScoreRow
+from flowrl.statistics.crossed import independent_difference
+from flowrl.statistics.means import Range, Rows
 from flowrl.statistics.rank_sets import family_factor, rank_sets, widen
 
 Changes = Mapping[tuple[str, str], Interval]
@@ -41,7 +42,7 @@ class RankLine:
 def paired_changes(runs: Mapping[str, Sequence[Rows]], *, by_task: bool) -> tuple[Changes, float]:
     """The difference of each pair of methods, and by what their intervals are widen to hold for all pairs together.
 
-    A method of a single run is compared with every run of another; two of other unequal numbers have no difference.
+    Prompts are paired, trainings are not: nothing says which of one method's belongs to which of another's.
 
     Args:
         runs: method -> the same images (task, prompt, sample) of each of its runs.
@@ -50,33 +51,21 @@ def paired_changes(runs: Mapping[str, Sequence[Rows]], *, by_task: bool) -> tupl
     Raises:
         ValueError: rows of different images.
     """
-    names, found = list(runs), {}
-    for place, one in enumerate(names):
-        for other in names[place + 1 :]:
-            after, before = list(runs[one]), list(runs[other])
-            count = max(len(after), len(before))
-            after, before = (side * count if len(side) == 1 else side for side in (after, before))
-            if len(after) == len(before):
-                found[one, other] = crossed_difference(before, after, by_task=by_task).interval
+    found = {
+        (one, other): independent_difference(runs[other], runs[one], by_task=by_task).interval
+        for one, other in combinations(runs, 2)
+    }
     if not found:
         return found, math.nan
     means = [
-        [
-            ScoreRow(
-                task=rows[0].task,
-                prompt=rows[0].prompt,
-                sample=rows[0].sample,
-                value=fmean(float(row.value) for row in rows),
-            )
-            for rows in zip(*part, strict=True)
-        ]
+        [replace(rows[0], value=fmean(float(row.value) for row in rows)) for rows in zip(*part, strict=True)]
         for part in runs.values()
     ]
     return found, family_factor(means, by_task=by_task)
 
 
 def rank_lines(
-    scores: Mapping[str, Interval], changes: Changes, factor: float, *, less_is_better: bool = False
+    scores: Mapping[str, Interval], changes: Changes, factor: float, *, less_is_better: bool = False, ends: Range | None
 ) -> list[RankLine]:
     """Scores from the best to the worst, those that are not known last.
 
@@ -85,11 +74,12 @@ def rank_lines(
         changes: differences of pairs; one that is missing leaves the order of the two open.
         factor: by what the differences are widen.
         less_is_better: whether the lowest score is the best.
+        ends: the least and the largest difference that there can be, if known.
     """
     sign = 1 if less_is_better else -1
     order = sorted(scores, key=lambda name: (math.isnan(scores[name].mean), sign * scores[name].mean))
     place = {name: number for number, name in enumerate(order)}
-    wide = {pair: widen(change, factor) for pair, change in changes.items()}
+    wide = {pair: widen(change, factor, ends) for pair, change in changes.items()}
     # Where less is better a pair is handed over the other way round: what lies above in score lies below in rank.
     ranks = rank_sets(
         len(order),

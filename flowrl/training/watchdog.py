@@ -240,8 +240,10 @@ def _hacked_since(
 
 
 def _in_errors(was: Sequence[float], now: Sequence[float]) -> float:
-    """The change of a mean in standard errors, from (mean, low, high) of 95 % intervals; NaN without bounds."""
-    change, error = now[0] - was[0], math.hypot(now[2] - now[1], was[2] - was[1]) / (2 * 1.96)
+    """The change of a mean in standard errors, from (mean, low, high) of 95 % intervals; NaN without bounds on both
+    sides. Where one side has none, as of empty images, which all agree, the error is the other's."""
+    known = [high - low for _, low, high in (was, now) if not math.isnan(low)]
+    change, error = now[0] - was[0], math.hypot(*known) / (2 * 1.96) if known else math.nan
     return change / error if error else change and math.copysign(math.inf, change)
 
 

@@ -215,7 +215,14 @@ def test_a_paired_change_of_nothing_is_nothing_and_order_does_not_matter() -> No
     rows, prompts = many_rows(0.6, seed=2)
     turned = (rows[::-1], prompts[::-1])
     change = paired_intervals((rows, prompts), turned)
-    assert all(interval.mean == interval.low == interval.high == 0.0 for interval in change.values())
+    assert all(interval.mean == 0.0 and not interval.known for interval in change.values())
+
+
+def test_points_that_are_all_met_are_no_certainty() -> None:
+    found = score_intervals([(["Style"], [1]), (["Style", "Grammar"], [1, 0]), (["Grammar"], [1])], ["a", "b", "c"])
+    assert found["Style"].mean == 1.0
+    assert not found["Style"].known
+    assert found["Grammar"].known
 
 
 def test_a_paired_change_is_after_minus_before() -> None:

@@ -128,7 +128,7 @@ def measured_of(values: dict[str, dict[str, list[float]]]) -> tuple[dict[str, Me
 
 
 def test_a_dimension_has_the_interval_of_its_videos_by_prompt() -> None:
-    rows = {"a": [0.1, 0.2], "b": [0.5, 0.7], "c": [0.3, 0.35]}
+    rows = {"a": [0.4, 0.45], "b": [0.5, 0.6], "c": [0.45, 0.5]}
     measured, entries = measured_of({"scene": rows})
     expected = mean_interval([v for row in rows.values() for v in row], ["a", "a", "b", "b", "c", "c"])
     assert intervals(measured, entries)["scene"] == expected
@@ -174,14 +174,22 @@ def test_the_total_adds_variances_of_strata_that_share_no_prompt() -> None:
     assert 0.6 * joined < half <= joined
 
 
-def test_a_constant_change_has_no_width() -> None:
+def test_a_dimension_keeps_its_bounds_from_0_to_1() -> None:
+    measured, entries = measured_of({"scene": {"a": [0.8, 0.99], "b": [0.95, 0.97]}})
+    assert intervals(measured, entries)["scene"].high == 1.0
+    off = {"scene": Measured(score=0.999, videos=measured["scene"].videos)}
+    assert intervals(off, entries)["scene"].high == 1.0
+
+
+def test_a_constant_change_is_no_certainty() -> None:
     before, entries = whole()
     after, _ = whole(shift=0.05)
     change = intervals(after, entries, before)
     assert change["scene"].mean == pytest.approx(0.05)
-    assert (change["scene"].low, change["scene"].high) == pytest.approx((0.05, 0.05))
+    assert not change["scene"].known
     slope = sum(share / (DIMENSIONS[name].high - DIMENSIONS[name].low) for name, share in shares("total").items())
-    assert (change["total"].low, change["total"].high) == pytest.approx((0.05 * slope, 0.05 * slope))
+    assert change["total"].mean == pytest.approx(0.05 * slope)
+    assert not change["total"].known
 
 
 def test_videos_that_the_package_left_out_are_in_no_bound() -> None:

@@ -160,12 +160,19 @@ def test_a_model_is_compared_to_its_base_on_the_same_prompts(
     tmp_path: Path, prompts: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runner, "images_of", draw_flat)
-    judged_by(monkeypatch, lambda question: reply([int(level_of(question) < 100)] * points_of(question)))
+
+    def mostly(question: Question) -> Answer:
+        """The model meets all; the base meets the first of three points, else nothing."""
+        count = points_of(question)
+        return reply([1] * count if level_of(question) < 100 else [int(count == 3), *[0] * (count - 1)])
+
+    judged_by(monkeypatch, mostly)
     result = run(settings(tmp_path / "out", prompts, base=True))
     assert result.metrics["eval/unigenbench/overall"] == 1.0
-    assert result.base_metrics["eval/unigenbench/overall"] == 0.0
-    assert result.differences["overall"].mean == 1.0
+    assert 0.0 < (base := result.base_metrics["eval/unigenbench/overall"]) < 0.5
+    assert result.differences["overall"].mean == pytest.approx(1.0 - base)
     assert "Better than base" in result.headline
+    assert "overall 1.0000 (95 % \u2013)" in result.headline, "three prompts that meet all are no certainty"
     assert max(map(len, as_text(result).splitlines())) <= 80
     drawn = sorted(path.name for path in (tmp_path / "out" / "model" / "en").iterdir())
     assert drawn == ["0_0.png", "0_1.png", "12_0.png", "12_1.png", "7_0.png", "7_1.png"]

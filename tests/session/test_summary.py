@@ -32,7 +32,7 @@ def folder(tmp_path: Path) -> Path:
     row = {"iteration": 0, "eval/reward/brightness": 0.5, "eval/reward/brightness_low": 0.4}
     (tmp_path / "metrics.jsonl").write_text(json.dumps(row) + "\n", encoding="utf-8")
     evaluation(tmp_path, 0, [0.0, 1.0, 0.5, None, 0.25, 0.75])
-    evaluation(tmp_path, 4, [0.5, 1.5, 1.0, 3.0, 0.75, None])
+    evaluation(tmp_path, 4, [0.5, 1.5, 1.0, 3.0, 1.0, None])
     return tmp_path
 
 
@@ -50,9 +50,17 @@ def test_held_out_rewards_are_compared_by_the_samples_that_were_scored_both_time
     shown = summarise(folder, load_config(find_config("tiny_grpo_geneval")), folder / "report.html", finished=True)
     assert "Held-out rewards, 6 samples" in shown
     row = next(line for line in shown.splitlines() if "brightness" in line)
-    assert row.split() == ["brightness", "0.4375", "0.9375", "+0.5", "(+0.5", "to", "+0.5)"]
+    assert row.split() == ["brightness", "0.4375", "1", "+0.562", "(+0.0967", "to", "+1.03)"]
     found = summary(folder)["rewards"]["brightness"]
-    assert found == {"before": 0.4375, "after": 0.9375, "change": {"mean": 0.5, "low": 0.5, "high": 0.5}}
+    assert (found["before"], found["after"], found["change"]["mean"]) == (0.4375, 1.0, 0.5625)
+    assert found["change"]["low"] == pytest.approx(0.0967, abs=5e-5)
+
+
+def test_a_reward_that_changed_alike_everywhere_has_no_interval_and_the_reason_is_told(folder: Path) -> None:
+    evaluation(folder, 4, [0.5, 1.5, 1.0, 3.0, 0.75, None])
+    shown = summarise(folder, load_config(find_config("tiny_grpo_geneval")), folder / "report.html", finished=True)
+    assert "No interval for brightness: all values of a task agree, which leaves their spread unknown" in shown
+    assert summary(folder)["rewards"]["brightness"]["change"] == {"mean": 0.5, "low": None, "high": None}
 
 
 def test_a_reward_of_ones_own_is_told_beside_the_geneval_score(folder: Path) -> None:
@@ -67,7 +75,7 @@ def test_a_reward_of_ones_own_is_told_beside_the_geneval_score(folder: Path) -> 
     (folder / "metrics.jsonl").write_text(json.dumps(row) + "\n")
     shown = summarise(folder, load_config(find_config("tiny_grpo_geneval")), folder / "report.html", finished=True)
     lines = [line.split() for line in shown.splitlines()]
-    assert ["brightness", "0.4375", "0.9375", "+0.5", "(+0.5", "to", "+0.5)"] in lines
+    assert ["brightness", "0.4375", "1", "+0.562", "(+0.0967", "to", "+1.03)"] in lines
     assert any(line[:1] == ["score"] for line in lines)
     assert not any("geneval" in word for line in lines for word in line[:1]), "the table of tasks says it"
     assert {"before", "after", "change", "rewards"} <= summary(folder).keys()

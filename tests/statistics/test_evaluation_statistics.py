@@ -117,5 +117,7 @@ def test_several_trainings_have_students_interval() -> None:
     assert list(found) == ["a"]
     assert found["a"].mean == pytest.approx(0.6)
     # t(0.95, 1 degree) = 12.7062, s = 0.141421
-    assert found["a"].high - 0.6 == pytest.approx(12.7062 * 0.141421 / math.sqrt(2), rel=1e-4)
+    assert (found["a"].low, found["a"].high) == (0.0, 1.0)  # as shares are
+    change = over_runs([{"a": 0.5}, {"a": 0.7}], changes=True)["a"]
+    assert change.high - 0.6 == pytest.approx(12.7062 * 0.141421 / math.sqrt(2), rel=1e-4)
     assert not over_runs([{"a": 0.5}])["a"].known

@@ -7,14 +7,23 @@ import math
 import numpy as np
 import pytest
 from interval_coverage import (
+    COURSES,
     WORLD,
+    Course,
     Design,
     comparison_rates,
+    cost_coverage,
     design,
+    independent_rates,
+    outside,
+    points_coverage,
     reward_coverage,
     score_coverage,
     score_over_seeds_coverage,
     single_images,
+    training_coverage,
+    trust_coverage,
+    weighted_coverage,
 )
 
 LOW, HIGH = 0.93, 0.97
@@ -78,3 +87,35 @@ def test_two_seeds_that_agree_on_few_verdicts_are_no_proof(run_sd: float) -> Non
 
 def test_scores_cover_other_seeds_and_prompts() -> None:
     assert_covers(score_over_seeds_coverage(((10, 2),) * 6, 3, 0.1, 100, np.random.default_rng(5)), 100)
+
+
+@pytest.mark.parametrize("seeds", [3, 5])
+@pytest.mark.parametrize("course", COURSES, ids=lambda course: course.name)
+def test_costs_to_a_score_cover_other_seeds(course: Course, seeds: int) -> None:
+    """Below the plateau of the reference or where it still rises; an interval joined of two is rather too wide."""
+    rates = cost_coverage(course, seeds, 0.024, 200, np.random.default_rng(8))
+    assert_covers(rates["holds"], 200, high=1.0)
+
+
+@pytest.mark.parametrize("counts", [(2, 2), (3, 5)])
+def test_trainings_of_unlike_seeds_are_told_apart_in_5_of_100(counts: tuple[int, int]) -> None:
+    rates = independent_rates(counts, 0.1, 60, np.random.default_rng(9))
+    assert_covers(1 - rates["false positives"], 60, high=1.0)
+    assert_covers(rates["over seeds and prompts"], 60, high=1.0)
+
+
+def test_what_else_pages_print_covers() -> None:
+    assert_covers(training_coverage(0.9, 3, 500, np.random.default_rng(10)), 500)
+    assert_covers(weighted_coverage(100, np.random.default_rng(11)), 100, high=0.985)
+    assert_covers(points_coverage(30, 20, np.random.default_rng(12))["overall"], 20, low=0.9)
+    assert all(rate > 0.8 for rate in trust_coverage(24, 40, np.random.default_rng(13)).values())
+
+
+def test_rates_that_cover_too_little_or_too_much_are_listed() -> None:
+    found = {
+        "origin": {"date": "x"},
+        "costs": [{"course": "a", "seeds": 3, "holds": 0.99, "open": 0.5}],
+        "rewards": {"b": {"holds": 0.95}},
+        "evaluations": [{"name": "c", "score": 0.91, "change": 0.96}],
+    }
+    assert list(outside(found)) == ["costs, a, seeds 3, holds: 0.99", "evaluations, c, score: 0.91"]

@@ -12,6 +12,8 @@ from scipy import stats
 from flowrl.statistics.bootstrap import Interval, resample
 from flowrl.statistics.means import (
     CHANGES,
+    SHARE_CHANGES,
+    SHARES,
     VERDICTS,
     ScoreRow,
     claim,
@@ -21,6 +23,7 @@ from flowrl.statistics.means import (
     paired_rows,
     partners,
     pooled,
+    range_of,
     stratified_score,
     task_scores,
     unknown_because,
@@ -146,7 +149,8 @@ def test_score_is_the_macro_mean_and_tasks_stand_alone() -> None:
 def test_what_tasks_differ_by_is_no_spread_of_the_mean_over_images() -> None:
     # Two tasks of one level each: nothing varies within them, so other prompts of these tasks would give the same.
     rows = rows_of("a", np.full((4, 2), 0.25)) + rows_of("b", np.full((9, 2), 0.75))
-    assert width(pooled(rows)) == pytest.approx(0.0, abs=1e-12)
+    assert not pooled(rows).known
+    assert unknown_because(rows) == "all values of a task agree, which leaves their spread unknown"
     assert pooled(rows).mean == pytest.approx((8 * 0.25 + 18 * 0.75) / 26)
 
 
@@ -182,16 +186,16 @@ def test_order_of_rows_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize("value", [-2.0, 0.1])
-def test_equal_numbers_have_no_width(value: float) -> None:
+def test_equal_numbers_leave_their_spread_unknown(value: float) -> None:
     interval = stratified_score(rows_of("t", np.full((7, 3), value)))
-    assert interval.low == pytest.approx(value, abs=1e-14)
-    assert interval.low <= interval.mean <= interval.high
-    assert width(interval) < 1e-14
+    assert interval.mean == pytest.approx(value)
+    assert not interval.known
+    assert not interval.excludes(0.0)
 
 
 def test_one_prompt_has_its_images_as_units_and_says_so() -> None:
-    one = rows_of("counting", np.array([[0.3, 1.0, 0.5]]))
-    low, high = stats.t.interval(0.95, 2, 0.6, stats.sem([0.3, 1.0, 0.5]))
+    one = rows_of("counting", np.array([[0.3, 1.2, 0.5]]))
+    low, high = stats.t.interval(0.95, 2, 2 / 3, stats.sem([0.3, 1.2, 0.5]))
     assert (stratified_score(one).low, stratified_score(one).high) == pytest.approx((low, high), abs=1e-12)
     many = rows_of("colors", np.random.default_rng(0).random((4, 2)))
     assert claim(many) == "prompts of this kind"
@@ -259,8 +263,8 @@ def test_changes_of_verdicts_have_one_rule_whatever_their_shape() -> None:
         assert width(found) > 0.1
     assert ends_of([0.0, math.nan], [1.0, 1.0], changes=True) == CHANGES
     assert ends_of([True, False], changes=False) == VERDICTS
-    assert ends_of([0.0, 0.5], [0.0, 0.5], changes=True) is None
-    assert width(mean_interval([0.5] * 4, ends=CHANGES)) == 0  # no changes of verdicts
+    assert ends_of([0.1, 0.5], [0.0, 0.5], changes=True) is None
+    assert not mean_interval([0.5] * 4, ends=CHANGES).known  # no changes of verdicts
 
 
 @pytest.mark.parametrize(
@@ -282,6 +286,26 @@ def test_student_quantiles_are_those_of_closed_forms_and_of_scipy(level: float) 
 def test_over_seeds_is_students_interval() -> None:
     assert over_seeds([1.0, 2.0, 3.0]).high == pytest.approx(2 + 4.30265 / math.sqrt(3), rel=1e-5)
     assert not over_seeds([0.4]).known
+    assert not over_seeds([1.0, 1.0, 1.0]).known  # three of three is no certainty
+    assert over_seeds([0.9, 1.0], scores=True).high == 1.0
+    assert over_seeds([0.0, 0.1], scores=True).low == 0.0
+    assert over_seeds([-1.0, 0.1], scores=True).low < -1.0
+    assert over_seeds([0.9, 1.0]).high > 1.0
+
+
+def test_bounds_are_cut_where_all_values_lie_from_0_to_1() -> None:
+    assert range_of([0.0, 0.3, 1.0]) == SHARES
+    assert range_of([0.0, 1.01]) is None
+    assert range_of([-0.1, 1.0]) is None
+    assert ends_of([0.0, 0.3], [1.0], changes=False) == SHARES
+    assert ends_of([0.0, 0.3], [1.0], changes=True) == SHARE_CHANGES
+    assert ends_of([0.0, 0.3], changes=False) == (0.0, math.inf, False)  # a distance may go on
+    assert ends_of([0.2, 0.3], changes=False) is None
+    graded = rows_of("t", np.array([[1.0], [0.9], [1.0], [0.8]]))
+    for found in (stratified_score(graded), mean_interval([row.value for row in graded])):
+        low, high = stats.t.interval(0.95, 3, 0.925, stats.sem([1.0, 0.9, 1.0, 0.8]))
+        assert high > 1.0
+        assert (found.low, found.high) == pytest.approx((low, 1.0))
 
 
 def test_partners_are_what_all_sides_have() -> None:

@@ -230,6 +230,19 @@ def test_a_trained_reward_that_rises_while_every_held_out_one_falls_is_hacked() 
     assert evaluated(0.7, (0.9, 0.8), error=0.0)
 
 
+def test_a_policy_that_ends_in_one_empty_image_is_hacked() -> None:
+    """All images agree then, so that the last evaluation has no bounds."""
+    history, found = new_history(), {}
+    for held_out, half in ((0.9, 0.02), (0.1, math.nan)):
+        row = {
+            f"eval/reward/{name}{end}": value + by
+            for name, value in (("trained", 1 - held_out), ("held", held_out))
+            for end, by in (("", 0.0), ("_low", -half), ("_high", half))
+        }
+        found = evaluation_warnings(history, row, {"trained": 1.0, "held": 0.0})
+    assert "held 0.9 -> 0.1" in found["reward_hacking"]
+
+
 def test_a_reward_is_hacked_after_it_taught_what_was_meant() -> None:
     """The held-out one rises first, then falls to what it was at the start."""
     history = new_history()

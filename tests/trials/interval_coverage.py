@@ -4,26 +4,54 @@
 
 Evaluations are drawn whose truth is known; their intervals are those of the pages and tables. A share of verdicts has
 steps: with ten images of one prompt each, no interval holds 0.98 in 95 of 100 evaluations, some do in 82 and the next
-in 98.
+in 98. Costs to reach a score, trainings that share no seeds, UniGenBench's scores, how far a reward can be trusted,
+distances from real images and ranks follow; `outside` lists every rate out of 0.93 to 0.97.
 
-Letters: T tasks, P prompts, K images of a prompt.
+Letters: T tasks, P prompts, K images of a prompt, S seeds, G groups.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from origin import origin
 
+from flowrl.benchmarks.unigenbench.point_scores import Row, score_intervals
 from flowrl.runtime.progress import progress
 from flowrl.statistics.bootstrap import Interval
-from flowrl.statistics.crossed import estimate_of
-from flowrl.statistics.means import CHANGES, SINGLE, VERDICTS, Stratum, score_of
+from flowrl.statistics.crossed import (
+    Curve,
+    cost_ratio,
+    cost_to_reach,
+    crossed_estimate,
+    estimate_of,
+    independent_difference,
+    mean_curve,
+)
+from flowrl.statistics.kernel_distance import kernel_interval
+from flowrl.statistics.means import (
+    CHANGES,
+    SHARE_CHANGES,
+    SINGLE,
+    VERDICTS,
+    ScoreRow,
+    Stratum,
+    over_seeds,
+    score_of,
+    stratified_score,
+    weighted_score,
+)
+from flowrl.statistics.rank_sets import family_factor
+from flowrl.statistics.ranking import paired_changes, rank_lines
+from flowrl.statistics.reliability import agreement, rank_correlation, retest, spread
 
 MIXED = (0.97, 0.75, 0.6, 0.8, 0.3, 0.35)
 WORLD = ((3, 27), (2, 40), (9, 9), (4, 20), (8, 10), (24, 3))
@@ -81,12 +109,6 @@ def parts_of(*runs: Sequence[np.ndarray]) -> dict[str, Stratum]:
         )
         for task, tables in enumerate(zip(*runs, strict=True))
     }
-
-
-def holds(interval: Interval, truth: float) -> bool:
-    """Whether an interval, which must be known, holds the truth."""
-    assert interval.known
-    return interval.low - 1e-12 <= truth <= interval.high + 1e-12
 
 
 def score_coverage(asked: Design, repetitions: int, rng: np.random.Generator) -> dict[str, float]:
@@ -189,6 +211,345 @@ def score_over_seeds_coverage(
     return hits / repetitions
 
 
+SHARE = 0.9
+"""Of the reference's gain: the target of a comparison (`flowrl.comparing.comparison_result.SHARES`)."""
+
+
+Side = tuple[tuple[float, ...], tuple[float, ...]]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Course:
+    """True mean curves of a reference and of a method: network evaluations, and the score at each; the target is a
+    share of the gain that the reference's drawn mean shows."""
+
+    name: str
+    reference: Side
+    method: Side
+    share: float = SHARE
+
+
+AT = (0.0, 41.0, 83.0, 124.0, 165.0)
+PLATEAU = (0.554, 0.650, 0.685, 0.704, 0.704)
+RISING = (0.554, 0.604, 0.654, 0.704, 0.754)
+FAST = ((0.0, 27.0, 54.0, 82.0, 109.0), (0.550, 0.755, 0.802, 0.828, 0.835))
+COURSES = (
+    Course(name="plateau, a faster method", reference=(AT, PLATEAU), method=FAST),
+    Course(name="plateau, the same method", reference=(AT, PLATEAU), method=(AT, PLATEAU)),
+    Course(name="plateau, to its end", reference=(AT, PLATEAU), method=FAST, share=1.0),
+    Course(name="still rising, a faster method", reference=(AT, RISING), method=FAST),
+    Course(name="still rising, the same method", reference=(AT, RISING), method=(AT, RISING)),
+    Course(
+        name="two evaluations",
+        reference=((0.0, 20.0, 40.0), (0.554, 0.630, 0.667)),
+        method=((0.0, 20.0, 40.0), (0.554, 0.667, 0.724)),
+    ),
+)
+
+
+def drawn(course: Side, seeds: int, run_sd: float, rng: np.random.Generator) -> list[Curve]:
+    """Curves of S trainings: each has a level of its own after the start, and 0.01 at every evaluation."""
+    costs, score_N = course[0], np.array(course[1])
+    error_SN = rng.normal(0, run_sd, (seeds, 1)) + rng.normal(0, 0.01, (seeds, len(costs)))
+    error_SN[:, 0] = 0.0
+    return [(costs, row) for row in (score_N + error_SN).tolist()]
+
+
+def cost_coverage(
+    asked: Course, seeds: int, run_sd: float, repetitions: int, rng: np.random.Generator
+) -> dict[str, float]:
+    """How often the ratio of costs holds that of the true means at the target that was drawn, and how wide it is.
+
+    `open` is the share of ratios without an upper end, `none` that of drawn means that do not reach the target.
+    """
+    hits = bounded = missing = 0
+    factors = []
+    for _ in range(repetitions):
+        reference, method = (drawn(side, seeds, run_sd, rng) for side in (asked.reference, asked.method))
+        _, score_N = mean_curve(reference)
+        target = score_N[0] + asked.share * (score_N[-1] - score_N[0])
+        found = cost_ratio(reference, method, target)
+        if math.isnan(found.low):
+            missing += 1
+            continue
+        true, own = cost_to_reach(*asked.reference, target), cost_to_reach(*asked.method, target)
+        hits += found.low <= (true / own if math.isfinite(own) else 0.0) <= found.high
+        bounded += math.isfinite(found.high)
+        factors.append(found.mean / found.low if found.low > 0 else math.inf)
+    counted = repetitions - missing
+    return {
+        "holds": hits / counted,
+        "open": 1 - bounded / counted,
+        "none": missing / repetitions,
+        "median mean over low": float(np.median(factors)),
+    }
+
+
+def rows(value_PK: np.ndarray, task: str = "t") -> list[ScoreRow]:
+    """Images of P prompts, K of each."""
+    return [ScoreRow(task=task, prompt=p, sample=k, value=float(v)) for (p, k), v in np.ndenumerate(value_PK)]
+
+
+def verdicts(latent_PK: np.ndarray) -> list[ScoreRow]:
+    """Images that are right where a latent number is positive."""
+    return rows((latent_PK > 0).astype(float))
+
+
+def independent_rates(
+    counts: tuple[int, int], run_sd: float, repetitions: int, rng: np.random.Generator
+) -> dict[str, float]:
+    """Methods that are one, of unlike seeds and 60 prompts: false positives at 5 %, and how often intervals hold 0."""
+    found = np.zeros(3)
+    for _ in range(repetitions):
+        prompt = rng.normal(0, 0.7, (60, 1)) + rng.normal(0, 1, (60, 2))
+        sides = [
+            [verdicts(prompt + rng.normal(0, run_sd) + rng.normal(0, 0.7, prompt.shape)) for _ in range(own)]
+            for own in counts
+        ]
+        difference = independent_difference(*sides)
+        found += (difference.p < 0.05, holds(difference.seeds, 0.0), holds(difference.interval, 0.0))
+    return dict(zip(("false positives", "over seeds", "over seeds and prompts"), found / repetitions, strict=True))
+
+
+def holds(interval: Interval, truth: float) -> bool:
+    """Whether an interval, which must be known, holds the truth."""
+    assert interval.known
+    return interval.low - 1e-12 <= truth <= interval.high + 1e-12
+
+
+def training_coverage(level: float, seeds: int, repetitions: int, rng: np.random.Generator) -> float:
+    """Means over trainings of a share that varies between them about `level`, drawn from a beta distribution."""
+    draws = rng.beta(level * 60, (1 - level) * 60, (repetitions, seeds))
+    return float(np.mean([holds(over_seeds(share_S, scores=True), level) for share_S in draws]))
+
+
+def weighted_coverage(repetitions: int, rng: np.random.Generator) -> float:
+    """The mean of three tasks' shares, weighing 1, 2 and 5."""
+    means, weights = (0.9, 0.5, 0.2), {"a": 1.0, "b": 2.0, "c": 5.0}
+    truth = sum(mean * weight for mean, weight in zip(means, weights.values(), strict=True)) / 8
+    hits = 0
+    for _ in range(repetitions):
+        listed: list[ScoreRow] = []
+        for name, mean in zip(weights, means, strict=True):
+            share = rng.beta(mean * 4, (1 - mean) * 4, (15, 1))
+            listed += rows((rng.random((15, 4)) < share).astype(float), name)
+        hits += holds(weighted_score(listed, weights), truth)
+    return hits / repetitions
+
+
+def points_coverage(prompts: int, repetitions: int, rng: np.random.Generator) -> dict[str, float]:
+    """UniGenBench's overall and its dimensions: each prompt has points of 3 of 10 dimensions, 4 images."""
+    names = [f"Dimension{k}" for k in range(10)]
+    level, hits, known = np.linspace(0.3, 0.9, 10), Counter[str](), Counter[str]()
+    for _ in range(repetitions):
+        listed: list[Row] = []
+        units: list[int] = []
+        for prompt in range(prompts):
+            asked = rng.choice(10, 3, replace=False)
+            share = rng.beta(level[asked] * 3, (1 - level[asked]) * 3)
+            for _ in range(4):
+                listed.append(([names[k] for k in asked], (rng.random(3) < share).astype(int).tolist()))
+                units.append(prompt)
+        for name, interval in score_intervals(listed, units).items():
+            truth = float(level.mean()) if name == "overall" else level[names.index(name)]
+            kind = "overall" if name == "overall" else "dimensions"
+            if interval.known:
+                known[kind] += 1
+                hits[kind] += holds(interval, truth)
+    return {kind: hits[kind] / known[kind] for kind in known}
+
+
+TRUST = (
+    "reliability",
+    "noise share",
+    "noise std",
+    "within std",
+    "between prompts",
+    "rank correlation",
+    "mean distance",
+)
+
+
+def trust_coverage(groups: int, repetitions: int, rng: np.random.Generator) -> dict[str, float]:
+    """Two measurements of G groups of six images: signal 1 within groups, 0.7 between them, noise 0.5."""
+    between, apart = 0.49 / (0.49 + 1.25), 6 / math.pi * math.asin(1.49 / 1.74 / 2)
+    truths = (0.8, math.sqrt(0.2), 0.5, math.sqrt(1.25), between, apart, 1 / math.sqrt(math.pi))
+    label, (hits, known) = np.repeat(np.arange(groups), 6), np.zeros((2, len(TRUST)))
+    for _ in range(repetitions):
+        signal = rng.normal(0, 0.7, groups)[label] + rng.normal(0, 1, len(label))
+        x, y = (signal + rng.normal(0, 0.5, len(label)) for _ in range(2))
+        agreed, again, whole = agreement(x, y, label), retest(x, y, label), spread(x, label)
+        found = [agreed.reliability, agreed.noise_share, again.noise_std, agreed.within_std, whole.between_prompts]
+        found += [rank_correlation(x, y, label), again.mean]
+        known += [interval.known for interval in found]
+        hits += [one.known and holds(one, truth) for one, truth in zip(found, truths, strict=True)]
+    return dict(zip(TRUST, hits / known, strict=True))
+
+
+def distance_coverage(images: int, shift: float, repetitions: int, rng: np.random.Generator) -> float:
+    """The kernel distance of sets of four features of unit variance, apart by `shift` in each.
+
+    With k(x, y) = exp(-|x - y|² / (2 D)) and normals of variance 1 in D features apart by d in each, the mean of k is
+    (1 + 2 / D)^(-D / 2) exp(-D d² / (2 D + 4)).
+    """
+    features, hits = 4, 0
+    near = (1 + 2 / features) ** (-features / 2)
+    truth = 2 * near * (1 - math.exp(-features * shift**2 / (2 * features + 4)))
+    for _ in range(repetitions):
+        sets = rng.normal(size=(2, images, features))
+        sets[0] += shift
+        hits += holds(kernel_interval(sets[0], sets[1], range(images), num_resamples=500), truth)
+    return hits / repetitions
+
+
+def rank_coverage(models: int, repetitions: int, rng: np.random.Generator) -> dict[str, float]:
+    """How often the sets of ranks hold all true ranks at once, and those of methods of two trainings each."""
+    level = np.linspace(0.0, 0.6, models)
+    hits = np.zeros(2)
+    for _ in range(repetitions):
+        hard = rng.normal(0, 1, (40, 2))
+        for place, trainings in enumerate((1, 2)):
+            runs = {
+                f"m{k}": [verdicts(hard + level[k] + rng.normal(0, 0.5, hard.shape)) for _ in range(trainings)]
+                for k in range(models)
+            }
+            scores = {name: crossed_estimate(own).interval for name, own in runs.items()}
+            changes, factor = paired_changes(runs, by_task=True)
+            lines = rank_lines(scores, changes, factor, ends=SHARE_CHANGES)
+            hits[place] += all(line.rank[0] <= models - int(line.name[1:]) <= line.rank[1] for line in lines)
+    return dict(zip(("single trainings", "two trainings"), hits / repetitions, strict=True))
+
+
+def pair_coverage(models: int, repetitions: int, rng: np.random.Generator) -> float:
+    """How often the widened differences of all pairs of models that are one hold 0 together."""
+    hits = 0
+    for _ in range(repetitions):
+        hard = rng.normal(0, 1, (40, 2))
+        found = [verdicts(hard + rng.normal(0, 0.5, hard.shape)) for _ in range(models)]
+        factor = family_factor(found, by_task=True)
+        changes = [stratified_score(b, base=a) for i, a in enumerate(found) for b in found[i + 1 :]]
+        hits += all(abs(one.mean) <= factor * (one.high - one.low) / 2 + 1e-12 for one in changes)
+    return hits / repetitions
+
+
+def further(repetitions: int, seed: int) -> Iterator[tuple[str, Any]]:
+    """What else pages print, by name, each from random numbers of its own."""
+
+    def rng(*place: int) -> np.random.Generator:
+        return np.random.default_rng([seed, 3, *place])
+
+    yield (
+        "costs",
+        [
+            {"course": course.name, "seeds": seeds, "run_sd": run_sd}
+            | rounded(cost_coverage(course, seeds, run_sd, repetitions, rng(0, place, seeds, round(1000 * run_sd))))
+            for place, course in enumerate(COURSES)
+            for seeds in (3, 5)
+            for run_sd in (0.01, 0.024)
+        ],
+    )
+    yield (
+        "unlike seeds",
+        [
+            {"trainings": counts, "run_sd": run_sd}
+            | rounded(independent_rates(counts, run_sd, repetitions // 4, rng(1, *counts, round(100 * run_sd))))
+            for counts in ((2, 2), (3, 3), (3, 5), (5, 5), (1, 3))
+            for run_sd in (0.0, 0.1, 0.2)
+        ],
+    )
+    yield (
+        "trainings",
+        [
+            {
+                "share": share,
+                "trainings": seeds,
+                "holds": round(training_coverage(share, seeds, repetitions, rng(2)), 4),
+            }
+            for share in (0.5, 0.9, 0.97)
+            for seeds in (2, 3, 5)
+        ],
+    )
+    yield "weighted tasks", {"holds": round(weighted_coverage(repetitions // 2, rng(3)), 4)}
+    yield (
+        "test points",
+        [
+            {"prompts": prompts} | rounded(points_coverage(prompts, repetitions // 10, rng(4, prompts)))
+            for prompts in (30, 60, 150)
+        ],
+    )
+    yield (
+        "trust",
+        [
+            {"groups": groups} | rounded(trust_coverage(groups, repetitions // 4, rng(5, groups)))
+            for groups in (8, 24, 64)
+        ],
+    )
+    yield (
+        "distances",
+        [
+            {
+                "images": images,
+                "shift": shift,
+                "holds": round(distance_coverage(images, shift, repetitions // 20, rng(6, images)), 4),
+            }
+            for images in (40, 100)
+            for shift in (0.3, 0.8)
+        ],
+    )
+    yield (
+        "ranks",
+        [{"models": models} | rounded(rank_coverage(models, repetitions // 20, rng(7, models))) for models in (3, 6)],
+    )
+    yield (
+        "all pairs",
+        [
+            {"models": models, "holds": round(pair_coverage(models, repetitions // 20, rng(8, models)), 4)}
+            for models in (3, 6)
+        ],
+    )
+
+
+def rounded(rates: Mapping[str, float]) -> dict[str, float | None]:
+    """To four digits; null for an infinite one."""
+    return {name: round(float(rate), 4) if np.isfinite(rate) else None for name, rate in rates.items()}
+
+
+RATES = {
+    *TRUST,
+    "score",
+    "mean over images",
+    "change",
+    "tasks",
+    "over seeds",
+    "over seeds and prompts",
+    "holds",
+    "overall",
+    "dimensions",
+    "single trainings",
+    "two trainings",
+}
+"""Names of rates that should be 0.95."""
+
+
+def outside(found: Any, words: tuple[str, ...] = ()) -> Iterator[str]:
+    """Every rate below 0.93 or above 0.97, with where it is from."""
+    if isinstance(found, list):
+        for one in found:
+            yield from outside(one, words)
+    elif isinstance(found, dict):
+        what = [str(value) for key, value in found.items() if key in ("name", "course", "layout")]
+        what += [
+            f"{key} {found[key]}"
+            for key in ("seeds", "trainings", "run_sd", "share", "prompts", "groups", "images", "shift", "models")
+            if key in found
+        ]
+        for key, value in found.items():
+            if key in RATES and isinstance(value, float) and not 0.93 <= value <= 0.97:
+                yield ", ".join((*words, *what, key)) + f": {value}"
+            elif isinstance(value, list | dict):
+                yield from outside(value, (*words, key))
+
+
 def main() -> None:
     """Measures everything and writes it."""
     parser = argparse.ArgumentParser(description="Coverage of intervals and false positives of comparisons.")
@@ -203,7 +564,7 @@ def main() -> None:
                "3 to 24 prompts a task": WORLD}  # fmt: skip
     pairs = [(name, seeds, run_sd) for name in layouts for seeds in (2, 3, 5) for run_sd in (0.0, 0.05, 0.1, 0.2)]
     found: dict[str, object] = {"origin": origin(), "asked": {k: v for k, v in vars(asked).items() if k != "out"}}
-    with progress("designs", len(DESIGNS) + 1 + len(pairs)) as advance:
+    with progress("designs", len(DESIGNS) + 1 + len(pairs) + 9) as advance:
         scores = []
         for number, one in enumerate(DESIGNS):
             rates = score_coverage(one, asked.repetitions, np.random.default_rng([asked.seed, 0, number]))
@@ -212,7 +573,7 @@ def main() -> None:
         found["evaluations"] = scores
         rng = np.random.default_rng([asked.seed, 1])
         found["rewards"] = {
-            name: reward_coverage(layout, asked.repetitions, rng)
+            name: {"holds": round(reward_coverage(layout, asked.repetitions, rng), 4)}
             for name, layout in (("3 to 24 prompts a task", WORLD), ("5 to 40 prompts a task", ((5, 16), (40, 2))))
         }
         advance("rewards")
@@ -225,6 +586,10 @@ def main() -> None:
                             | {key: round(float(rate), 4) for key, rate in rates.items()})  # fmt: skip
             advance(f"{name}, {seeds} seeds, {run_sd:g}")
         found["comparisons"] = compared
+        for name, rates in further(asked.repetitions, asked.seed):
+            found[name] = rates
+            advance(name)
+    found["outside"] = list(outside(found))
     asked.out.parent.mkdir(parents=True, exist_ok=True)
     asked.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 

@@ -158,7 +158,7 @@ class Comparison:
         self.gradients["largest difference of sigmas"] = float(taught.abs().max())
 
     def turn(self, batch: Batch, loop: Loop, row: Mapping[str, Any]) -> None:
-        """Ends an iteration of flowrl, and lets flow_grpo's side take its turn with the same prompts."""
+        """Range an iteration of flowrl, and lets flow_grpo's side take its turn with the same prompts."""
         assert self.epochs is not None
         self.own.cpu, self.own.wall = (
             now - begun for now, begun in zip((time.process_time(), time.perf_counter()), self._begun, strict=True)

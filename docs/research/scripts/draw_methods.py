@@ -7,13 +7,13 @@ Needs `make docs` (or matplotlib) once.
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Any
 
 import matplotlib
 from drawing import plain
+from page_parts import committed
 
 matplotlib.use("Agg")
 from matplotlib import pyplot
@@ -45,4 +45,4 @@ def draw(results: dict[str, Any], path: Path) -> None:
 
 
 if __name__ == "__main__":
-    draw(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")), OUT)
+    draw(committed(Path(sys.argv[1])), OUT)

@@ -8,9 +8,12 @@ ones.
 
 from __future__ import annotations
 
+import json
+import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from flowrl.runtime.files import write_atomically
 
@@ -27,6 +30,26 @@ def fill(page: Path, name: str, text: str) -> None:
     if len(held) != 2:
         raise ValueError(f"{page} must hold {begin.strip()} and {end.strip()} once, on lines of their own")
     write_atomically(page, before + begin + text.strip() + "\n" + end + held[1])
+
+
+def is_uncommitted(found: Mapping[str, Any]) -> bool:
+    """Whether recorded results come from a tree with changes that no commit has: their commit says so, or, where
+    `flowrl compare` recorded none, the version of flowrl does, which names the day of such changes."""
+    said = [str(found.get("commit", "")), str(found.get("origin", {}).get("commit", ""))]
+    said += [line for line in found.get("provenance", ()) if line.startswith(("commit: ", "versions: "))]
+    return any("-dirty" in text or "not committed" in text or re.search(r"\+g[0-9a-f]+\.d\d{8}", text) for text in said)
+
+
+def committed(path: Path) -> dict[str, Any]:
+    """The results that a file of docs recorded.
+
+    Raises:
+        ValueError: they come from an uncommitted tree, so that nobody can make them again.
+    """
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    if is_uncommitted(found):
+        raise ValueError(f"{path} comes from an uncommitted tree: commit, and run its command again")
+    return found
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], *, right: int = 0) -> str:

@@ -16,10 +16,10 @@ import numpy as np
 
 from flowrl.benchmarks.unigenbench.points import primary_of
 from flowrl.runtime.shapes import Float
-from flowrl.statistics.bootstrap import Interval
+from flowrl.statistics.bootstrap import Interval, draw_counts, percentiles, point
 
 OVERALL = "overall"
-_LEVEL, _RESAMPLES = 0.95, 2000  # R
+_RESAMPLES = 2000  # R
 
 Row = tuple[Sequence[str], Sequence[Any] | None]
 
@@ -169,8 +169,7 @@ def _point(counts: _Counts) -> dict[str, float]:
 def _replicates(counts: _Counts, seed: int) -> dict[str, Float[np.ndarray, " r"]]:
     """Accuracies of R draws of the prompts, widened by sqrt(U/(U-1)); a draw that misses a dimension has NaN there."""
     units = len(counts.prompts)
-    drawn = np.random.default_rng(seed).multinomial(units, np.full(units, 1 / units), size=_RESAMPLES)
-    weight_RU = drawn.astype(np.float64)
+    weight_RU = draw_counts(units, _RESAMPLES, np.random.default_rng(seed))
     total = weight_RU @ counts.total
     accuracy = np.divide(weight_RU @ counts.correct, total, out=np.full_like(total, math.nan), where=total > 0)
     members = (counts.total > 0).sum(axis=0)
@@ -190,10 +189,5 @@ def _replicates(counts: _Counts, seed: int) -> dict[str, Float[np.ndarray, " r"]
 def _as_intervals(
     points: Mapping[str, float], replicates: Mapping[str, Float[np.ndarray, " r"]]
 ) -> dict[str, Interval]:
-    found = {}
-    for name, mean in points.items():
-        known = replicates[name][~np.isnan(replicates[name])]
-        low, high = np.quantile(known, [(1 - _LEVEL) / 2, (1 + _LEVEL) / 2]) if len(known) else (math.nan, math.nan)
-        low, high = (float(low), float(high)) if math.isnan(low) else (min(float(low), mean), max(float(high), mean))
-        found[name] = Interval(mean=mean, low=low, high=high)
-    return found
+    found = {name: replicates[name][~np.isnan(replicates[name])] for name in points}
+    return {name: percentiles(mean, found[name]) if len(found[name]) else point(mean) for name, mean in points.items()}

@@ -22,7 +22,7 @@ from flowrl.runtime.files import plain
 from flowrl.runtime.shapes import Float
 from flowrl.samplers.search import best_of_n_kl
 from flowrl.statistics.bootstrap import LEVEL, UNKNOWN, Interval
-from flowrl.statistics.means import VERDICTS, Ends, ends_of, mean_interval
+from flowrl.statistics.means import VERDICTS, Range, ends_of, mean_interval
 
 Column = Float[np.ndarray, " p k"]
 FEATURES, PIXELS = "diversity", "pixel diversity"
@@ -93,11 +93,7 @@ class Sweep:
         """The sentence, and one line per setting; 80 columns."""
         names = self._shown
         rows = [
-            [
-                one.setting.label,
-                str(one.evaluations),
-                *(f"{one.means[name].mean:.{self.digits(name)}f}" for name in names),
-            ]
+            [one.setting.label, str(one.evaluations), *(f"{one.means[n].mean:.{self.digits(n)}f}" for n in names)]
             for one in self.settings
         ]
         heads = [cut(name, 16) for name in names]
@@ -171,9 +167,8 @@ class Sweep:
         peak, name = self.peak, self.diversity
         lowest = self.of_kind("rlg")[0]
         reference = next((one for one in self.of_kind("rlg") if one.setting.scale == 0), lowest)
-        than = (
-            "the base model's" if reference.setting.scale == 0 else f"those at scale {_scale(reference.setting.scale)}"
-        )
+        scale = reference.setting.scale
+        than = "the base model's" if scale == 0 else f"those at scale {_scale(scale)}"
         if reference is peak:
             return "what diversity other scales cost stands in the table"
         change = differences(peak, reference)[name]
@@ -212,7 +207,7 @@ def columns_of(rows: Sequence[Mapping[str, Any]], measures: Sequence[Measure]) -
     return found
 
 
-def mean_of(values: Column, *, ends: Ends | None = VERDICTS, level: float = LEVEL) -> Interval:
+def mean_of(values: Column, *, ends: Range | None = VERDICTS, level: float = LEVEL) -> Interval:
     """Mean of what did not fail, with its interval over prompts; unknown where everything failed.
 
     `ends` are as `mean_interval` takes them.
@@ -221,13 +216,7 @@ def mean_of(values: Column, *, ends: Ends | None = VERDICTS, level: float = LEVE
     prompt = np.broadcast_to(np.arange(len(values))[:, None], values.shape)
     if not known.any():
         return UNKNOWN
-    found, (least, most) = mean_interval(values[known], prompt[known], ends=ends, level=level), VERDICTS
-    low, high = float(values[known].min()), float(values[known].max())
-    if ends != VERDICTS or low < least or high > most or (low, high) == (least, least):
-        return found
-    # Scores from 0 to 1 that reach an end have it as their bound, and so has their mean.
-    floor, ceiling = least if low == least or high == most else found.low, most if high == most else found.high
-    return replace(found, low=max(found.low, floor), high=min(found.high, ceiling))
+    return mean_interval(values[known], prompt[known], ends=ends, level=level)
 
 
 def difference_of(column: Column, reference: Column, *, level: float = LEVEL) -> Interval:

@@ -89,15 +89,9 @@ def group_entries(entries: Sequence[BoardEntry], across: Sequence[str] = ()) -> 
         first = _shared(ordered[0])
         for place, part in enumerate(ordered):
             own = _shared(part)
-            groups.append(
-                Group(
-                    benchmark=benchmark,
-                    metric=metric,
-                    entries=tuple(entry for entry, _ in part),
-                    conditions=own,
-                    apart="; ".join(differences(first, own, across)) if place else "",
-                )
-            )
+            apart = "; ".join(differences(first, own, across)) if place else ""
+            members = tuple(entry for entry, _ in part)
+            groups.append(Group(benchmark=benchmark, metric=metric, entries=members, conditions=own, apart=apart))
     return groups
 
 
@@ -105,12 +99,8 @@ def _shared(part: Sequence[tuple[BoardEntry, Conditions]]) -> Conditions:
     """Conditions of a group; one that differs within it, as was asked for, lists what there is."""
     found = dict(part[0][1])
     for key in found:
-        values = {
-            json.dumps(known.get(key), sort_keys=True, default=str): known.get(key)
-            for _, known in part
-            if key != PROMPTS
-        }
-        if len(values) > 1:
+        values = {json.dumps(known.get(key), sort_keys=True, default=str): known.get(key) for _, known in part}
+        if len(values) > 1 and key != PROMPTS:
             found[key] = " or ".join(map(_describe, values.values()))
     return found
 
@@ -175,10 +165,7 @@ def differences(first: Mapping[str, Any], second: Mapping[str, Any], across: Seq
                 if theirs
                 else "images drawn here, not by another program"
             )
-        elif SAMPLING in first or SAMPLING in second:
-            if key not in SAMPLED:
-                said.append(f"{key} {_describe(theirs)}, not {_describe(ours)}")
-        else:
+        elif key not in SAMPLED or not (SAMPLING in first or SAMPLING in second):
             said.append(f"{key} {_describe(theirs)}, not {_describe(ours)}")
     return said
 

@@ -98,17 +98,9 @@ def table_of(ranking: Ranking) -> Table:
     digits = digits_of(ranking)
     rows = []
     for line in ranking.standings:
-        behind = line.behind
-        rows.append(
-            (
-                name_of(line),
-                rank_text(line),
-                format_value(line.score.mean, digits),
-                range_of(line.score, digits),
-                DASH if behind is None else format_value(behind.mean, digits, sign=True),
-                range_of(behind, digits, sign=True),
-            )
-        )
+        behind = DASH if line.behind is None else format_value(line.behind.mean, digits, sign=True)
+        score = format_value(line.score.mean, digits), range_of(line.score, digits)
+        rows.append((name_of(line), rank_text(line), *score, behind, range_of(line.behind, digits, sign=True)))
     apart = f"Apart from the table above: {ranking.group.apart}. " if ranking.group.apart else ""
     said = " ".join([f"{apart}{conditions_text(ranking)}.", pairing_text(ranking), *ranking.notes]).replace("  ", " ")
     return Table(title=title(ranking), head=HEAD, rows=tuple(rows), note=said.strip())
@@ -118,15 +110,11 @@ def claims(rankings: Sequence[Ranking]) -> list[str]:
     """How to read all tables."""
     models = max((len(ranking.standings) for ranking in rankings), default=0)
     pooled = any(len(line.entries) > 1 for ranking in rankings for line in ranking.standings)
-    return [
-        RANKS_OF_TWO if models == 2 else RANKS,
+    one = (
         "Scores of one training have intervals over prompts: they do not speak of another training of the same method."
-        + (
-            " Those of several (\u00d7 and their number) speak of other trainings and prompts together."
-            if pooled
-            else ""
-        ),
-    ]
+    )
+    several = " Those of several (\u00d7 and their number) speak of other trainings and prompts together."
+    return [RANKS_OF_TWO if models == 2 else RANKS, one + several if pooled else one]
 
 
 def as_text(rankings: Sequence[Ranking]) -> str:

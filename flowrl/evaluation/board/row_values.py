@@ -78,14 +78,9 @@ def _candidates(rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[Sequence[st
 def _tasks(column: Values) -> Iterator[tuple[Sequence[str], Values]]:
     """The values of each task of a score."""
     for task in dict.fromkeys(row.task for row in column.rows if row.task):
-        yield (
-            (task, task.replace(" ", "_")),
-            Values(
-                rows=tuple(row for row in column.rows if row.task == task),
-                part=True,
-                files={key: file for key, file in column.files.items() if key[0] == task},
-            ),
-        )
+        rows = tuple(row for row in column.rows if row.task == task)
+        files = {key: file for key, file in column.files.items() if key[0] == task}
+        yield (task, task.replace(" ", "_")), Values(rows=rows, part=True, files=files)
 
 
 def _column(rows: Sequence[Mapping[str, Any]], read: Any) -> Values:

@@ -14,7 +14,7 @@ from flowrl.evaluation.board.finished import BoardEntry
 from flowrl.evaluation.board.row_values import Values
 from flowrl.statistics.bootstrap import Interval, point
 from flowrl.statistics.crossed import crossed_estimate
-from flowrl.statistics.means import over_seeds, partners
+from flowrl.statistics.means import SHARE_CHANGES, Range, ends_of, over_seeds, partners
 from flowrl.statistics.rank_sets import factor_of_pairs
 from flowrl.statistics.ranking import Changes, paired_changes, rank_lines
 
@@ -22,7 +22,6 @@ Points = tuple[list[Row], list[int | str]]
 NO_SAMPLES = "Its rows do not give this number by samples: no differences, all ranks open."
 NONE_JUDGED = "These results have no samples in common that were judged: no differences, all ranks open."
 TWO_MEANS = "Some of these numbers are means over tasks and others over all samples: no differences, all ranks open."
-UNEQUAL = "Methods of unequal numbers of trainings have no paired difference: their order is left open."
 _COMMON = "Scores and differences are of the {} samples that all of these results have."
 
 
@@ -63,6 +62,8 @@ class Basis:
     factor: float = math.nan
     images: int = 0
     notes: tuple[str, ...] = ()
+    ends: Range | None = None
+    """Of differences."""
 
 
 def rank(group: Group) -> Ranking:
@@ -80,10 +81,8 @@ def rank(group: Group) -> Ranking:
     else:
         basis = _by_images(group, lines, values, reported)
     less = metric in LESS_IS_BETTER
-    notes = [UNEQUAL] if len({len(part) for part in lines.values()} - {1}) > 1 else []
-    if less:
-        notes.append(f"Less {metric} is better: the lowest is ranked first.")
-    ranked = rank_lines(basis.scores, basis.changes, basis.factor, less_is_better=less)
+    notes = [f"Less {metric} is better: the lowest is ranked first."] if less else []
+    ranked = rank_lines(basis.scores, basis.changes, basis.factor, less_is_better=less, ends=basis.ends)
     return Ranking(
         group=group,
         factor=basis.factor,
@@ -119,7 +118,8 @@ def _by_images(
         for name, part in lines.items()
     }
     changes, factor = paired_changes(runs, by_task=by_task)
-    return Basis(scores=scores, changes=changes, factor=factor, images=images, notes=notes)
+    ends = ends_of(*([row.value for row in rows] for rows in shared.values()), changes=True)
+    return Basis(scores=scores, changes=changes, factor=factor, images=images, notes=notes, ends=ends)
 
 
 def _notes_of_common(values: Mapping[int, Values], images: int, *, alike: bool) -> tuple[str, ...]:
@@ -155,10 +155,10 @@ def _by_points(
         scores = {}
         for name, part in lines.items():  # of one training over prompts, of several Student's over them
             found = [score_intervals(*sides[id(entry)])[OVERALL] for entry in part]
-            scores[name] = found[0] if len(found) == 1 else over_seeds([one.mean for one in found])
+            scores[name] = found[0] if len(found) == 1 else over_seeds([one.mean for one in found], scores=True)
         notes.append(_COMMON.format(images))
     factor = factor_of_pairs(len(lines) * (len(lines) - 1) // 2)
-    return Basis(scores=scores, changes=changes, factor=factor, images=images, notes=tuple(notes))
+    return Basis(scores=scores, changes=changes, factor=factor, images=images, notes=tuple(notes), ends=SHARE_CHANGES)
 
 
 def _same_images(group: Group) -> bool:
@@ -172,7 +172,7 @@ def _reported(part: Sequence[BoardEntry], metric: str) -> Interval:
     if len(part) == 1:
         return part[0].intervals.get(metric, point(part[0].metrics.get(metric, math.nan)))
     numbers = [entry.metrics.get(metric, math.nan) for entry in part]
-    return over_seeds(numbers) if all(map(math.isfinite, numbers)) else point(math.nan)
+    return over_seeds(numbers, scores=True) if all(map(math.isfinite, numbers)) else point(math.nan)
 
 
 def _shared_points(values: Mapping[int, Values]) -> dict[int, Points]:

@@ -215,12 +215,17 @@ def test_a_folder_of_several_models_is_one_method(four: Path, tmp_path: Path) ->
     assert [(line["name"], line["trainings"]) for line in table["standings"]] == [("method", 2), ("none", 1)]
 
 
-def test_methods_of_unequal_numbers_of_trainings_stay_open(four: Path, tmp_path: Path) -> None:
+def test_trainings_are_compared_whatever_their_numbers_and_in_no_order(four: Path, tmp_path: Path) -> None:
     names = [evaluation(tmp_path, f"none-{seed}", seed=seed) for seed in range(3)]
-    given = [f"a={four / 'good'},{four / 'mostly'}", f"b={','.join(map(str, names))}"]
-    (table,) = board(tmp_path / "out", *given)["tables"]
-    assert [line["rank"] for line in table["standings"]] == [{"least": 1, "largest": 2}] * 2
-    assert "unequal numbers of trainings" in table["notes"][0]
+    first = [four / "good", four / "mostly"]
+    found = []
+    for order in (first, first[::-1]):
+        given = [f"a={','.join(map(str, order))}", f"b={','.join(map(str, names))}"]
+        (table,) = board(tmp_path / order[0].name, *given)["tables"]
+        assert [line["name"] for line in table["standings"]] == ["a", "b"]
+        found.append(table["standings"][1]["difference_to_first"])
+    assert found[0] == pytest.approx(found[1])
+    assert -1.0 <= found[0]["low"] < found[0]["mean"] < found[0]["high"] <= 1.0
 
 
 def test_a_base_that_results_share_stands_once(four: Path, tmp_path: Path) -> None:

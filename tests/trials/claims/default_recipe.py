@@ -1,4 +1,4 @@
-"""What the default recipe needs to Flow-GRPO's final score, and where it ends: five seeds.
+"""What the default recipe needs to nine tenths of Flow-GRPO's gain, and where it ends: five seeds.
 
     python tests/trials/claims/default_recipe.py runs/default --out docs/research/claims/default_recipe.json
 

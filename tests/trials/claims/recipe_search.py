@@ -7,8 +7,9 @@ prompts that are taken out of the training prompts by what they ask for, so that
 on all training prompts and measured on the held-out ones as they go: Flow-GRPO at the rate of
 `docs/research/methods.md`, the search's winner as it was chosen, and the `tiny_recommended` of that time. What counts
 is how many times less they cost, in network evaluations and in seconds of training, until the mean of the seeds
-reaches the final score of the mean of Flow-GRPO's, with the interval of `flowrl compare`
-(`flowrl.statistics.crossed.speed_up`).
+reaches nine tenths of the gain of Flow-GRPO's mean, with the interval of `flowrl compare`
+(`flowrl.statistics.crossed.cost_ratio`). The files that are recorded hold ratios to its final score, with an interval
+that covered too little; the page computes them again from the curves.
 
 Earlier searches, with the commits that made them, in docs/research/methods: recipe_first.json, whose prompts for
 choosing differed in wording alone, and recipe_second.json. Flow-GRPO's first four trainings and `tiny_recommended`'s
@@ -34,10 +35,11 @@ sys.path[:0] = [str(Path(__file__).parents[1])]
 
 from origin import origin as origin  # noqa: E402
 
+from flowrl.comparing.comparison_result import SHARES  # noqa: E402
 from flowrl.comparing.results_file import ratio_numbers  # noqa: E402
 from flowrl.runs.run_data import RunData, read_run  # noqa: E402
 from flowrl.runtime.files import write_atomically  # noqa: E402
-from flowrl.statistics.crossed import speed_up  # noqa: E402
+from flowrl.statistics.crossed import cost_ratio, mean_curve  # noqa: E402
 from flowrl.world.scene_prompts import combinations  # noqa: E402
 
 BUDGET = 32_000
@@ -166,11 +168,12 @@ def choose(folder: Path) -> tuple[str, list[dict[str, Any]]]:
 
 
 def ratio(curves: dict[str, list[Evaluations]], winner: str, column: int) -> dict[str, Any]:
-    """How many times less the winner costs to the baseline's final score, in a column of the evaluations."""
+    """How many times less the winner costs to nine tenths of the baseline's gain, in a column of the evaluations."""
     sides = [
         [([row[column] for row in run], [row[2] for row in run]) for run in curves[name]] for name in (BASE, winner)
     ]
-    return ratio_numbers(speed_up(*sides))
+    _, score_N = mean_curve(sides[0])
+    return ratio_numbers(cost_ratio(*sides, float(score_N[0] + SHARES[-1] * (score_N[-1] - score_N[0]))))
 
 
 def main() -> None:
