@@ -41,7 +41,7 @@ from flowrl.statistics.bootstrap import Interval
 from flowrl.statistics.means import VERDICTS, Ends, ends_of, mean_interval
 
 FOLDER = "t2i_compbench"
-NOTE = "Means over images; the overall is the mean of all eight. Intervals speak of"
+NOTE = "Means over images; the overall is the mean of all eight. Intervals cover"
 FILES = {
     "color": "color_val.txt",
     "shape": "shape_val.txt",

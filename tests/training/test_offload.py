@@ -159,7 +159,7 @@ def test_rewards_that_cannot_rest_are_refused_by_name() -> None:
     [
         ("tiny_draft", "pipeline.offload=[vae]", r"names vae, but recipe backprop takes the gradient"),
         ("tiny_adversarial", "pipeline.offload=[rewards]", r"reward 'adversarial' learns on the device"),
-        ("tiny_grpo_geneval", "workers", r"names rewards, but workers\.rewards is 2: their networks lie with"),
+        ("tiny_grpo_geneval", "workers", r"names rewards, but workers\.rewards is 2: their networks are on"),
         ("tiny_grpo_geneval", "file", r"names rewards, and reward '?function mine'? is code of yours|is code of yours"),
     ],
 )
