@@ -109,8 +109,10 @@ def lines() -> Iterator[str]:
     width = max(map(len, PROMPT_SETS))
     for name, found in PROMPT_SETS.items():
         way = f"get: {_download(found)}" if found.place else "by hand"
-        yield f"{name:<{width}}  {way:<18}  {found.publisher}"
+        licence = found.licence.partition(";")[0].partition(",")[0]
+        yield f"{name:<{width}}  {way:<17}  {licence:<14}  {found.publisher}"
     yield ""
+    yield "Licences are as publishers state them; prompts that ship are Apache-2.0."
     yield "'flowrl data get NAME' fetches a set; 'flowrl data list NAME' says more."
 
 

@@ -107,7 +107,7 @@ def with_prompts(given: dict[str, Any], wish: Wish, base: str) -> tuple[TrainCon
     if wish.reward is None and suits({**plain, "rewards": [USUAL]}):
         instead = f"the prompts of {base} ({train}) are not here, and {', '.join(own)} needs them{way}"
         return without_evaluation({**plain, "rewards": [USUAL]}), [f"{said}; {instead}, so its reward is CLIPScore"]
-    return without_evaluation(given), [f"its prompts have to be put at {train} first{way}"]
+    return without_evaluation(given), [f"put its prompts at {train} first{way}"]
 
 
 def suits(given: dict[str, Any]) -> bool:

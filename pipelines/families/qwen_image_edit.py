@@ -139,6 +139,12 @@ def _tokens(card: Card, options: Any) -> int:
     images = count * image_tokens(card.model, *seen)
     if asked is None:
         return TEXT_TOKENS + images
+    drawn = qwen_image.FAMILY.size_of(card, options)
+    most = 4096 - max(drawn.height, drawn.width, *source_size(card, options)) // (4 * card.factors[0])
+    if asked > most:
+        raise ValueError(
+            f"pipeline.max_sequence_length ({asked}) must be at most {most} for {card.model}, where positions end"
+        )
     if asked <= images:
         raise ValueError(
             f"pipeline.max_sequence_length ({asked}) leaves no room for words: the source images ({count}, "
