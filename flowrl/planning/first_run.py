@@ -90,7 +90,9 @@ def with_prompts(given: dict[str, Any], wish: Wish, base: str) -> tuple[TrainCon
     """
     if wish.prompts is not None:
         given["prompts"] |= {"train": placed(wish.prompts), "eval": wish.eval_prompts and placed(wish.eval_prompts)}
-        return without_evaluation(given), []
+        if wish.reward is not None or suits(given) or not suits(plain := {**given, "rewards": [USUAL]}):
+            return without_evaluation(given), []
+        return without_evaluation(plain), [f"its reward is CLIPScore: {names(given)} needs more than the prompts' text"]
     train = given["prompts"]["train"]
     if wish.eval_prompts is not None:
         given["prompts"]["eval"] = placed(wish.eval_prompts)
@@ -103,11 +105,15 @@ def with_prompts(given: dict[str, Any], wish: Wish, base: str) -> tuple[TrainCon
     if suits(plain):
         return without_evaluation(plain), [said]
     way = f": flowrl data get {key}" if key is not None and PROMPT_SETS[key].place else ""
-    own = [reward["name"] or reward["function"] for reward in given["rewards"]]
     if wish.reward is None and suits({**plain, "rewards": [USUAL]}):
-        instead = f"the prompts of {base} ({train}) are not here, and {', '.join(own)} needs them{way}"
+        instead = f"the prompts of {base} ({train}) are not here, and {names(given)} needs them{way}"
         return without_evaluation({**plain, "rewards": [USUAL]}), [f"{said}; {instead}, so its reward is CLIPScore"]
     return without_evaluation(given), [f"put its prompts at {train} first{way}"]
+
+
+def names(given: dict[str, Any]) -> str:
+    """The rewards of a configuration."""
+    return ", ".join(reward["name"] or reward["function"] for reward in given["rewards"])
 
 
 def suits(given: dict[str, Any]) -> bool:
