@@ -81,14 +81,7 @@ def build(cls: type[Any], data: Mapping[str, Any], source: ConfigSource, prefix:
     wrong += [said for said in found.refused if not _mentions(said, doubtful)]
     told = [*(f"{place}: {said}" for place, said in keys), *wrong]
     told = [said.removeprefix(f"{source.file}: ") for said in told] if len(told) > 1 else told
-    listed = [said.partition(": the keys here are ") for said in told]  # each list of keys once
-    told = [
-        start + (mid + end) * ((mid, end) not in [one[1:] for one in listed[:i]])
-        for i, (start, mid, end) in enumerate(listed)
-    ]
     remedy = source.remedy if any(said.startswith("required") for _, said in keys) else ""
-    if sum(" is called '" in said for _, said in keys) > 5:
-        remedy = "A configuration of another toolkit is translated by 'flowrl init --from FILE'"
     what = "mistakes" if wrong else "keys are wrong"
     raised = ConfigError(*told, head=f"{source.file}:", what=what, more=remedy)
     raised.rest = found.rest

@@ -89,19 +89,12 @@ def set_of_file(path: str) -> str | None:
     return next((key for key, found in PROMPT_SETS.items() if folder == "data" and name in found.names), None)
 
 
-def way_to(path: str) -> str:
-    """The command that gets a file that is not there, or says how; "" where no set has it."""
-    name = set_of_file(path)
-    if name is None:
-        return ""
-    return f"'flowrl data get {name}' fetches it" if PROMPT_SETS[name].place else f"see 'flowrl data list {name}'"
-
-
 def advice_on(path: str) -> str:
     """What to do about a file that is not there; "" where no set has it."""
     name = set_of_file(path)
     if name is None:
         return ""
     found = PROMPT_SETS[name]
+    way = f"'flowrl data get {name}' fetches it" if found.place else f"'flowrl data list {name}' says how to get it"
     instead = f"; {found.ships['_test' in path]} ships and needs no download" if found.ships else ""
-    return f"{way_to(path)} ({found.about}; from {found.publisher}, licence {found.licence}){instead}"
+    return f"{way} ({found.about}; from {found.publisher}, licence {found.licence}){instead}"

@@ -14,6 +14,7 @@ Made = dict[str, Any] | str
 """Our keys with their values, or why there are none, as in the tables (``- why``, ``! why``)."""
 _STAYS = "so that of the base stays"
 _NEVER = 1_000_000  # iterations that no run has
+_REWARD = re.compile("use_|[vm]q_coef")  # flags of DanceGRPO that say a reward
 
 
 def apply_rules(given: Foreign, method: str) -> dict[str, Made]:
@@ -253,8 +254,7 @@ def _verl(given: Foreign, method: str) -> dict[str, Made]:
 
 def _dance(given: Foreign, method: str) -> dict[str, Made]:
     keys = given.keys
-    named = {key: value for key, value in keys.items() if value and (key.startswith("use_") or key[1:] == "q_coef")}
-    found = _rewards(given, [(key, key, value, ()) for key, value in named.items()])
+    found = _rewards(given, [(key, key, keys[key], ()) for key in keys if keys[key] and _REWARD.match(key)])
     folder = keys.get("pretrained_model_name_or_path")
     model = foreign_words().models.get(given.script) if folder else None
     found["pretrained_model_name_or_path"] = {"pipeline.model": model or folder}

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flowrl.config.overrides import Typed, value_text
-from flowrl.config.prompt_sets import PROMPT_SETS
 from flowrl.config.strict_yaml import dotted_items
 from flowrl.config.train import TrainConfig, is_here, load_config
 from flowrl.migrating.answers import FIRST
@@ -95,9 +94,7 @@ def init(
         text, base, notes = _translate(str(source), (model, reward), (card, hours), path, settings)
         config = _load(text, path)
         if not is_here(config.prompts.train):
-            inside = Path(config.prompts.train).parts
-            known = [f" ('flowrl data get {one}' fetches them to data/)" for one in PROMPT_SETS if one in inside]
-            notes.append(f"put its prompts at {config.prompts.train} first{''.join(known)}")
+            notes.append(f"put its prompts at {config.prompts.train} first; 'flowrl data list' names published ones")
     else:
         if model is None or card is None:
             raise ValueError("`model` and `card` are needed, such as stabilityai/stable-diffusion-3.5-medium and 24")

@@ -50,7 +50,7 @@ def test_a_missing_file_names_the_command_the_source_and_what_ships() -> None:
     with pytest.raises(ValueError, match="asset:NAME"):
         resolve_path("mine/pickscore_train.txt")
     assert "everyday_eval" in advice_on("data/pickscore_test.txt")
-    assert "see 'flowrl data list edit'" in advice_on("data/edit_train.jsonl")
+    assert "'flowrl data list edit' says how" in advice_on("data/edit_train.jsonl")
 
 
 @pytest.mark.parametrize("name", ["sd14_dance_grpo", "flux_dance_grpo_full"])

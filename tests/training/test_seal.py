@@ -271,7 +271,7 @@ def test_the_option_is_for_runs_that_go_on(toy: Path, capsys: pytest.CaptureFixt
     assert "belongs beside resume=RUN" in capsys.readouterr().err
     run = train()
     assert resume(run, "optim.lr=0.5") == 1
-    assert "with resume_changed=true any setting" in capsys.readouterr().err
+    assert "add resume_changed=true to change any setting" in capsys.readouterr().err
 
 
 def test_files_and_lists_are_compared_by_what_they_hold(toy: Path) -> None:
