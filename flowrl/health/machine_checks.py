@@ -101,26 +101,18 @@ def _declared() -> list[str]:
 def disk_check(folder: Path, *, name: str = "disk") -> Check:
     """Room where runs are written, and whether a file can be."""
     place, free = nearest_folder(folder), free_bytes(folder) / GIB
+    cure = "make room there, or write runs elsewhere with out=FOLDER"
     try:
         with tempfile.NamedTemporaryFile(dir=place, prefix=".flowrl-doctor-") as stream:
             stream.write(b"\0" * _TRIED)
             stream.flush()
             os.fsync(stream.fileno())
     except OSError as error:
-        return Check(
-            name,
-            "fault",
-            f"nothing can be written into {place}: {explain(error)}",
-            "make room there, or write runs elsewhere with out=FOLDER",
-        )
+        return Check(name, "fault", f"nothing can be written into {place}: {explain(error)}", cure)
     found = f"{free:.1f} GiB free in {place}"
     if free < NO_ROOM:
-        return Check(
-            name,
-            "fault",
-            f"{found}, too little for the checkpoints of a run",
-            "make room there, write runs elsewhere with out=FOLDER, or keep fewer checkpoints (keep_checkpoints)",
-        )
+        cure += ", or keep fewer checkpoints (keep_checkpoints)"
+        return Check(name, "fault", f"{found}, too little for the checkpoints of a run", cure)
     if free < LITTLE_ROOM:
         return Check(
             name, "warning", found, "enough for a LoRA, not for downloading a large model: HF_HOME moves the cache"
