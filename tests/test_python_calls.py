@@ -197,7 +197,7 @@ def test_a_diagnosis_has_its_parts_as_they_come(runs: TinyRuns) -> None:
     assert (found.of_run, found.stops) == (True, False)
     assert str(run) in " ".join(str(found).split())
     assert "<table" in found._repr_html_()
-    with pytest.raises(flowrl.FlowrlError, match="no place beside the run"):
+    with pytest.raises(flowrl.FlowrlError, match="has no effect on the run"):
         flowrl.doctor(run, num_iterations=3)
     with pytest.raises(flowrl.FlowrlError, match="name that first"):
         flowrl.doctor(num_iterations=3)

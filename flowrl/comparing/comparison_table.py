@@ -37,11 +37,11 @@ def seeds_in_words(results: Results) -> str:
     """What the intervals cover."""
     counts = {len(row.runs) for row in results.methods}
     if counts == {1}:
-        return f"one training seed: 95 % intervals speak of {results.claim}, and of these runs only"
+        return f"one training seed: 95 % intervals cover {results.claim}, and these runs only"
     low, high = min(counts), max(counts)
     seeds = f"{low}" if low == high else f"{low} to {high}"
     only = "" if low > 1 else " (of these runs only where a method has one seed)"
-    return f"{seeds} training seeds: 95 % intervals speak of other seeds{only} and of {results.claim}"
+    return f"{seeds} training seeds: 95 % intervals cover other seeds{only} and {results.claim}"
 
 
 def text(results: Results) -> str:

@@ -101,7 +101,9 @@ def find_config(name: str, *, here: bool = True) -> Path:
         return shipped[name]
     if (preset := preset_of(name, shipped)) is not None:
         raise ValueError(f"{name} is {preset[0]} with `card` {preset[1]} now, which sets what the plan finds for it")
-    near = closest(Path(name).stem, list(shipped))
+    stem = Path(name).stem
+    within = [one for one in shipped if stem.replace("_", "") in one.replace("_", "")]
+    near = closest(stem, list(shipped)) or " or ".join(within[:3])
     hint = f"did you mean {near}? " if near else ""
     raise ValueError(
         f"there is no configuration {name!r}: {hint}give a YAML file, or one of the {len(shipped)} that ship: "

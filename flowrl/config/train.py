@@ -52,7 +52,7 @@ __all__ = ["ConfigError", "PromptsConfig", "TrainConfig", "find_config", "load_c
 
 BATCH_LIMIT = 24
 """The upper bound of batch sizes that are not given, in images."""
-REMEDY = "A configuration need not say everything: 'base: tiny_recommended' takes over what a shipped one says"
+REMEDY = "'base: tiny_recommended' takes over what a shipped one says; 'flowrl init --from FILE' reads other toolkits"
 """What helps a file that lacks required keys."""
 
 

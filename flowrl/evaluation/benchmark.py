@@ -45,7 +45,7 @@ BENCHMARKS: dict[str, Benchmark] = {
     name: Benchmark(**known) for name, known in read_mapping(Path(__file__).with_name("benchmarks.yaml")).items()
 }
 
-NO_TRAINING = ", not of another training of the same model"
+NO_TRAINING = ", not another training of the same model"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

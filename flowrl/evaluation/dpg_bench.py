@@ -194,7 +194,7 @@ def _table(labels: Sequence[str], scores: Sequence[Scores]) -> Table:
     names = [*scores[0].categories, "score"]
     columns = [{**part.categories, "score": part.score} for part in scores][::-1]  # base first
     rows = tuple((name, *(number(column[name], 2) if name in column else "-" for column in columns)) for name in names)
-    note = "Categories take the answers about an item's last image, before dependencies, as the published script."
+    note = "Categories take the answers about an item's last image, before dependencies, as the published script does."
     return Table(title="Scores", head=("", *labels[::-1]), rows=rows, note=note)
 
 

@@ -124,7 +124,7 @@ def over_models(results: Sequence[Result], labels: Sequence[str]) -> Result:
                 title=f"Means over {len(results)} models",
                 head=head,
                 rows=tuple(map(tuple, body.values())),
-                note="Student's t interval over models: it speaks of another training, with these prompts.",
+                note="Student's t interval over models: it covers another training, with these prompts.",
             ),
             Table(title="Each model", head=("", short[first]), rows=tuple(single)),
         ),

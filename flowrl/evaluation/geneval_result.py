@@ -92,7 +92,7 @@ def _notes(
             f"of unseen prompts alone."
         )
     if spoken != "prompts of this kind":
-        notes.append(f"Intervals speak of {spoken}.")
+        notes.append(f"Intervals cover {spoken}.")
     return notes
 
 
@@ -211,5 +211,5 @@ def failure_examples(rows: Sequence[Row], images: Sequence[ImageFile]) -> str:
             body += (
                 f"<h3>{esc(kind)} <span>{plural(len(failed), 'image')}</span></h3><div class='fails'>{figures}</div>"
             )
-    lead = "For every kind of reason images spread evenly over all that failed so, not picked by looks."
+    lead = "For every kind of reason: images spread evenly over all that failed for it, none picked by its look."
     return section("failures", "What went wrong", body, lead)

@@ -91,6 +91,6 @@ def check_alive(answers: Sequence[Answer], readable: Sequence[str | None] = (Non
     if not errors & set(readable):
         words = ", ".join(sorted(str(error) for error in errors))
         raise ValueError(
-            f"the judge answered none of {len(answers)} questions ({words}): see that it runs, and its address, model "
-            f"and key. What it answered before is kept; the same command resumes."
+            f"the judge answered none of {len(answers)} questions ({words}): check that it runs, and its address, "
+            f"model and key. What it answered before is kept; the same command resumes."
         )

@@ -100,7 +100,7 @@ def panel_result(
             score_table(
                 labels,
                 lines_of(found, change),
-                note=f"Means over {noun}s; intervals speak of {spoken}. {panel.scale}".strip(),
+                note=f"Means over {noun}s; intervals cover {spoken}. {panel.scale}".strip(),
                 extra=("failed", {name: str(failed.get(name, 0)) for name in found[0]}),
             ),
         ),

@@ -43,7 +43,7 @@ from flowrl.statistics.bootstrap import Interval
 from flowrl.statistics.means import VERDICTS, Range, ends_of, mean_interval
 
 FOLDER = "t2i_compbench"
-NOTE = "Means over images; the overall is the mean of all eight. Intervals speak of"
+NOTE = "Means over images; the overall is the mean of all eight. Intervals cover"
 _CATEGORIES = read_mapping(Path(__file__).with_suffix(".yaml"))
 FILES, RESULTS = ({name: row[key] for name, row in _CATEGORIES.items()} for key in ("prompts", "results"))
 """Of each category the file of its prompts, and the folder of its results."""

@@ -100,7 +100,7 @@ def _prompts(config: TrainConfig, prompts: RunPrompts | None) -> Iterator[Check]
     shared = overlap_of_rows(prompts.train, prompts.held_out)
     said = f"{len(prompts.train)} to train on, {len(prompts.held_out)} to evaluate on"
     if again := len(prompts.train) - len(distinct(prompts.train)):
-        said += f"; {again} of the first are there more than once"
+        said += f"; {again} of those to train on are repeats"
     texts = list({row.text: None for row in (*prompts.train, *prompts.held_out)})
     for line in cut_lines(_right_rewards(config), texts):
         yield Check("cut prompts", "note", line)
@@ -141,8 +141,8 @@ def _model(config: TrainConfig, *, offline: bool) -> Iterator[Check]:
         yield Check(
             "model",
             "warning",
-            f"{location} is not here, and the hub not asked (`offline`)",
-            "have it downloaded first, or set pipeline.model to a folder",
+            f"{location} is not here, and the hub was not asked (`offline`)",
+            "download it first, or set pipeline.model to a folder",
         )
     else:
         asked = ask(location)
@@ -151,7 +151,7 @@ def _model(config: TrainConfig, *, offline: bool) -> Iterator[Check]:
         elif asked.why == "offline" and published(location) is not None:
             yield faulty(
                 "model",
-                f"{location} is neither in the hub's cache nor can the hub be asked: download it where there is a net, "
+                f"{location} is not in the hub's cache, and the hub cannot be asked: download it where it can, "
                 "and set pipeline.model to the folder, or HF_HOME to a cache that holds it",
             )
         else:
@@ -210,10 +210,10 @@ def _kept(name: str, checked: CheckedReward, *, offline: bool) -> Check:
         return Check(name, "ok", "its options are right, and what it loads is here")
     missing = ", ".join(away)
     if offline:
-        cure = "have it downloaded first, or move the reward to a server (flowrl serve)"
+        cure = "download it first, or move the reward to a server (flowrl serve)"
         return Check(name, "warning", f"{missing} is not here (`offline`)", cure)
     if any(ask(model, "config.json").why in ("offline", "gated", "no repository") for model in away):
-        cure = "download it where there is a net, or move the reward to a server that has it (flowrl serve)"
+        cure = "download it where you have access, or move the reward to a server that has it (flowrl serve)"
         return Check(name, "fault", f"{missing} is not in the hub's cache, and the hub does not give it", cure)
     return Check(name, "note", f"{missing} is not in the hub's cache: the first run downloads it")
 
@@ -230,7 +230,7 @@ def _ask_server(name: str, checked: CheckedReward, prompts: Sequence[Prompt]) ->
     reward = checked.build(torch.device("cpu"), {})
     reached = time.perf_counter() - begun
     if not prompts or reward.needs & {"videos", "sounds", "source_images", "reference_images"}:
-        return Check(name, "ok", f"its server is ready, in {reached:.2g} s; it was asked for no score")
+        return Check(name, "ok", f"its server is ready in {reached:.2g} s; no score was asked for")
     # Noise, which every scorer gives some score: two images of one prompt, since some compare.
     inputs = RewardInputs(
         prompts=[prompts[0].text] * 2,

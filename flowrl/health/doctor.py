@@ -46,7 +46,7 @@ def doctor(
         key, value = next(dotted_items(settings))
         word = value if isinstance(value, Typed) else f"{key}={value}"
         if folder is not None:
-            raise ValueError(f"{word} has no place beside the run {folder}, which is over: give the run alone")
+            raise ValueError(f"{word} has no effect on the run {folder}, which is over: give the run alone")
         raise ValueError(f"{word} is a setting of a configuration: name that first, flowrl doctor CONFIG {word}")
 
     def examinations() -> Iterator[Examination]:

@@ -39,7 +39,7 @@ def last_words(checks: Sequence[Check]) -> str:
     """One line that says whether something is in the way of a run."""
     faults = sum(check.state == "fault" for check in checks)
     warnings = sum(check.state == "warning" for check in checks)
-    said = f"{plural(faults, 'fault')} to be put right first" if faults else "Nothing here would stop a run"
+    said = f"{plural(faults, 'fault')} to fix first" if faults else "Nothing here would stop a run"
     more = f"; {plural(warnings, 'warning')}" if warnings else ""
     return f"{said}{more}."
 

@@ -17,7 +17,7 @@ from flowrl.training.processes.devices import device_kind
 def driver_check(facts: GpuFacts) -> Check:
     """Whether the driver is one, answers, and is new enough for torch's CUDA."""
     if facts.driver is None and not facts.names:
-        return Check("driver", "note", "no NVIDIA driver here: runs are on the CPU, as the embedded models are")
+        return Check("driver", "note", "no NVIDIA driver here: runs use the CPU, enough for the embedded models")
     if (fault := driver_fault(facts)) is not None:
         return Check("driver", "fault", *fault)
     shown = f"{facts.driver or 'unknown'}, for torch's CUDA {facts.build}; {len(facts.names)} x {facts.names[0]}"

@@ -23,7 +23,7 @@ def hub_check(*, offline: bool = False) -> Check:
             "hub",
             "note",
             f"HF_HUB_OFFLINE is set, so {cached}",
-            "unset HF_HUB_OFFLINE where something has to be downloaded",
+            "unset HF_HUB_OFFLINE before you download something",
         )
     if offline:
         return Check("hub", "note", f"not asked (`offline`); {said}")
@@ -33,8 +33,8 @@ def hub_check(*, offline: bool = False) -> Check:
             "hub",
             "warning",
             f"{place} does not answer within {TIMEOUT:g} s: {cached}",
-            "set HF_ENDPOINT to a mirror that you reach, or HTTPS_PROXY; without a net set "
-            "HF_HUB_OFFLINE=1, so that nothing waits for it",
+            "set HF_ENDPOINT to a mirror that you reach, or HTTPS_PROXY; without a network set "
+            "HF_HUB_OFFLINE=1, so nothing waits for it",
         )
     if token and status in (401, 403):
         return Check(

@@ -88,7 +88,7 @@ def _extra_checks(extras: Mapping[str, Mapping[str, str]]) -> list[Check]:
     if not lacking:
         return [Check("extras", "ok", ", ".join(there) or "none are known: flowrl is not installed")]
     found = f"{', '.join(there) or 'none'} installed; without {', '.join(lacking)}"
-    return [Check("extras", "note", found, "only where you need one: in flowrl's folder, pip install -e '.[EXTRA]'")]
+    return [Check("extras", "note", found, "if you need one: in flowrl's folder, pip install -e '.[EXTRA]'")]
 
 
 def _declared() -> list[str]:
@@ -101,27 +101,18 @@ def _declared() -> list[str]:
 def disk_check(folder: Path, *, name: str = "disk") -> Check:
     """Room where runs are written, and whether a file can be."""
     place, free = nearest_folder(folder), free_bytes(folder) / GIB
+    cure = "make room there, or write runs elsewhere with out=FOLDER"
     try:
         with tempfile.NamedTemporaryFile(dir=place, prefix=".flowrl-doctor-") as stream:
             stream.write(b"\0" * _TRIED)
             stream.flush()
             os.fsync(stream.fileno())
     except OSError as error:
-        return Check(
-            name,
-            "fault",
-            f"nothing can be written into {place}: {explain(error)}",
-            "make room there, or let runs be written elsewhere with out=FOLDER",
-        )
+        return Check(name, "fault", f"nothing can be written into {place}: {explain(error)}", cure)
     found = f"{free:.1f} GiB free in {place}"
     if free < NO_ROOM:
-        return Check(
-            name,
-            "fault",
-            f"{found}, too little for the checkpoints of a run",
-            "make room there, let runs be written elsewhere with out=FOLDER, or keep fewer checkpoints "
-            "(keep_checkpoints)",
-        )
+        cure += ", or keep fewer checkpoints (keep_checkpoints)"
+        return Check(name, "fault", f"{found}, too little for the checkpoints of a run", cure)
     if free < LITTLE_ROOM:
         return Check(
             name, "warning", found, "enough for a LoRA, not for downloading a large model: HF_HOME moves the cache"
@@ -177,6 +168,6 @@ def processes_check(backend: str, gpus: int) -> Check:
         backend,
         "fault",
         f"two processes do not reach each other: {last or f'no answer in {_PROBE_SECONDS:g} s'}",
-        f"one process trains all the same; for several set {variable} to the network interface they share (ip "
+        f"one process trains anyway; for several set {variable} to the network interface they share (ip "
         f"addr lists them){', and see NCCL_DEBUG=INFO' if backend == 'nccl' else ''}",
     )

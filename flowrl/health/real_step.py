@@ -61,9 +61,9 @@ def step_checks(config: TrainConfig, name: str, *, hindered: bool) -> Iterator[C
 
 def _left_out(config: TrainConfig, *, hindered: bool) -> str:
     if hindered:
-        return "put right first what is marked above"
+        return "fix what is marked above first"
     if config.policy.train == "full" or config.parallel.shard * config.parallel.context > 1:
-        return "a step here is of one process that trains a LoRA; start flowrl train with num_iterations=2"
+        return "this step is for one process that trains a LoRA; run flowrl train with num_iterations=2 instead"
     model = location_of(config.pipeline)
     if not (Path(model).exists() or in_cache(model)):
         return f"the weights of {model} are not here; flowrl bench measures random ones of its size"

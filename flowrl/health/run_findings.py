@@ -46,7 +46,10 @@ def diagnose_run(folder: Path) -> Examination:
     found += [Check("log", "note", note) for note in run.notes if not note.startswith("An error stopped")]
     if not any(check.state in ("fault", "warning") for check in found):
         checked = [sign.title.lower() for sign in SIGNS if len(column(run.train, sign.key)[1])]
-        found.insert(0, Check("healthy", "ok", f"nothing is wrong by {', '.join(checked) or 'its log'}"))
+        found.insert(0, Check("healthy", "ok", f"nothing is wrong according to {', '.join(checked) or 'its log'}"))
+        watched = [one for one in run.config.get("rewards", ()) if one.get("weight") == 0]
+        if not watched and not run.config.get("eval", {}).get("rewards"):
+            found.append(Check("hacking", "note", "not seen: no reward is only measured", "name one in eval.rewards"))
     ended = "stopped by an error" if error else "finished" if run.finished else "not finished: at work, or stopped"
     rewards = column(run.train, "reward")[1]
     change = f", training reward {number(rewards[0])} to {number(rewards[-1])}" if len(rewards) else ""

@@ -14,6 +14,7 @@ Made = dict[str, Any] | str
 """Our keys with their values, or why there are none, as in the tables (``- why``, ``! why``)."""
 _STAYS = "so that of the base stays"
 _NEVER = 1_000_000  # iterations that no run has
+_REWARD = re.compile("use_|[vm]q_coef")  # flags of DanceGRPO that say a reward
 
 
 def apply_rules(given: Foreign, method: str) -> dict[str, Made]:
@@ -223,8 +224,13 @@ def _verl(given: Foreign, method: str) -> dict[str, Made]:
     found[f"{actor}ppo_mini_batch_size"] = _updates(prompts, part)
     rank = keys.get(f"{model}lora_rank")
     found[f"{model}lora_rank"] = (
-        {"policy.train": "lora", "policy.lora_rank": rank} if rank else {"policy.train": "full"}
+        {"policy.train": "lora", "policy.lora_rank": rank}
+        if rank
+        else {"policy.train": "full", "policy.lora_rank": None}
     )
+    for longest in (key for key in keys if key.endswith(".max_sequence_length")):
+        fits = _count(keys, longest) <= 4000  # Qwen-Image's positions end a little beyond
+        found[longest] = {"pipeline.max_sequence_length": keys[longest]} if fits else "- no prompt is that long"
     found[f"{model}target_modules"] = _modules(keys.get(f"{model}target_modules"))
     kl = keys.get(f"{actor}kl_loss_coef") if keys.get(f"{actor}use_kl_loss") else 0.0
     found[f"{actor}kl_loss_coef"] = {"kl_coef": kl}
@@ -250,14 +256,14 @@ def _verl(given: Foreign, method: str) -> dict[str, Made]:
 
 def _dance(given: Foreign, method: str) -> dict[str, Made]:
     keys = given.keys
-    found = _rewards(given, [(key, key, 1.0, ()) for key in keys if key.startswith("use_") and key[4:] not in (
-        "group", "ema", "cpu_offload")])  # fmt: skip
+    found = _rewards(given, [(key, key, keys[key], ()) for key in keys if keys[key] and _REWARD.match(key)])
     folder = keys.get("pretrained_model_name_or_path")
     model = foreign_words().models.get(given.script) if folder else None
     found["pretrained_model_name_or_path"] = {"pipeline.model": model or folder}
     each, group = _count(keys, "train_batch_size"), _count(keys, "num_generations")
     shared = max(1, _count(keys, "sp_size"))
     found["sp_size"] = {"parallel.context": shared}
+    found["lora_rank"] = {"policy.train": "lora", "policy.lora_rank": keys.get("lora_rank")}
     found["train_batch_size"] = (
         {"prompts_per_step": each * given.processes // shared}
         if given.processes

@@ -61,7 +61,7 @@ class Import:
             "num_iterations": "iterations",
         }
         return [
-            f"the {what} are those of {self.base}, not of {self.name}: choose {key}"
+            f"the {what} are those of {self.base}, because {self.name} names none that is known here: set {key}"
             for key, what in left.items()
             if key not in self.done.keys
         ] + [
@@ -116,9 +116,10 @@ def on_base(done: Translated, base: str) -> Translated:
     if "eval.rewards" in done.keys and all(one in done.keys.get("rewards", []) for one in done.keys["eval.rewards"]):
         done = done.without("eval.rewards", "rewards are measured at evaluations too")
         done.always["eval.rewards"] = []
-    usual = usual_values()
+    usual, full = usual_values(), keys.get("policy.train") == "full"
     for key, value in dotted_items(below):
-        if key in OF_METHODS and key not in done.keys and value != usual[key]:
+        own = key in OF_METHODS or (full and key.startswith("policy.lora_"))
+        if own and key not in done.keys and value != usual[key]:
             done.always[key] = usual[key]
     return done
 

@@ -94,7 +94,7 @@ def init(
         text, base, notes = _translate(str(source), (model, reward), (card, hours), path, settings)
         config = _load(text, path)
         if not is_here(config.prompts.train):
-            notes.append(f"its prompts have to be put at {config.prompts.train} first")
+            notes.append(f"put its prompts at {config.prompts.train} first; 'flowrl data list' names published ones")
     else:
         if model is None or card is None:
             raise ValueError("`model` and `card` are needed, such as stabilityai/stable-diffusion-3.5-medium and 24")
@@ -159,7 +159,7 @@ def _translate(
                 config, words = in_time(config, config.pipeline.model, card, hours, make=_plan_but_for_prompts)
             made, obstacles = _plan_but_for_prompts(config, path.stem, 1)
         except ValueError as error:
-            raise ValueError(f"{source} says what is refused here: {error}") from None
+            raise ValueError(f"what {source} says is not valid here, so replace it by key=value: {error}") from None
     told = outlook_words(made, outlook_of(made, card))
     notes = [f"{describe_import(found)}\nwrote {path}, which builds on {found.base}", *told]
     misfits = [one for one in obstacles.of_prompts if one not in obstacles.absent]

@@ -109,8 +109,9 @@ def lines() -> Iterator[str]:
     width = max(map(len, PROMPT_SETS))
     for name, found in PROMPT_SETS.items():
         way = f"get: {_download(found)}" if found.place else "by hand"
-        yield f"{name:<{width}}  {way:<18}  {found.publisher}"
+        yield f"{name:<{width}}  {way:<17}  {found.licence.split(';')[0].split(',')[0]:<14}  {found.publisher}"
     yield ""
+    yield "Licences are as publishers state them; prompts that ship are Apache-2.0."
     yield "'flowrl data get NAME' fetches a set; 'flowrl data list NAME' says more."
 
 

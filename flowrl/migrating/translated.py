@@ -126,8 +126,10 @@ def _by_table(table: Mapping[str, str], by_rule: Mapping[str, Made], key: str, v
     if entry[:2] in FATE_OF:
         return entry
     if value is None or value in ("", {}, []):
-        return "! it says nothing"
+        return "! it is empty"
     ours, _, pairs = entry.partition(" | ")
+    if ours.startswith("prompts.") and str(value).startswith("$"):
+        return "- a variable that the file does not set: name a file of prompts"
     words = dict(pair.split("=") for pair in pairs.split(", ") if pair)
     value = parse_yaml(words[str(value)], entry) if str(value) in words else value
     return {one: _value(one, value) for one in ours.split(", ")}

@@ -36,7 +36,7 @@ def render(result: Result, *, title: str, names: Sequence[str], command: str) ->
         f'<p class="summary">{esc(result.headline)}</p>',
         notes_box(result.notes),
         section("scores", "Scores with 95 % intervals", card(scores, style=" one"),
-                f"Intervals speak of {esc(result.claim)}."),
+                f"Intervals cover {esc(result.claim)}."),
         section("differences", f"Change from {names[-1]} to {names[0]}", card(changes, style=" one"),
                 "Pairs of the same prompt and sample. Right of the line is better; an interval that crosses the line "
                 "leaves the sign open."),

@@ -56,7 +56,7 @@ def summary(run: RunData, held: HeldOut | None) -> str:
     if held.num_unpaired:
         scope += f"; {plural(held.num_unpaired, run.sample_word)} without a verdict or a partner were left out"
     return (
-        f'<p class="summary">{text}</p><p class="muted">{scope}. The interval speaks of {esc(held.claim)} and of other '
+        f'<p class="summary">{text}</p><p class="muted">{scope}. The interval covers {esc(held.claim)} and other '
         f"start noise; another training seed can differ by more.</p>"
     )
 

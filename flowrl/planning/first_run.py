@@ -10,7 +10,7 @@ import yaml
 
 from flowrl.config.base import find_config
 from flowrl.config.overrides import Settings
-from flowrl.config.prompt_sets import PROMPT_SETS, set_of_file
+from flowrl.config.prompt_sets import PROMPT_SETS, advice_on, set_of_file
 from flowrl.config.sections import PipelineConfig
 from flowrl.config.train import ConfigError, TrainConfig, is_here, load_config, to_yaml
 from flowrl.pipelines import family_for, family_name
@@ -57,7 +57,7 @@ def first_run(wish: Wish, settings: Settings = ()) -> FirstRun:
     if wish.reward is not None and [reward.name for reward in below.rewards] != [wish.reward]:
         file, colon, function = wish.reward.rpartition(":")
         given["rewards"] = [{"file": placed(file), "function": function} if colon else {"name": wish.reward}]
-    found, notes = with_prompts(given, wish, base)
+    found, notes = with_prompts(given, wish)
     location = location_of(found.pipeline)
     family = family_for(family_name(found.pipeline.name, location), location)
     if few:
@@ -82,32 +82,38 @@ def in_few_steps(config: TrainConfig, family: str) -> TrainConfig:
     return load_config({**given, "sampler": {**given["sampler"], **window}})
 
 
-def with_prompts(given: dict[str, Any], wish: Wish, base: str) -> tuple[TrainConfig, list[str]]:
+def with_prompts(given: dict[str, Any], wish: Wish) -> tuple[TrainConfig, list[str]]:
     """The configuration with the prompts that are wished for; prompts that ship stand in for those that are not here.
 
     Raises:
         ValueError: no prompts that are here have what model and reward need.
     """
+    train = given["prompts"]["train"]
     if wish.prompts is not None:
         given["prompts"] |= {"train": placed(wish.prompts), "eval": wish.eval_prompts and placed(wish.eval_prompts)}
-        return without_evaluation(given), []
-    train = given["prompts"]["train"]
+        given, notes = with_reward(given, wish)
+        return without_evaluation(given), notes
     if wish.eval_prompts is not None:
         given["prompts"]["eval"] = placed(wish.eval_prompts)
     if is_here(train):
         return without_evaluation(given), []
     key = set_of_file(train)
     ships = (PROMPT_SETS[key].ships if key is not None else None) or (EVERYDAY, EVERYDAY_EVAL)
-    plain = {**given, "prompts": {**given["prompts"], "train": ships[0], "eval": wish.eval_prompts or ships[1]}}
-    said = f"its prompts are {ships[0]}, which ship: name yours with `prompts`"
+    prompts = {**given["prompts"], "train": ships[0], "eval": wish.eval_prompts or ships[1]}
+    plain, notes = with_reward({**given, "prompts": prompts}, wish)
     if suits(plain):
-        return without_evaluation(plain), [said]
-    way = f": flowrl data get {key}" if key is not None and PROMPT_SETS[key].place else ""
-    own = [reward["name"] or reward["function"] for reward in given["rewards"]]
-    if wish.reward is None and suits({**plain, "rewards": [USUAL]}):
-        instead = f"the prompts of {base} ({train}) are not here, and {', '.join(own)} needs them{way}"
-        return without_evaluation({**plain, "rewards": [USUAL]}), [f"{said}; {instead}, so its reward is CLIPScore"]
-    return without_evaluation(given), [f"its prompts have to be put at {train} first{way}"]
+        said = f"its prompts are {ships[0]}, which ship, in place of {train}: name yours with `prompts`"
+        return without_evaluation(plain), [said, *notes]
+    return without_evaluation(given), [f"put its prompts at {train} first{'; ' * bool(key)}{advice_on(train)}"]
+
+
+def with_reward(given: dict[str, Any], wish: Wish) -> tuple[dict[str, Any], list[str]]:
+    """The configuration with CLIPScore where its own rewards need more than its prompts have, if none is wished for."""
+    plain = {**given, "rewards": [USUAL]}
+    if wish.reward is not None or suits(given) or not suits(plain):
+        return given, []
+    own = ", ".join(reward["name"] or reward["function"] for reward in given["rewards"])
+    return plain, [f"its reward is CLIPScore, because {own} needs more than the text of these prompts"]
 
 
 def suits(given: dict[str, Any]) -> bool:

@@ -68,7 +68,7 @@ def import_lightly() -> None:
             with (
                 patch.object(importlib.metadata, "packages_distributions", dict),  # reads the files of every package
                 patch.object(torch.distributed, "is_available", lambda: False),
-                patch.object(torch.compiler, "disable", _as_it_is),
+                patch.object(torch.compiler, "disable", lambda *given, **_: given[0] if given else lambda one: one),
             ):
                 for name in LIGHT_MODULES:
                     importlib.import_module(name)
@@ -114,10 +114,6 @@ class _Expression:
     """A size that is no number: none is."""
 
 
-def _all(*conditions: bool) -> bool:
-    return all(conditions)
-
-
 def _equal(x: Any, y: Any) -> bool:
     return bool(tuple(x) == tuple(y) if isinstance(x, list | tuple) and isinstance(y, list | tuple) else x == y)
 
@@ -126,15 +122,11 @@ def _sure(condition: bool, skip: int = 0) -> bool:
     return condition
 
 
-def _none(size: Any) -> bool:
-    return False
-
-
 _NUMBERS: Mapping[str, Any] = {
     "expect_true": _sure, "guard_or_false": _sure, "guard_or_true": _sure, "statically_known_true": _sure,
-    "sym_and": _all, "sym_or": lambda *conditions: any(conditions), "sym_eq": _equal, "is_nested_int": _none,
-    "has_guarding_hint": _all, "guarding_hint_or_throw": _sure, "guard_size_oblivious": _sure,
-    "free_unbacked_symbols": _none,
+    "sym_and": lambda *conditions: all(conditions), "sym_or": lambda *conditions: any(conditions), "sym_eq": _equal,
+    "has_guarding_hint": lambda *conditions: all(conditions), "guarding_hint_or_throw": _sure,
+    "guard_size_oblivious": _sure, "is_nested_int": lambda size: False, "free_unbacked_symbols": lambda size: False,
 }  # fmt: skip
 """What torch asks of sizes when it works out what an operation makes, where all sizes are numbers."""
 
@@ -152,11 +144,6 @@ def _stand_in(name: str, known: Mapping[str, Any]) -> ModuleType:
 
     vars(module).update(known, __getattr__=whole)
     return module
-
-
-def _as_it_is(*given: Any, **options: Any) -> Any:
-    """A decorator that changes nothing, with or without arguments of its own."""
-    return given[0] if given and callable(given[0]) else lambda function: function
 
 
 def _is_stock(config: TrainConfig) -> bool:

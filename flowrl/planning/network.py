@@ -206,7 +206,7 @@ def _count(denoiser: nn.Module, call: Mapping[str, Any], trained: Trained, dtype
     for parameter in network.parameters():
         if parameter.requires_grad:
             parameter.data = parameter.data.float() if trained.rank else parameter.data
-            parameter.register_post_accumulate_grad_hook(_forget)
+            parameter.register_post_accumulate_grad_hook(lambda one: setattr(one, "grad", None))  # counted apart
     _, working = _evaluate(network, call)
     given = cast(dict(call), dtype)
     image = given["x"][0][None] if "x" in given else given.get("hidden_states", given.get("sample"))  # x is a list
@@ -227,11 +227,6 @@ def _count(denoiser: nn.Module, call: Mapping[str, Any], trained: Trained, dtype
         attention=fused.attention, saved=saved.total, kept=saved.outside, largest=saved.largest,
         beside=max(0, trace.peak - saved.total), working=working, blocks=saved.blocks,
     )  # fmt: skip
-
-
-def _forget(parameter: Tensor) -> None:
-    """Gradients of weights are counted as such, not among activations."""
-    parameter.grad = None
 
 
 def _prepare(denoiser: nn.Module, trained: Trained) -> int:

@@ -66,12 +66,10 @@ def outlook_of(plan: Plan, card: int | None, price: float | None = None) -> Outl
     if plan.facts is None or plan.cost is None:
         return Outlook(card=card, price=price, advice=advice)
     found = fit(plan.facts, plan.settings, plan.choices, card)
-    cards = plan.processes if found.overrides is None else max(found.settings.processes, plan.processes)
-    speed = speed_of(plan, card, cards)
-    config = changed(plan.config, found.overrides) if found.overrides else plan.config
-    if speed is None:
+    speed = speed_of(plan, card, max(found.settings.processes, plan.processes))
+    if speed is None or found.overrides is None:  # what does not fit takes no time
         return Outlook(card=card, found=found, price=price, advice=advice)
-    other = None
+    config, other = changed(plan.config, found.overrides) if found.overrides else plan.config, None
     if not is_recommended(config) and not is_few_step(plan.config.pipeline):
         try:
             other = recipe_of_run(plan, recommended(config, plan.passes), speed)
@@ -138,7 +136,7 @@ def time_words(plan: Plan, outlook: Outlook) -> list[str]:
             costs = (value * speed.cards * outlook.price for value in (hours.least, hours.middle, hours.most))
             least, middle, most = map(rounded, costs)
             said.append(f"costs about {middle} ({least} to {most}) at {outlook.price:g} an hour of a card")
-    elif plan.cost is not None:
+    elif plan.cost is not None and (outlook.found is None or outlook.found.overrides is not None):
         said.append("how long it takes is not known: flowrl bench CONFIG measures the pace of this machine")
     return [*said, disk_line(plan)]
 
@@ -163,8 +161,7 @@ def sooner_lines(plan: Plan, outlook: Outlook) -> list[str]:
     ends = [within for name, within in SPANS.items() if own.lengths[name] is not None]
     if not ends:
         return lines + note(SMALLER)
-    way = f"flowrl plan {plan.name} with `card` {outlook.card} and `hours` {ends[0]:.0f} writes such a run."
-    return lines + note(way)
+    return lines + note(f"Add `card` {outlook.card} `hours` {ends[0]:.0f} to write such a run.")
 
 
 def length_rows(recipes: Sequence[Recipe], speed: Speed) -> list[tuple[str, ...]]:
@@ -177,5 +174,5 @@ def length_rows(recipes: Sequence[Recipe], speed: Speed) -> list[tuple[str, ...]
     week = SPANS["a week"] * (1 - RESERVE)
     counts = [math.ceil(one.hours.most * speed.cards / week) for one in recipes]
     if max(counts) > speed.cards:
-        rows.append(("whole in a week", *(f"{n:,} cards" if n <= MOST_CARDS else "-" for n in counts)))
+        rows.append(("whole in a week", *(f"{n} card{'s' * (n > 1)}" if n <= MOST_CARDS else "-" for n in counts)))
     return rows

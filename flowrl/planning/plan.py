@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -130,6 +130,12 @@ def plan(
             chosen, words = in_time(chosen, name, card, hours, ranks=ranks, processes=processes, make=make)
         made, found = make(chosen, name, _check_processes(chosen, processes))
         outlook = outlook_of(made, card, price)
+        if hours is None and ranks and outlook.found is not None and outlook.found.overrides is None:
+            with suppress(ValueError):  # then no rank does either
+                chosen, words = in_time(chosen, name, outlook.card, None, ranks=ranks, processes=processes, make=make)
+                made, found = make(chosen, name, _check_processes(chosen, processes))
+                fitted = outlook_of(made, card, price)
+                outlook = replace(fitted, advice=(f"set for this card: {' '.join(words)}", *fitted.advice))
         if hours is not None:
             head = [f"Written by flowrl plan for {name} on cards of {card} GB, to end within {hours:g} h."]
             head += [*outlook_words(made, outlook), *outlook.advice]

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from flowrl.config.prompt_sets import advice_on
 from flowrl.config.train import TrainConfig, is_here
 from flowrl.pipelines import ModelFamily
 from flowrl.rewards import aspects_of
@@ -41,7 +42,8 @@ def obstacles(config: TrainConfig, family: ModelFamily, processes: int) -> Obsta
     found = Obstacles()
     for key, value in (("prompts.train", config.prompts.train), ("prompts.eval", config.prompts.eval)):
         if value is not None and not is_here(value):
-            found.absent.append(f"{key}: {value} is not here; its contents were not checked")
+            way = advice_on(value).partition(" (")[0] or "its contents were not checked"
+            found.absent.append(f"{key}: {value} is not here; {way}")
     found.of_prompts.extend(found.absent)
     with _world(processes):
         looked = look(config, here=False, only_here=True)

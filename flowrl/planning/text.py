@@ -46,10 +46,10 @@ def as_text(plan: Plan, found: Obstacles, outlook: Outlook) -> str:
 
 
 def brief_text(plan: Plan, found: Obstacles, outlook: Outlook) -> str:
-    """The verdict, what would make the run shorter, what it does, and what has to be done first: `BRIEF` lines."""
+    """The verdict, what would make the run shorter, what has to be done first, and what it does: `BRIEF` lines."""
     rows = [row for row in run_rows(plan) if row[0] in BRIEFLY]
     does = [*pairs(rows), *_batches(plan)[:1]]
-    sections = [("What it does", does), ("Before it starts", first_rows(plan, found))]
+    sections = [("Before it starts", first_rows(plan, found)), ("What it does", does)]
     text = _blocks(plan, outlook, gains=False, sections=sections)
     lines = text.split("\n")
     more = "`long` shows memory, network evaluations, cost and disk in full."

@@ -43,7 +43,7 @@ def verdict(plan: Plan, card: int | None, *, gains: bool = True) -> list[str]:
     words += in_bytes(plan.memory.peak)
     if not gains:
         return note(words)
-    lines = note(f"{words}; each setting is needed, and without it alone the run would take so much more:")
+    lines = note(f"{words}. Each setting is needed; without it the run takes this much more:")
     return lines + pairs((in_bytes(gain), overrides) for overrides, gain in found.gains)
 
 

@@ -39,7 +39,9 @@ def text_of(config: TrainConfig, base: str | None, head: Sequence[str], sized: C
     for key in (*SHOWN, *sorted(differing - set(SHOWN))) if base is not None else ():
         value = _at(own, key)
         if value is not None or key in differing:
-            set_at(data, key, _short(value) if key.endswith("rewards") else value)
+            if key.endswith("rewards"):  # without what they have by default
+                value = [{name: one for name, one in entry.items() if one not in (None, {}, [])} for entry in value]
+            set_at(data, key, value)
     wrapper = textwrap.TextWrapper(WIDTH, initial_indent="# ", subsequent_indent="#   ", break_on_hyphens=False)
     comments = [line for part in head for line in wrapper.wrap(part)]
     return "\n".join([*comments, *_lines(data, set(sized)), ""])
@@ -97,11 +99,6 @@ def _at(data: Any, dotted: str) -> Any:
     for part in dotted.split("."):
         data = data.get(part) if isinstance(data, dict) else None
     return data
-
-
-def _short(rewards: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Rewards without what they have by default."""
-    return [{key: value for key, value in entry.items() if value not in (None, {}, [])} for entry in rewards]
 
 
 def _plain(value: Any) -> Any:

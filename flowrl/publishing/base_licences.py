@@ -44,7 +44,7 @@ def terms_of(model: str, licence: str | None = None) -> Terms | None:
         licence: that somebody gave in the place of the base's, as the hub calls it.
     """
     if licence:
-        demands = "Stated by whoever shares this LoRA; what the base demands holds."
+        demands = "Stated by whoever shares this LoRA; the demands of the base model hold too."
         return Terms(title=licence, hub=licence, demands=demands)
     if model.startswith("asset:"):
         return TERMS["Apache-2.0"]

@@ -90,7 +90,7 @@ def export(
         path = folder / name
         if path.is_file() and path.stat().st_size and not _holds(path, content, DTYPES[source.dtype]):
             raise ValueError(
-                f"{path} is there already and holds another LoRA than that of {place} now: give another `out`, or move "
+                f"{path} exists already and holds another LoRA than {place} has now: give another `out`, or move "
                 "it away"
             )
     written = {}

@@ -19,22 +19,22 @@ def check_target(repository: str | None, *, update: bool, public: bool, dry_run:
         ValueError: no hub id, no token, no net, or a repository that is there and is another one than was asked for.
     """
     if repository is None and (public or update):
-        raise ValueError("`public` and `update` are of an upload: say where to with `to` OWNER/NAME")
+        raise ValueError("`public` and `update` are for uploads: say where to with `to` OWNER/NAME")
     if repository is None or dry_run:
         return
     from huggingface_hub import constants, errors, get_token
 
     if not _ID.fullmatch(repository) or Path(repository).exists():
         raise ValueError(
-            f"`to` {repository} is no repository of the hub, which is written OWNER/NAME: a folder of this machine is "
-            f"given without `to` (flowrl push RUN {repository})"
+            f"`to` {repository} is not the name of a repository on the hub, OWNER/NAME: give a folder of this machine "
+            f"without `to` (flowrl push RUN {repository})"
         )
     if constants.is_offline_mode():
         raise ValueError("`to` uploads, and HF_HUB_OFFLINE is set: unset it, or leave `to` out")
     if not get_token():
         raise ValueError(
             "`to` uploads, and there is no token: set HF_TOKEN to one that may write, or run 'hf auth login'; without "
-            "`to` the folder is written alone"
+            "`to` only the folder is written"
         )
     try:
         info = _api().repo_info(repository, timeout=10)

@@ -44,7 +44,7 @@ def merge(
             "draws with that base and the LoRA, and not exactly what the run drew"
         )
     if is_taken(out):
-        raise ValueError(f"{out} is there already: give a folder that is not")
+        raise ValueError(f"{out} exists already: give a folder that does not")
     location = str(base) if base is not None else model_location(source.model)
     if is_single_file(location):
         raise ValueError(

@@ -126,7 +126,7 @@ class RunCard:
 
     def _samples(self) -> str:
         if not self.images:
-            return "## Before and after\n\nThe run kept no samples of two times, so that none are shown."
+            return "## Before and after\n\nThe run kept no samples from two moments, so none are shown."
         first, last = self.run.pair_iterations
         rows = [
             f"| {_media(before, text)} | {_media(after, text)} | {_cell(text)}{f' (seed {seed})' if seed else ''} |"
@@ -179,9 +179,9 @@ class RunCard:
         lines += [f"| {name} | {value} |" for name, value in rows]
         if held.after is not None:
             lines += ["", f"{plural(held.num_pairs, run.sample_word)} of the same prompts and seeds were compared"
-                      + (f"; the interval speaks of {held.claim} and of other start noise. " if not held.untold else
+                      + (f"; the interval covers {held.claim} and other start noise. " if not held.untold else
                          f"; no interval: {held.untold}. ")
-                      + "Another training seed can differ by more. Numbers of benchmarks, where there are any, are in "
+                      + "Another training seed can differ by more. Numbers of benchmarks, if there are any, are in "
                       f"the `{INDEX}` of this card."]  # fmt: skip
         if shared := held_out_or_shared(run.manifest.get("eval_prompts"))[1]:
             lines += ["", f"{shared}: on those the scores say nothing about new prompts."]
@@ -209,8 +209,8 @@ class RunCard:
     def _licence(self) -> str:
         if self.terms is None:
             return (
-                "## Licence\n\nThe licence of the base model is not known here. A LoRA is bound by it: read it at the "
-                "base model's page before you use or pass this on."
+                "## Licence\n\nThe licence of the base model is not known here, and it binds the LoRA too: read it on "
+                "the base model's page before you use this or pass it on."
             )
         where = f" ([text]({self.terms.link}))" if self.terms.link else ""
         return (
@@ -231,8 +231,8 @@ class RunCard:
             f"device: {without_places(str(manifest.get('device', 'not stated')))}",
         ]
         return (
-            "## How to reproduce\n\n`flowrl train config.yaml out=FOLDER`, once prompts, rewards and model in it are "
-            "where you have them (places on the machine that trained were taken out).\n\n"
+            "## How to reproduce\n\nRun `flowrl train config.yaml out=FOLDER`, after you put your own places of "
+            "prompts, rewards and model into it (those of the machine that trained were removed).\n\n"
             + "\n".join(f"- {x}" for x in lines)
         )
 

@@ -108,8 +108,8 @@ def model_index(name: str, entries: Sequence[BoardEntry]) -> list[Block]:
     for result, entry in zip(results, entries, strict=True):
         if any(_conditions_of(other) == _conditions_of(result) for other in kept):
             raise ValueError(
-                f"{entry.folder} and another result are of {entry.benchmark} under the same conditions: a card has one "
-                f"number for these, leave one out."
+                f"{entry.folder} and another result measure {entry.benchmark} under the same conditions: a card has "
+                f"one number for these, leave one out."
             )
         kept.append(result)
     return [{"name": name, "results": kept}]
@@ -145,7 +145,7 @@ def merge_index(old: Any, new: Sequence[Block], where: str) -> list[Block]:
         model_index_to_eval_results(old)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ValueError(
-            f"{where}: its {INDEX} is none that the hub understands ({type(error).__name__}: {error}): correct or "
+            f"{where}: the hub does not understand its {INDEX} ({type(error).__name__}: {error}): correct or "
             f"remove it first."
         ) from error
     place = next((k for k, model in enumerate(old) if model["name"] == new[0]["name"]), 0)

@@ -54,7 +54,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         ValueError: it cannot be read; names the file.
     """
     path = folder / MANIFEST
-    advice = "restore it; without the file the run can be continued, but nobody knows with what it was made"
+    advice = "restore it; without the file the run can continue, but nobody knows what it was made with"
     return read_json(path, advice) if path.exists() else {}
 
 

@@ -54,7 +54,7 @@ def refuse_links(folder: Path) -> None:
     if found := leads_out(folder, loose=_LOOSE):
         raise ValueError(
             f"{folder}: {found}, and nothing is read or written through it: put the file itself there, or remove it. "
-            "To keep a run on another disk, let the run folder itself be the link"
+            "To keep a run on another disk, make the run folder itself the link"
         )
 
 
@@ -126,13 +126,13 @@ def refuse_no_run(folder: Path, hint: str = "") -> None:
     inside = {entry.name for entry in contents(folder)}
     if not inside - _FIRST and (inside or (folder / LOCK).exists()):
         raise ValueError(
-            f"{folder} holds nothing of a run yet, which ended in its first moment: start it with the command that "
-            f"began it, out={folder}"
+            f"{folder} holds nothing of a run yet, because it ended in its first moment: start it again with the "
+            f"same command and out={folder}"
         )
     what = f"{CONFIG} is empty" if path.exists() else f"no {CONFIG}"
     if "checkpoints" in inside:
         raise ValueError(
-            f"{folder} is not a whole run folder ({what}): put its {CONFIG} back; {MANIFEST} tells every setting under "
+            f"{folder} is not a whole run folder ({what}): put its {CONFIG} back; {MANIFEST} lists every setting under "
             "inputs"
         )
     raise ValueError(f"{folder} is not a run folder ({what}){hint}")

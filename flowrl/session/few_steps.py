@@ -47,7 +47,7 @@ def few_step_advice(config: TrainConfig) -> tuple[str, ...]:
     if recipe_of(config).REGRESSES:
         known = (
             f"{name} is distilled to few steps, and recipe {config.recipe} trains it to predict what many steps lead "
-            "to: runs of others gained reward for a while, then images blurred (DiffusionNFT's authors do not support "
+            "to. Runs of others gained reward for a while, then images blurred (DiffusionNFT's authors do not support "
             "it; Flow-Factory saw blur after 4,000 to 5,000 steps without a KL)"
         )
         advice = ["take recipe=grpo with sampler.kernel=cps, whose noise stays finite at the first step"]

@@ -11,6 +11,6 @@ def reference_notes(config: TrainConfig) -> tuple[str, ...]:
     if lora is None or config.kl_coef == 0 or config.kl_reference != "base":
         return ()
     return (
-        f"kl_reference=base is the model without {lora}, so that the KL pulls back behind the LoRA that the run starts "
-        f"from; kl_reference={beyond}, which no iteration reaches, takes that LoRA",
+        f"kl_reference=base is the model without {lora}, so the KL pulls back past the LoRA that the run starts from. "
+        f"To stay near that LoRA, set kl_reference={beyond}, which no iteration reaches",
     )

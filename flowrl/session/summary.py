@@ -169,7 +169,7 @@ def _scores(first: list[Row], last: list[Row], word: str) -> tuple[list[str], di
     if change.known:
         bounds = f"{change.low:+.3f} to {change.high:+.3f}{' includes 0' * (found == 'not established')}"
         lines.append(f"  {_WORDS[found]}: {change.mean:+.3f}, 95 % interval {bounds}")
-        lines.append(f"  The interval speaks of {claim(pair[0])}, not of another training.")
+        lines.append(f"  The interval covers {claim(pair[0])}, not another training.")
     else:
         lines.append(f"  {_WORDS[found]}: {change.mean:+.3f}, {untold(*pair)}")
     return [*lines, ""], {

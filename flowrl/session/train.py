@@ -303,8 +303,8 @@ def _way_on(folder: Path) -> str:
     quoted = shlex.quote(str(folder))
     if found := checkpoints(folder):
         return (
-            f"The last good checkpoint is {found[-1]}: continue with 'flowrl train resume={quoted}', and {ALLOW}=true "
-            "beside it where you have changed what the run is made with"
+            f"The last good checkpoint is {found[-1]}: continue with 'flowrl train resume={quoted}', and add "
+            f"{ALLOW}=true if you changed what the run is made with"
         )
     return f"No checkpoint was complete yet: 'flowrl train resume={quoted}' begins at iteration 0"
 
@@ -335,8 +335,8 @@ def _is_finished(folder: Path, config: TrainConfig) -> bool:
     elif share_spent(config.budget, state["counters"]) >= 1:
         limits = ", ".join(f"{name} {limit:g}" for name, limit in config.budget.limits.items())
         print(
-            f"The run in {folder} is finished: its budget ({limits}) was used up after {done} iterations. For more, "
-            "start a run with a larger one"
+            f"The run in {folder} is finished: its budget ({limits}) was used up after {done} iterations. To train "
+            "longer, start a run with a larger one"
         )
     else:
         return False
@@ -368,7 +368,7 @@ def _refuse_beside(run: str, given: str | Mapping[str, Any] | None, settings: Ma
     if given is not None or words:
         what = "a mapping of settings" if isinstance(given, Mapping) else given
         raise ValueError(
-            f"resume={run} continues a run with its own configuration, so {what or words[0]!r} has no "
-            f"place beside it; allowed are {', '.join(key + '=' for key in RESUME_KEYS[1:])}"
-            + (f"; with {ALLOW}=true any setting, which the manifest will tell" if given is None else "")
+            f"resume={run} continues a run with its own configuration, so leave out "
+            f"{what or words[0]!r}; allowed are {', '.join(key + '=' for key in RESUME_KEYS[1:])}"
+            + (f"; add {ALLOW}=true to change any setting, and the manifest records it" if given is None else "")
         )

@@ -165,7 +165,7 @@ def task_scores(rows: Rows, *, base: Rows | None = None) -> dict[str, Interval]:
 
 
 def claim(rows: Rows) -> str:
-    """What the intervals of these rows speak of, to follow "the interval speaks of"."""
+    """What the intervals of these rows cover, to follow "the interval covers"."""
     prompts: dict[str, set[int | str]] = {}
     images: dict[str, int] = {}
     for row in rows:
@@ -177,7 +177,7 @@ def claim(rows: Rows) -> str:
     if len(alone) == len(prompts):
         return "these prompts"
     its = "its only prompt" if len(alone) == 1 else "their only prompts"
-    return f"prompts of this kind; for {', '.join(sorted(alone))}, of {its}"
+    return f"prompts of this kind; for {', '.join(sorted(alone))}, {its}"
 
 
 def unknown_because(rows: Sequence[ScoreRow], *, base: Sequence[ScoreRow] | None = None) -> str:

@@ -75,17 +75,17 @@ def difference(given: Sequence[Facts]) -> str:
         return ""
     more = f"\n  and {len(lines) - _MOST} more" if len(lines) > _MOST else ""
     return (
-        "the processes of this run were given different things, so that none of them trains:\n  "
+        "the processes of this run were given different inputs, so none of them trains:\n  "
         + "\n  ".join(lines[:_MOST])
-        + f"{more}\nEach needs the same command, the same config.yaml and files, and the same versions; only "
-        f"{', '.join(OWN)} and where {' and '.join(_ONLY_WHETHER)} lie are a process's own"
+        + f"{more}\nEach process needs the same command, config.yaml, files and versions; only "
+        f"{', '.join(OWN)} and the places of {' and '.join(_ONLY_WHETHER)} may differ"
     )
 
 
 def rounding_note(given: Sequence[Facts]) -> str:
     """A line for what may differ, but moves numbers by rounding; empty where nothing does."""
     lines = list(_lines(given))
-    return f"Note: processes differ, and their numbers may by rounding: {'; '.join(lines)}." if lines else ""
+    return f"Note: processes differ, so their numbers may differ by rounding: {'; '.join(lines)}." if lines else ""
 
 
 def _lines(given: Sequence[Facts]) -> Iterator[str]:

@@ -237,8 +237,8 @@ def find_checkpoint(run_folder: Path, *, changed: bool = False) -> Continued:
     if faults and not changed:
         raise CheckpointError(
             f"{path} is damaged ({next(iter(faults.values()))}), and no checkpoint of the run has whole rows; nothing "
-            "was touched. Put the file back from a copy; or go on without the rows that cannot be read, which the "
-            f"manifest will tell: flowrl train resume={run_folder} resume_changed=true"
+            "was touched. Put the file back from a copy. To go on without the rows that cannot be read, which the "
+            f"manifest records: flowrl train resume={run_folder} resume_changed=true"
         )
     return _without_rows(faults, damaged, data) or _without_checkpoint(run_folder, damaged, why)
 
@@ -395,7 +395,7 @@ def check_newest(run_folder: Path) -> int | None:
 
 def _put_back(folder: Path) -> str:
     """What to do about a checkpoint that is no part of the run."""
-    return f"put the run's own back, or remove {folder} to go on from the one before, or from iteration 0 without any"
+    return f"put the run's own back, or remove {folder} to go on from the one before, or from iteration 0"
 
 
 def _refuse_foreign(run_folder: Path, folder: Path, seal: _Seal) -> None:
@@ -409,7 +409,7 @@ def _refuse_foreign(run_folder: Path, folder: Path, seal: _Seal) -> None:
     known = [entry.get("inputs_digest") for entry in (manifest, *manifest.get("resumed", ()))]
     if "inputs_digest" in manifest and seal.inputs not in known:
         raise CheckpointError(
-            f"the checkpoint {folder} was made with other inputs than manifest.json tells of: one of the two was "
+            f"the checkpoint {folder} was made with other inputs than manifest.json records: one of the two was "
             f"replaced; {_put_back(folder)}"
         )
 

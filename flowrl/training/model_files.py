@@ -115,7 +115,7 @@ def encoders_digest(model: str, others: Sequence[str]) -> str:
         commit = hub_commit(model)
         if commit is None:
             raise ValueError(
-                f"prompts.cache: nothing on this machine tells which weights {model} has: set pipeline.model to a "
+                f"prompts.cache: nothing on this machine says which weights {model} has: set pipeline.model to a "
                 "folder that it was downloaded to, or remove prompts.cache"
             )
         return f"{model}@{commit}"

@@ -127,8 +127,8 @@ def rate_note(config: TrainConfig, before: int, done: int) -> str:
     updates, optim = config.updates_per_rollout, config.optim
     was, now = (rate_of(optim, total * updates)(done * updates) for total in (before, config.num_iterations))
     return (
-        f"optim.schedule={optim.schedule} now spans {config.num_iterations} iterations and not {before}: the learning "
-        f"rate was {was:.3g} at iteration {done} and goes on at {now:.3g}. To hold a rate instead, add "
+        f"optim.schedule={optim.schedule} now spans {config.num_iterations} iterations, not {before}: the learning "
+        f"rate was {was:.3g} at iteration {done} and continues at {now:.3g}. To keep one rate instead, add "
         f"optim.schedule=constant optim.lr={was or now:.3g} resume_changed=true"
     )
 
@@ -153,7 +153,7 @@ def check_optimizer(config: TrainConfig, kind: str | None = None) -> None:
     if settings.warmup and settings.warmup >= total:
         raise ValueError(
             f"optim.warmup ({settings.warmup}) must be below the updates of the run ({total}, num_iterations times "
-            "updates_per_rollout): the rate would never come to optim.lr"
+            "updates_per_rollout): the rate would never reach optim.lr"
         )
     if settings.schedule == "polynomial" and settings.lr <= 1e-7:
         raise ValueError(

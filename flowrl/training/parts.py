@@ -340,8 +340,8 @@ def tell_cut_prompts(pipeline: Pipeline, prompts: RunPrompts) -> None:
     texts = list({prompt.text for prompt in (*prompts.train, *prompts.more, *prompts.held_out)})
     if count := pipeline.num_cut(texts):
         print(
-            f"Note: {count} of {len(texts)} prompts have more tokens than are read of them: "
-            "see pipeline.max_sequence_length.",
+            f"Note: {count} of {len(texts)} prompts are longer than the model reads, so their ends are "
+            "cut off: see pipeline.max_sequence_length.",
             flush=True,
         )
 

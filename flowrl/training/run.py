@@ -146,15 +146,15 @@ class Run:
         if before is not None:
             self._changes = changes(before, self._inputs, self._config)
         elif saved:
-            self._changes = ["what it was made with is not in its manifest.json, so that nothing can be compared"]
+            self._changes = ["its manifest.json does not say what it was made with, so nothing can be compared"]
         if not self._changes or not saved or self._config.resume_changed:
             return
         listed = "".join(f"\n  {line}" for line in self._changes)
         raise ValueError(
-            f"the run in {self.folder} was made with something else, and nothing in it was touched:{listed}\n"
-            f"Put that back; or go on all the same, which the manifest will tell: flowrl train "
+            f"the run in {self.folder} was made with other inputs, and nothing in it was touched:{listed}\n"
+            f"Put them back, or start a new run. To go on with the change, which the manifest records: flowrl train "
             f"resume={shlex.quote(str(self.folder))} "
-            f"{ALLOW}=true; or start a new run"
+            f"{ALLOW}=true"
         )
 
     def _write(self) -> None:

@@ -360,18 +360,18 @@ def check_rewards(rewards: Sequence[RewardConfig], measured: Sequence[RewardConf
             if getattr(reward, key) != getattr(default, key):
                 raise ValueError(
                     f"{key} is set for eval.rewards {reward.name or reward.function}, but an evaluation reports each "
-                    f"reward as it is and adds up none: remove it"
+                    f"reward by itself and sums none: remove it"
                 )
     if how in MERGED:
         return
     if any(reward.gate is not None for reward in rewards):
         raise ValueError(
-            f"a gate changes the total of an image, and reward_aggregation={how} makes none: set it to "
+            f"a gate changes the total of an image, and reward_aggregation={how} has no total: set it to "
             f"{', '.join(MERGED)}, or remove the gate"
         )
     if partial != "drop":
         raise ValueError(
-            f"reward_partial={partial} shares out weights in a total, and reward_aggregation={how} makes "
+            f"reward_partial={partial} shares weights out within a total, and reward_aggregation={how} has "
             f"none: set reward_aggregation to one of {', '.join(MERGED)}, or reward_partial to drop"
         )
 
@@ -386,19 +386,19 @@ def check_offload(config: TrainConfig, *, through_rewards: bool) -> None:
     if through_rewards and (held := [part for part in ("vae", "rewards") if part in offload]):
         raise ValueError(
             f"pipeline.offload names {' and '.join(held)}, but recipe {config.recipe} takes the gradient of the reward "
-            "through autoencoder and rewards, which stay on the device until its end: write no more than "
+            "through autoencoder and rewards, which stay on the device until its end: set at most "
             "pipeline.offload=[text_encoders]"
         )
     if "rewards" in offload and config.workers.rewards:
         raise ValueError(
-            f"pipeline.offload names rewards, but workers.rewards is {config.workers.rewards}: their networks lie with "
-            "the workers that score, and none in the learner: leave rewards out of pipeline.offload"
+            f"pipeline.offload names rewards, but workers.rewards is {config.workers.rewards}: their networks are on "
+            "the workers that score, and none is in the learner: leave rewards out of pipeline.offload"
         )
     for entry in (*config.rewards, *config.eval.rewards) if "rewards" in offload else ():
         if entry.file is not None or _names_function(entry.options):
             raise ValueError(
-                f"pipeline.offload names rewards, and reward {entry.called!r} is code of yours, whose networks lie "
-                "where it puts them: leave rewards out of pipeline.offload, and move them in your own function"
+                f"pipeline.offload names rewards, and reward {entry.called!r} is your own code, which places its "
+                "networks itself: leave rewards out of pipeline.offload, and move them in your own function"
             )
         if entry.name == "adversarial":
             raise ValueError(

@@ -235,7 +235,7 @@ def _hacked_since(
     def told(names: Sequence[str]) -> str:
         return ", ".join(f"{name} {then[name][0]:.3g} -> {now[name][0]:.3g}" for name in names)
 
-    said = f"what is trained on got better ({told(risen)}) while every reward that is only measured fell"
+    said = f"the reward trained on rose ({told(risen)}) while every reward that is only measured fell"
     return max(changes[name] for name in held_out), f"{said} ({told(held_out)})"
 
 

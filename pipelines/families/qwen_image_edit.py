@@ -134,10 +134,12 @@ def _tokens(card: Card, options: Any) -> int:
     images = count * image_tokens(card.model, *seen)
     if asked is None:
         return TEXT_TOKENS + images
-    if asked <= images:
+    drawn = qwen_image.FAMILY.size_of(card, options)
+    most = 4096 - max(drawn.height, drawn.width, *source_size(card, options)) // (4 * card.factors[0])  # positions
+    if not images < asked <= most:
         raise ValueError(
-            f"pipeline.max_sequence_length ({asked}) leaves no room for words: the source images ({count}, "
-            f"seen at {seen[0]} x {seen[1]}) take {images} tokens; leave it out for {TEXT_TOKENS + images}"
+            f"pipeline.max_sequence_length ({asked}) must lie in {images + 1} .. {most}: the source images ({count}, "
+            f"seen at {seen[0]} x {seen[1]}) take {images} tokens of it; leave it out for {TEXT_TOKENS + images}"
             + ("" if second else ", or set a smaller pipeline.options source_height and source_width")
         )
     return int(asked)

@@ -214,7 +214,7 @@ class Family:
             check_parts(model, card.index, needed=needed, given=self.stock_options or {})
         scheduler = cards.read_part(model, "scheduler/scheduler_config.json")
         if scheduler is not None:
-            named = dict(zip(("", "_class_name"), card.index.get("scheduler") or (), strict=False))
+            named = dict(zip(("_class_name",), (card.index.get("scheduler") or ())[1:], strict=False))
             self.check_scheduler(model, scheduler | named)  # stock goes by the index
 
     def chosen(self, options: Mapping[str, Any]) -> Any:

@@ -415,7 +415,7 @@ def test_prompts_that_were_trained_on_are_not_called_held_out(tmp_path: Path) ->
 def test_one_seed_is_said_and_other_metrics_are_read(tmp_path: Path, metric: str | None) -> None:
     found = read_results(tmp_path, write_comparison(tmp_path, {"a": 0.6, "b": 0.8}, seeds=1), metric=metric)
     shown = " ".join(text(found).split())
-    assert "one training seed: 95 % intervals speak of prompts of this kind, and of these runs only" in shown
+    assert "one training seed: 95 % intervals cover prompts of this kind, and these runs only" in shown
     assert "One training seed says which of a pair of runs scored higher, not which method is better." in shown
     assert "Holm p allows" not in markdown(found, command="", provenance=())
     assert "Holm p below" not in shown.partition("Difference to")[0]

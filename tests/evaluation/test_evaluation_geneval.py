@@ -233,7 +233,7 @@ def test_a_comparison_pairs_prompts_and_samples(tmp_path: Path) -> None:
         "overall, macro", "overall, micro", "pass@2", "graded reward", "strict reward"
     ]  # fmt: skip
     assert "share no known start noise" in " ".join(result.notes)
-    assert "Intervals speak of these prompts." in result.notes  # each task has one
+    assert "Intervals cover these prompts." in result.notes  # each task has one
     assert "No difference to base is established: +0.500" in result.headline  # six prompts that agree are no proof
 
 

@@ -95,9 +95,9 @@ def test_a_single_prompt_has_an_interval_that_speaks_of_it(tmp_path: Path, monke
     given = settings_for(tmp_path / "out", "drawbench", prompts=str(tmp_path / "one.txt"), samples=2)
     result = run(given)
     assert result.intervals["level"].known
-    assert "intervals speak of these prompts." in as_text(result)
+    assert "intervals cover these prompts." in as_text(result)
     page = render(result, title="a page", names=["model"], command="flowrl eval")
-    assert "Intervals speak of these prompts, not of another training of the same model." in page
+    assert "Intervals cover these prompts, not another training of the same model." in page
     assert "of this kind" not in page
 
 
@@ -269,7 +269,7 @@ def test_verdicts_of_one_prompt_that_agree_leave_room(tmp_path: Path, dataset: P
     result = run(given)
     assert result.differences["color"].low < 0 < result.differences["color"].high
     assert result.intervals["color"].low < 100
-    assert "Intervals speak of these prompts." in " ".join(as_text(result).split())
+    assert "Intervals cover these prompts." in " ".join(as_text(result).split())
 
 
 def test_bad_input_of_t2i_compbench_is_refused(tmp_path: Path, dataset: Path, prompts: Path) -> None:

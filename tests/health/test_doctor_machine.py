@@ -221,7 +221,7 @@ def test_lines_fit_80_columns_and_name_what_to_change_below() -> None:
     assert lines[2].startswith("  ✗ disk           0.2 GiB free")
     assert any(line.startswith(" " * 19 + "→ make make") for line in lines)
     assert as_text(LONG, "ascii").isascii()
-    assert last_words(LONG.checks) == "1 fault to be put right first; 1 warning."
+    assert last_words(LONG.checks) == "1 fault to fix first; 1 warning."
     assert last_words(LONG.checks[1:2]) == "Nothing here would stop a run."
     assert as_data(Diagnosis(examinations=(LONG,)))["stops"] is True
     assert LONG.code == 1

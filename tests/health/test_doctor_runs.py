@@ -49,9 +49,9 @@ def test_a_healthy_run_is_called_so(toy: Path, capsys: pytest.CaptureFixture[str
     assert main(["doctor", str(run)]) == 0
     shown = capsys.readouterr().out
     assert f"{run}: finished, 3 of 3 iterations logged" in " ".join(shown.split())
-    assert "✓ healthy  nothing is wrong by importance ratio" in shown
+    assert "✓ healthy  nothing is wrong according to importance ratio" in shown
     assert main(["doctor", str(run), "group_size=2"]) == 1
-    assert "no place beside the run" in capsys.readouterr().err
+    assert "has no effect on the run" in capsys.readouterr().err
 
 
 def test_a_reward_that_is_nan(toy: Path) -> None:

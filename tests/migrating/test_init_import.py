@@ -307,5 +307,5 @@ def test_values_that_are_refused_here_name_the_file(tmp_path: Path, capsys: pyte
     file.write_text(FLOW_FACTORY.replace("guidance_scale: 2.0", "guidance_scale: -1"))
     assert cli.main(["init", "--from", str(file), "--out", str(tmp_path / "ours.yaml")]) == 1
     error = capsys.readouterr().err
-    assert "x.yaml says what is refused here" in error
+    assert "x.yaml says is not valid here, so replace it by key=value" in error
     assert "sampler.guidance_scale" in error

@@ -134,3 +134,37 @@ def test_places_in_a_file_of_unirl_are_resolved(tmp_path: Path) -> None:
     assert keys["logging.report_to_wandb"] is True
     assert keys["logging.entity"] is None
     assert set(dict(dotted_items(data))) == set(keys)
+
+
+CHANGED = {
+    "a variable": ("UniRL nft", "datasets/pickscore/train.txt", "'${oc.env:DATA_PATH}'", "prompts.train", None),
+    "all weights": ("verl-omni nft", " actor_rollout_ref.model.lora_rank=64", "", "policy.lora_rank", None),
+    "a long prompt": (
+        "verl-omni nft",
+        " actor_rollout_ref.model.lora_rank=64",
+        " actor_rollout_ref.rollout.pipeline.max_sequence_length=8192",
+        "pipeline.max_sequence_length",
+        None,
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CHANGED)
+def test_what_cannot_be_taken_over_as_it_is_leaves_no_refusal(case: str, tmp_path: Path) -> None:
+    sample, old, new, key, expected = CHANGED[case]
+    assert old in SAMPLES[sample]["text"]
+    (tmp_path / SAMPLES[sample]["file"]).write_text(SAMPLES[sample]["text"].replace(old, new))
+    found = settled(import_foreign(str(tmp_path / SAMPLES[sample]["file"]), None, None), [])
+    assert found.done.keys.get(key) == expected
+    load_config(settings_on(found.base, found.done.keys))
+    assert not [line.key for line in found.given if line.fate == "unknown"]
+
+
+def test_a_script_of_dance_grpo_is_for_a_model_and_may_train_a_lora(tmp_path: Path) -> None:
+    file = tmp_path / "x.sh"
+    flags = "--pretrained_model_name_or_path data/flux --lora_rank 128 --use_group --vq_coef 1.0 --mq_coef 0.0"
+    file.write_text(f"torchrun --nproc_per_node=8 fastvideo/train_grpo_flux_lora.py {flags}")
+    keys = import_foreign(str(file), None, None).done.keys
+    wanted = {"pipeline.model": "black-forest-labs/FLUX.1-dev", "policy.train": "lora", "policy.lora_rank": 128}
+    assert wanted.items() <= keys.items()
+    assert [(one["name"], one["weight"]) for one in keys["rewards"]] == [("video_align", 1.0)]

@@ -387,12 +387,12 @@ def test_a_difference_without_bounds_is_told_with_its_reason(tmp_path: Path) -> 
 
 def test_the_page_says_of_which_prompts_the_interval_speaks(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "r")
-    assert "The interval speaks of prompts of this kind and of other start noise" in page_of(folder)
+    assert "The interval covers prompts of this kind and other start noise" in page_of(folder)
     for path in folder.glob("eval/*.jsonl"):
         rows = [json.loads(line) for line in path.read_text().splitlines()]
         write_lines(path, [row for row in rows if row["prompt_id"] % 12 == 0])  # a prompt of each task, two images
     page = page_of(folder)
-    assert "The interval speaks of these prompts and of other start noise" in page
+    assert "The interval covers these prompts and other start noise" in page
     assert "Intervals of before and after are Wilson's, over prompts where a task has several" in page
 
 

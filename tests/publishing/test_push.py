@@ -248,7 +248,7 @@ def test_the_commands_merge_and_export_take_a_run(
     assert merged.sampling == drawn.sampling  # steps and guidance of its evaluations, not the family's own
     assert (merged.num_steps, merged.guidance_scale) == (drawn.num_steps, drawn.guidance_scale)
     assert main(["merge", str(run), str(tmp_path / "merged")]) == 1
-    assert "is there already" in capsys.readouterr().err
+    assert "exists already" in capsys.readouterr().err
     assert main(["export", str(run), "--format", "kohya"]) == 1
     assert "not written for sd3" in capsys.readouterr().err
     text = (run / "config.yaml").read_text().replace("quantize: none", "quantize: int8")

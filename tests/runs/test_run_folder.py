@@ -19,7 +19,7 @@ def test_a_configuration_that_a_power_cut_emptied_is_none(tmp_path: Path, what: 
     (tmp_path / CONFIG).write_bytes(EMPTY[what])
     (tmp_path / MANIFEST).write_bytes(EMPTY[what])
     refuse_taken(tmp_path, OWN)
-    with pytest.raises(ValueError, match="holds nothing of a run yet, which ended in its first moment"):
+    with pytest.raises(ValueError, match="holds nothing of a run yet, because it ended in its first moment"):
         refuse_no_run(tmp_path)
 
 

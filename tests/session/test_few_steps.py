@@ -82,7 +82,7 @@ def test_the_reference_of_a_run_from_a_lora_is_said_to_be_the_model_without_it()
 def test_a_longer_run_says_what_becomes_of_its_rate_and_how_to_hold_one() -> None:
     words = ["optim.schedule=cosine", "optim.lr=0.002", "num_iterations=40"]
     said = rate_note(load_config(find_config("tiny_grpo_geneval"), words), 20, 20)
-    assert "was 0 at iteration 20 and goes on at 0.001" in said  # half of the peak, halfway through a cosine
+    assert "was 0 at iteration 20 and continues at 0.001" in said  # half of the peak, halfway through a cosine
     assert "optim.schedule=constant optim.lr=0.001 resume_changed=true" in said
     said = rate_note(load_config(find_config("tiny_grpo_geneval"), words), 30, 15)
-    assert "was 0.001 at iteration 15 and goes on at 0.00138" in said
+    assert "was 0.001 at iteration 15 and continues at 0.00138" in said

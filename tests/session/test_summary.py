@@ -131,7 +131,7 @@ def test_an_unknown_interval_is_told_with_its_reason(tmp_path: Path, prompts: in
     shown = summarise(tmp_path, config, tmp_path / "report.html", finished=False)
     assert told in shown
     assert "nan" not in shown
-    assert ("speaks of prompts of this kind, not of another training" in shown) == (prompts > 1)
+    assert ("covers prompts of this kind, not another training" in shown) == (prompts > 1)
 
 
 def test_what_weights_and_biases_kept_is_sent_by_a_line_to_copy(folder: Path) -> None:

@@ -200,7 +200,7 @@ def test_one_prompt_has_its_images_as_units_and_says_so() -> None:
     many = rows_of("colors", np.random.default_rng(0).random((4, 2)))
     assert claim(many) == "prompts of this kind"
     assert claim(one) == "these prompts"
-    assert claim(one + many) == "prompts of this kind; for counting, of its only prompt"
+    assert claim(one + many) == "prompts of this kind; for counting, its only prompt"
 
 
 def test_a_single_image_leaves_its_spread_unknown_and_the_reason_is_told() -> None:

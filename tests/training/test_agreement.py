@@ -172,7 +172,7 @@ def test_processes_that_agree_go_on_and_others_all_hear_the_same() -> None:
 def test_a_process_that_does_not_come_is_waited_for_by_name_and_not_for_ever(missing: int) -> None:
     heard, lines = meet_all({rank: {} for rank in range(3) if rank != missing}, world=3)
     assert len(heard) == 2
-    assert all(f"process {missing} of 3 did not come within 0 s" in said for said in heard.values())
+    assert all(f"process {missing} of 3 did not arrive within 0 s" in said for said in heard.values())
     assert any(line.startswith(f"Waiting for process {missing} of 3 ") for line in lines)
 
 
@@ -271,7 +271,7 @@ def test_two_processes_with_other_files_or_settings_end_both_and_nothing_is_left
     config.write_text("num_iteration: 3\n")
     said, _ = refused(toy, nodes)
     assert said.count("unknown key") == 2
-    assert "process 1 cannot take part, so that none trains. It says: toy.yaml" in said
+    assert "process 1 cannot take part, so none trains. It says: toy.yaml" in said
 
 
 @pytest.mark.slow
@@ -289,7 +289,7 @@ def test_a_process_alone_ends_in_words_and_so_does_one_whose_port_is_taken(
 
     nodes = nodes_of(toy)
     said, _ = refused(toy, nodes, alone)
-    assert "process 1 of 2 did not come within 1 s, so that none trains" in said
+    assert "process 1 of 2 did not arrive within 1 s, so none trains" in said
     with socket.socket() as busy:
         busy.bind(("127.0.0.1", 0))
         busy.listen()
@@ -297,7 +297,7 @@ def test_a_process_alone_ends_in_words_and_so_does_one_whose_port_is_taken(
         monkeypatch.setattr(meeting, "_ANSWERS", 0.5)
         said, _ = refused(toy, nodes, taken)
     assert f"process 0 cannot listen at MASTER_ADDR:MASTER_PORT = 127.0.0.1:{port}" in said
-    assert "is no process of this run: another program listens there" in said
+    assert "is not a process of this run: another program listens there" in said
 
 
 @pytest.mark.slow

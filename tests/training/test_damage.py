@@ -226,7 +226,7 @@ def _in_line(run: Path, number: int) -> None:
 
 
 ROWS: dict[str, tuple[Callable[[Path], object], str]] = {
-    "a digit": (lambda run: _in_line(run, 0), "does not fit its checksum: a row has changed"),
+    "a digit": (lambda run: _in_line(run, 0), "does not match its checksum: a row has changed"),
     "a bit": (lambda run: _flip_first(run / "metrics.jsonl"), "line 1 of metrics.jsonl cannot be read"),
     "not UTF-8": (lambda run: _put(run / "metrics.jsonl", b"\xff"), "line 1 of metrics.jsonl cannot be read"),
     "zeroed": (lambda run: _zero(run / "metrics.jsonl"), "line 1 of metrics.jsonl cannot be read"),
@@ -369,7 +369,7 @@ def test_a_run_that_ended_in_its_first_moment_starts_again_with_its_command(
             (out / "config.yaml").write_bytes(bytes(100))
         capsys.readouterr()
         assert main(["train", f"resume={out}"]) == 1
-        assert f"start it with the command that began it, out={out}" in capsys.readouterr().err
+        assert f"start it again with the same command and out={out}" in capsys.readouterr().err
     assert main([*command, "num_iterations=9"]) == 1 or left != "all of its first files"  # another run than that
     if left == "all of its first files":
         assert main(command) == 0
@@ -381,7 +381,7 @@ def test_resume_says_what_is_missing(run: Path, tmp_path: Path, capsys: pytest.C
     (run / "config.yaml").write_text("")
     assert resume(run) == 1
     assert (
-        "config.yaml is empty): put its config.yaml back; manifest.json tells every setting" in capsys.readouterr().err
+        "config.yaml is empty): put its config.yaml back; manifest.json lists every setting" in capsys.readouterr().err
     )
     assert resume(tmp_path / "absent") == 1
     assert "no folder is there" in capsys.readouterr().err

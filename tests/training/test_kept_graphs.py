@@ -364,7 +364,7 @@ def test_weighted_gradients_are_autograds_of_the_surrogate(toy: Path, by_step: b
         (("ratio=sequence", "loss_aggregation=samples"), "ratio=sequence, whose losses are of whole trajectories"),
         (("pipeline.compile=blocks",), "pipeline.compile=blocks, since compiled blocks"),
         (("pipeline.dtype=float16",), "float16, whose losses are scaled"),
-        (("policy.train=full",), "policy.train=full, where that would be a model for every image"),
+        (("policy.train=full",), "policy.train=full, whose gradient of one image is as large as the model"),
     ],
     ids=" ".join,
 )

@@ -159,8 +159,8 @@ def test_rewards_that_cannot_rest_are_refused_by_name() -> None:
     [
         ("tiny_draft", "pipeline.offload=[vae]", r"names vae, but recipe backprop takes the gradient"),
         ("tiny_adversarial", "pipeline.offload=[rewards]", r"reward 'adversarial' learns on the device"),
-        ("tiny_grpo_geneval", "workers", r"names rewards, but workers\.rewards is 2: their networks lie with"),
-        ("tiny_grpo_geneval", "file", r"names rewards, and reward '?function mine'? is code of yours|is code of yours"),
+        ("tiny_grpo_geneval", "workers", r"names rewards, but workers\.rewards is 2: their networks are on"),
+        ("tiny_grpo_geneval", "file", r"names rewards, and reward '?function mine'? is your own code|is your own code"),
     ],
 )
 def test_what_cannot_rest_is_refused_before_a_model_loads(

@@ -164,7 +164,7 @@ def test_a_manifest_with_other_inputs_is_refused(toy: Path, capsys: pytest.Captu
     found = manifest(run)
     (run / "manifest.json").write_text(json.dumps(found | {"inputs_digest": "0"}))
     assert resume(run, "num_iterations=2") == 1
-    assert "made with other inputs than manifest.json tells of" in capsys.readouterr().err
+    assert "made with other inputs than manifest.json records" in capsys.readouterr().err
     (run / "manifest.json").write_text("[]")
     assert resume(run, "num_iterations=2") == 1
     assert "run/manifest.json: must hold an object" in capsys.readouterr().err
@@ -174,7 +174,7 @@ def test_without_its_manifest_a_run_goes_on_when_told_to(toy: Path, capsys: pyte
     run = train()
     (run / "manifest.json").unlink()
     assert resume(run, "num_iterations=2") == 1
-    assert "is not in its manifest.json" in capsys.readouterr().err
+    assert "its manifest.json does not say what it was made with" in capsys.readouterr().err
     assert resume(run, "num_iterations=2", "resume_changed=true") == 0
     assert resume(run, "num_iterations=3") == 0
     assert state(run)["run"] == manifest(run)["run"]
@@ -271,7 +271,7 @@ def test_the_option_is_for_runs_that_go_on(toy: Path, capsys: pytest.CaptureFixt
     assert "belongs beside resume=RUN" in capsys.readouterr().err
     run = train()
     assert resume(run, "optim.lr=0.5") == 1
-    assert "with resume_changed=true any setting" in capsys.readouterr().err
+    assert "add resume_changed=true to change any setting" in capsys.readouterr().err
 
 
 def test_files_and_lists_are_compared_by_what_they_hold(toy: Path) -> None:

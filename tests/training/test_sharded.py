@@ -250,9 +250,9 @@ def test_what_stops_the_first_process_is_told_to_the_others(monkeypatch: pytest.
 @pytest.mark.parametrize(
     ("override", "words"),
     [
-        ("pipeline.quantize=int8", "pipeline.quantize=int8: quantised weights are not split"),
+        ("pipeline.quantize=int8", "pipeline.quantize=int8: quantised weights cannot be split"),
         ("policy.lora_variant=dora", "set policy.lora_variant to lora or rslora"),
-        ("keep_graphs=true", "keep_graphs=true: a graph that is kept"),
+        ("keep_graphs=true", "keep_graphs=true: a kept graph"),
         ("keep_graphs=gradients", "keep_graphs=gradients: .* gradients are not built"),
         ("pipeline.device=mps", "over CUDA devices or CPUs"),
         ("workers.rollouts=2", "set workers.rollouts=0"),

@@ -17,12 +17,11 @@ from flowrl.statistics.bootstrap import Interval
 FORMAT = 1
 """Of leaderboard.json."""
 RANKS = (
-    "Rank 2 to 4 of 5 says: one model lies surely above it, and one surely below. Surely: the interval of the paired "
-    "difference excludes 0, where the intervals of all pairs of a table are widened to hold together with 95 %."
+    "Rank 2 to 4 of 5 means that one model is surely better and one surely worse. Surely: the interval of the paired "
+    "difference excludes 0, where the intervals of all pairs of a table are widened to hold together at 95 %."
 )
 RANKS_OF_TWO = (
-    "Rank 1 to 2 says that neither is surely the better one: the interval of their paired difference, which holds with "
-    "95 %, includes 0."
+    "Rank 1 to 2 means that neither is surely better: the 95 % interval of their paired difference includes 0."
 )
 HEAD = ("model", "rank", "score", "95 %", "to first", "95 % of all pairs")
 
@@ -89,7 +88,7 @@ def pairing_text(ranking: Ranking) -> str:
     if group.shares_noise:
         shared = f"the same prompts and start noise (seed {next(iter(group.seeds))})"
     else:
-        shared = "the same prompts; start noise is not known to be shared, which costs precision and biases nothing"
+        shared = "the same prompts; start noise is not known to be shared, which costs precision but biases nothing"
     return f"Differences are paired: {shared}."
 
 
@@ -110,10 +109,8 @@ def claims(rankings: Sequence[Ranking]) -> list[str]:
     """How to read all tables."""
     models = max((len(ranking.standings) for ranking in rankings), default=0)
     pooled = any(len(line.entries) > 1 for ranking in rankings for line in ranking.standings)
-    one = (
-        "Scores of one training have intervals over prompts: they do not speak of another training of the same method."
-    )
-    several = " Those of several (\u00d7 and their number) speak of other trainings and prompts together."
+    one = "Scores of one training have intervals over prompts, which do not cover another training of the same method."
+    several = " Those of several (\u00d7 and their number) cover other trainings and prompts together."
     return [RANKS_OF_TWO if models == 2 else RANKS, one + several if pooled else one]
 
 

@@ -113,7 +113,7 @@ def measure(
         ended = f"ended with status {done.returncode}" if done.returncode else "wrote no result"
         raise ValueError(
             f"vbench {ended} on {dimension} (the whole output is in {log}). What is measured already is kept: the same "
-            f"command goes on. It said at last:\n" + "\n".join(last)
+            f"command goes on. Its last lines:\n" + "\n".join(last)
         )
     return read_measured(found[-1], dimension)
 

@@ -85,8 +85,8 @@ class Meeting:
             verdict = self._reach_verdict(judge) if self.who.rank == 0 else self._hear_verdict()
         except (RuntimeError, OSError) as error:  # torch's DistError is the former
             raise ValueError(
-                f"process 0, which holds the meeting at {_place(self.who)}, ended before all had met: it says itself "
-                "why, or was killed from outside"
+                f"process 0, which holds the meeting at {_place(self.who)}, ended before all had met: read its "
+                "own output, or see whether it was killed from outside"
             ) from error
         if verdict:
             raise ValueError(verdict)
@@ -270,7 +270,7 @@ def _store(who: Launched, limit: float, tell: Callable[[str], None], *, hosts: b
             "launch/, --master-port with torchrun), the same for all processes"
         ) from cause
     raise ValueError(
-        f"what answers at {_place(who)} is no process of this run: another program listens there. Choose another "
+        f"what answers at {_place(who)} is not a process of this run: another program listens there. Choose another "
         "MASTER_PORT, the same for all processes"
     ) from cause
 
@@ -286,9 +286,9 @@ def _reach(who: Launched, limit: float, tell: Callable[[str], None]) -> None:
             waited, why = time.monotonic() - begun, error
         if waited >= limit:
             raise ValueError(
-                f"process 0 is not reached at {_place(who)} ({why}), for {waited:.0f} s ({WAIT}): see whether it was "
-                "started and what it says itself; whether MASTER_ADDR is a name or number of its machine; and whether "
-                "a firewall lies between"
+                f"process 0 cannot be reached at {_place(who)} ({why}) after {waited:.0f} s ({WAIT}): see whether it "
+                "was started and what its own output says, whether MASTER_ADDR is a name or number of its machine, "
+                "and whether a firewall is between"
             ) from why
         if waited >= tells:
             tells = waited + _EVERY
@@ -309,10 +309,10 @@ def _ranks(ranks: Sequence[int]) -> str:
 
 def _absent(missing: Sequence[int], meeting: Meeting) -> str:
     return (
-        f"{_ranks(missing)} of {meeting.who.world} did not come within {meeting.limit:.0f} s, so that none trains: see "
-        f"whether it was started and what it says itself; where machines need longer, set {WAIT} to more seconds"
+        f"{_ranks(missing)} of {meeting.who.world} did not arrive within {meeting.limit:.0f} s, so none trains: see "
+        f"whether it was started and what its own output says; if machines need longer, set {WAIT} to more seconds"
     )
 
 
 def _failed(rank: int, reason: str) -> str:
-    return f"process {rank} cannot take part, so that none trains. It says: {reason}"
+    return f"process {rank} cannot take part, so none trains. It says: {reason}"

@@ -71,13 +71,13 @@ def layout_of(settings: ParallelConfig, world: int) -> Layout:
     processes = "1 process was launched" if world == 1 else f"{world} processes were launched"
     if rest:
         raise ValueError(
-            f"{asked} is {shard * context} processes for one copy of the model, and {processes}, which is no multiple "
-            f"of it: launch a multiple of {shard * context} (torchrun --nproc-per-node), or lower them"
+            f"{asked} splits one copy of the model over {shard * context} processes, and {processes}, which is not a "
+            f"multiple: launch a multiple of {shard * context} (torchrun --nproc-per-node), or lower them"
         )
     if settings.replicate not in (None, copies):
         raise ValueError(
-            f"parallel.replicate ({settings.replicate}) x {asked} is {settings.replicate * shard * context} processes, "
-            f"and {processes}: set parallel.replicate to {copies}, or leave it out"
+            f"parallel.replicate ({settings.replicate}) x {asked} needs {settings.replicate * shard * context} "
+            f"processes, and {processes}: set parallel.replicate to {copies}, or leave it out"
         )
     return Layout(replicate=copies, shard=shard, context=context)
 
@@ -123,9 +123,9 @@ def check_parallel(config: TrainConfig, world: int | None, *, through_rewards: b
         layout_of(settings, world)
     refused = {
         f"recipe={config.recipe}": through_rewards
-        and "a reward's gradient passes latents, of which a process has that of its own tokens: take another recipe",
+        and "a reward's gradient needs whole latents, and a process has its own tokens alone: take another recipe",
         f"policy.train={policy.train}": policy.train != "lora"
-        and "it was tried with a LoRA alone: set policy.train=lora",
+        and "it was tried only with a LoRA: set policy.train=lora",
         f"pipeline.compile={pipeline.compile}": pipeline.compile != "none"
         and "compiled blocks have no exchange between processes: set pipeline.compile=none",
         f"workers.rollouts={config.workers.rollouts}": config.workers.rollouts > 0
@@ -142,14 +142,14 @@ def _check_split(config: TrainConfig) -> None:
     pipeline, policy = config.pipeline, config.policy
     refused = {
         f"pipeline.quantize={pipeline.quantize}": pipeline.quantize != "none"
-        and "quantised weights are not split: set pipeline.quantize=none; or parallel.shard=1, they may fit",
+        and "quantised weights cannot be split: set pipeline.quantize=none, or parallel.shard=1 if they fit",
         f"optim.name={config.optim.name}": policy.train == "full"
         and config.optim.name != "adamw"
-        and "moments in blocks or pages are not split with the weights: set optim.name=adamw",
+        and "moments in blocks or pages cannot be split with the weights: set optim.name=adamw",
         f"policy.lora_variant={policy.lora_variant}": policy.lora_variant == "dora"
-        and "its magnitudes are made of whole weights: set policy.lora_variant to lora or rslora",
+        and "its magnitudes need whole weights: set policy.lora_variant to lora or rslora",
         f"keep_graphs={str(config.keep_graphs).lower()}": config.keep_graphs
-        and "a graph that is kept would hold its gathered weights, and gradients are not built: set keep_graphs=false",
+        and "a kept graph would hold its gathered weights, and kept gradients are not built: set keep_graphs=false",
         f"sampler.sde_window_by={config.sampler.sde_window_by}": config.sampler.sde_window_by == "prompt"
         and "processes that share weights take a step together: set sampler.sde_window_by=iteration",
         "pipeline.device=mps": pipeline.device == "mps"

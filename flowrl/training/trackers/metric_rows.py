@@ -87,12 +87,12 @@ class MetricRows:
         kept = ""
         if there:
             place = set_aside(self.path.parent, [self.path])
-            kept = f"; what lay there is kept in {place}"
+            kept = f"; what was there is kept in {place}"
         self._packed += self._packer.flush(zlib.Z_SYNC_FLUSH)
         with replacing(self.path) as stream:
             stream.write(zlib.decompressobj().decompress(bytes(self._packed)))
         advice = "Leave the file alone until the run has ended"
-        said = f"{self.path} {what} while the run is at work: all rows were put back{kept}. {advice}"
+        said = f"{self.path} {what} while the run was at work: all rows were put back{kept}. {advice}"
         print(said, file=sys.stderr, flush=True)
 
 
@@ -113,7 +113,7 @@ def rows_fault(data: bytes | None, sealed: Sealed) -> str:
         return ""
     if number := _first_unreadable(own):
         return f"line {number} of {ROWS} cannot be read"
-    return "" if sealed.digest is None else f"{ROWS} does not fit its checksum: a row has changed"
+    return "" if sealed.digest is None else f"{ROWS} does not match its checksum: a row has changed"
 
 
 def readable(data: bytes) -> bytes:

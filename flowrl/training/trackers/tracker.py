@@ -73,7 +73,7 @@ class Trackers:
                 act(tracker)
             except Exception as error:
                 self._left.remove(tracker)
-                said = f"{tracker.name} is told nothing more of this run, which goes on without it: {explain(error)}"
+                said = f"{tracker.name} gets nothing more from this run, which goes on without it: {explain(error)}"
                 print(f"\nWarning: {said}", file=sys.stderr, flush=True)
 
 

@@ -135,8 +135,8 @@ def test_any_card_keeps_its_text(results: Path, tmp_path: Path, text: str, mark:
         ("---\nlicense: mit\n", "has no second --- that ends it"),
         ("---\na: [1\n---\n", "its front matter is no YAML"),
         ("---\n- a\n---\n", "is no mapping"),
-        ("---\nmodel-index: x\n---\n", "none that the hub understands"),
-        ("---\nmodel-index:\n- name: a\nmodel-index:\n- name: b\n---\n", "understands|2 times"),
+        ("---\nmodel-index: x\n---\n", "the hub does not understand its model-index"),
+        ("---\nmodel-index:\n- name: a\nmodel-index:\n- name: b\n---\n", "understand|2 times"),
         ("---\nmodel-index:\n- name: &n a\n  results: []\nother: *n\n---\n", "cannot be changed without loss|no YAML"),
     ],
 )

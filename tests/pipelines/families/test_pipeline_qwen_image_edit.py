@@ -253,7 +253,7 @@ def test_prompts_have_room_beside_their_images_by_default(root: Path, kind: str,
     assert load(root, kind, **size).max_sequence_length == 512 + image_tokens
     bare = root / f"{kind}_bare"
     shutil.copytree(root / kind, bare, ignore=shutil.ignore_patterns("*.safetensors"), dirs_exist_ok=True)
-    message = rf"max_sequence_length \({image_tokens}\) leaves no room .* take {image_tokens} tokens"
+    message = rf"max_sequence_length \({image_tokens}\) must lie in .* take {image_tokens} tokens"
     with pytest.raises(ValueError, match=message):  # before weights load: there are none
         FAMILY.load(str(bare), **size | {"max_sequence_length": image_tokens, "num_sources": 1 + (kind != "one")})
     one_more = load(root, kind, **size | {"max_sequence_length": image_tokens + 1})
@@ -262,12 +262,12 @@ def test_prompts_have_room_beside_their_images_by_default(root: Path, kind: str,
 
 def test_published_models_are_checked_without_a_download() -> None:
     first, second = "Qwen/Qwen-Image-Edit", "Qwen/Qwen-Image-Edit-2511"
-    with pytest.raises(
-        ValueError, match=r"max_sequence_length \(1024\) leaves no room .* 1369 tokens; .* for 1881, or"
-    ):
+    with pytest.raises(ValueError, match=r"max_sequence_length \(1024\) must lie in 1370 \.\. 4064: .* for 1881, or"):
         FAMILY.load(first, max_sequence_length=1024)
-    with pytest.raises(ValueError, match=r"\(3, seen at 384 x 384\) take 588 tokens; leave it out for 1100$"):
+    with pytest.raises(ValueError, match=r"\(3, seen at 384 x 384\) take 588 tokens of it; leave it out for 1100$"):
         FAMILY.load(second, max_sequence_length=512, num_sources=3)
+    with pytest.raises(ValueError, match=r"\(8192\) must lie in 197 \.\. 4064"):  # 4096 positions, half a side's before
+        FAMILY.load(second, max_sequence_length=8192)
     assert [FAMILY.text_tokens(model, {}) for model in (first, second)] == [512 + 1369, 512 + 196]
     assert FAMILY.text_tokens(second, {"max_sequence_length": 250}) == 250
 

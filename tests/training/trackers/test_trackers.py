@@ -254,7 +254,7 @@ def test_one_that_fails_is_told_of_once_and_left_out(tmp_path: Path, capsys: pyt
     both.close()
     assert failing.told == [0, 1]
     said = capsys.readouterr().err
-    assert said.count("Elsewhere is told nothing more of this run") == 1
+    assert said.count("Elsewhere gets nothing more from this run") == 1
     assert "the server went away" in said
 
 
@@ -309,4 +309,4 @@ def test_a_disk_that_fails_under_tensorboard_is_told_in_one_line(
     said = capfd.readouterr().err
     assert "Traceback" not in said
     assert "Exception in thread" not in said
-    assert said.count("TensorBoard is told nothing more of this run, which goes on without it: there is no") == 1
+    assert said.count("TensorBoard gets nothing more from this run, which goes on without it: there is no") == 1
