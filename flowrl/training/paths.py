@@ -363,22 +363,6 @@ def check_graphs(config: TrainConfig) -> None:
             "keep_graphs walks the rollout's own evaluations back, batch by batch and once, but "
             f"{' and '.join(found)}: set keep_graphs=false, or one update of equal batches from one round"
         )
-    if config.keep_graphs != "gradients":
-        return
-    pipeline, context = config.pipeline, config.parallel.context
-    refused = {
-        f"ratio={config.ratio}": config.ratio != "step" and "whose losses are of whole trajectories",
-        "policy.train=full": config.policy.train == "full" and "where that would be a model for every image",
-        "pipeline.dtype=float16": pipeline.dtype == "float16" and "whose losses are scaled: that is not built",
-        f"pipeline.compile={pipeline.compile}": pipeline.compile != "none"
-        and "since compiled blocks have no gradients by image: that is not built",
-        f"parallel.context={context}": context > 1 and "where processes share an image: that is not built",
-    }
-    if why := [f"{given}, {reason}" for given, reason in refused.items() if reason]:
-        raise ValueError(
-            f"keep_graphs=gradients walks each step back before it is rewarded, image by image, which does not go with "
-            f"{'; nor with '.join(why)}: change that, or set keep_graphs=false"
-        )
 
 
 def check_plan(config: TrainConfig, method: Method) -> None:

@@ -498,11 +498,11 @@ def test_copies_take_cards_of_their_own() -> None:
 
 @pytest.mark.parametrize(("overrides", "lacking"), [
     ((), ()),
-    (("policy.lora_variant=dora",), ("splits",)),
+    (("policy.lora_variant=dora",), ()),
     (("pipeline.device=mps",), ("splits", "forms")),
     (("pipeline.compile=blocks",), ("forms",)),
     (("parallel.context=2",), ("splits",)),
-    (("keep_graphs=true",), ("splits",)),
+    (("workers.rollouts=1",), ("splits",)),
     (("rewards=[{file: own.py, function: shade}]",), ("rewards",)),
     (("eval.rewards=[{name: adversarial}]",), ("rewards",)),
 ])  # fmt: skip

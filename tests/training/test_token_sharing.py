@@ -131,10 +131,6 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
     "tokens of evaluations": (
         ("pipeline.num_frames=1", "eval.height=48", "eval.width=48"), "48 x 48 x 1 frames is 9 tokens",
     ),
-    "recipe": (("recipe=backprop",), "take another recipe, or parallel.context=1"),
-    "weights": (("policy.train=full",), "set policy.train=lora, or parallel.context=1"),
-    "compiled": (("pipeline.compile=blocks",), "set pipeline.compile=none, or parallel.context=1"),
-    "workers": (("workers.rollouts=1",), "set workers.rollouts=0"),
 }  # fmt: skip
 
 

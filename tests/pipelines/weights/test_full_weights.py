@@ -210,12 +210,7 @@ FULL = ("policy.train=full", "pipeline.dtype=bfloat16")
 REFUSED = [
     (("policy.lora_rank=4",), "policy.train=full trains no LoRA, but policy.lora_rank is 4"),
     (("policy.lora_alpha=4",), "policy.train=full trains no LoRA, but policy.lora_alpha is 4"),
-    (("policy.lora_variant=dora",), "trains no LoRA, but policy.lora_variant is dora"),
     (("policy.init_lora=runs/a/lora",), "make it a part of them first .*pipe.fuse_lora.* set pipeline.model"),
-    (("pipeline.quantize=int8",), "pipeline.quantize=int8, whose weights take no gradient"),
-    (("pipeline.dtype=float16",), "pipeline.dtype=float16, which takes bfloat16 or float32"),
-    (("pipeline.compile=blocks",), "pipeline.compile=blocks, which was never tried together"),
-    (("keep_graphs=true",), "keep_graphs=true, which was never tried together"),
     (("policy.target_modules=[attn.to_w]",), "matches no module of SD3Transformer2DModel"),
 ]  # fmt: skip
 
