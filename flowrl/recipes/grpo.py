@@ -185,7 +185,9 @@ def kept_of(loop: Loop) -> KeptGraphs | KeptGradients | None:
         with loop.policy.under(loop.reference_slot), loop.network.counting("reference"):
             return velocity(*given)
 
-    agreed = list if loop.shards is None else loop.shards.any_needs
+    def agreed(flags: list[bool]) -> list[bool]:
+        return [any(found) for found in zip(*loop.run.of_all(flags), strict=True)]
+
     apart = SampleGradients(loop.pipeline.denoiser, loop.policy.trained, agreed)
     return KeptGradients(config, loop.network, apart, loop.ready.objective[1], reference)
 

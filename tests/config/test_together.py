@@ -17,9 +17,9 @@ from flowrl.session.preflight import look
 
 GIVEN = {
     "parallel.shard": ("parallel.shard=2",), "parallel.context": ("parallel.context=2",),
-    "workers.rollouts": ("workers.rollouts=2",),
-    "pipeline.quantize": tuple(f"pipeline.quantize={form}" for form in ("int8", "fp8", "nf4", "int8_bnb")),
+    "workers.rollouts": ("workers.rollouts=2",), "pipeline.quantize": ("pipeline.quantize=nf4",),
     "policy.lora_variant": ("policy.lora_variant=rslora", "policy.lora_variant=dora"),
+    "keep_graphs": ("keep_graphs=true",),
 }  # fmt: skip
 """Values of a key that stands for all of them."""
 PAIRS = [

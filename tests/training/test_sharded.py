@@ -45,6 +45,7 @@ ROUNDS = ("prompts_per_step=3", "micro_batch_size=2", "rollout_batch_size=2", "n
           "curriculum.max_rounds=3", "sampler.trained_fraction=0.67", "sampler.trained_steps=random")  # fmt: skip
 # Adam divides by the gradient's size: where that is 0 but for rounding, as of biases of keys, so would be its step.
 FULL = ("policy.train=full", "policy.lora_rank=null", "policy.ema_decay=0.5", "optim.lr=1e-3", "optim.eps=0.01")
+FULL_BESIDE = {"kept": ("keep_graphs=true",), "compiled": ("pipeline.compile=blocks",)}
 STOPPING = """
 import os, signal
 calls = []
@@ -171,8 +172,11 @@ def full(tmp_path_factory: pytest.TempPathFactory, warm_python: str) -> Path:
     longer = ("num_iterations=3", "checkpoint_every=1", "keep_checkpoints=9")
     long = {family: longer if family == "sd3" else () for family in RUNS}
     half, whole = "parallel.shard=2", "parallel.shard=1"
-    train_on_two(folder, [told(one / name, name, *long[name]) for name in RUNS], processes=1, python=warm_python)
+    commands = [told(one / name, name, *long[name]) for name in RUNS]
+    commands += [told(one / name, "sd3", *longer, *settings) for name, settings in FULL_BESIDE.items()]
+    train_on_two(folder, commands, processes=1, python=warm_python)
     commands = [told(two / name, name, half, *long[name]) for name in RUNS]
+    commands += [told(two / name, "sd3", half, *longer, *settings) for name, settings in FULL_BESIDE.items()]
     narrow = (half, "pipeline.dtype=bfloat16", "optim.offload=true")
     commands += [(0, False, command(folder, "wan", "grpo", two / "narrow", *FULL, *narrow))]
     commands += [copied(two / "sd3", two / "replicas", "000002", "000003")]
@@ -183,8 +187,19 @@ def full(tmp_path_factory: pytest.TempPathFactory, warm_python: str) -> Path:
     train_on_two(folder, [resumed(one / "on-one", whole, "num_iterations=2")], processes=1, python=warm_python)
     shutil.copytree(one / "on-one", two / "back")
     train_on_two(folder, [resumed(two / "back", half, "num_iterations=3")], python=warm_python)
-    train_on_two(folder, [told(folder / "four", "sd3", half, *longer)], processes=4, python=warm_python)
+    four = [told(folder / "four", "sd3", half, *longer), told(two / "tokens", "wan", half, "parallel.context=2")]
+    train_on_two(folder, four, processes=4, python=warm_python)
     return folder
+
+
+@pytest.mark.slow
+def test_settings_beside_trained_weights_change_no_number(full: Path) -> None:
+    """Kept graphs, compiled blocks, processes that share a part and the tokens of its images."""
+    for one, other in (("one/kept", "two/kept"), ("one/compiled", "two/compiled"), ("one/wan", "two/tokens")):
+        close(full / one, full / other)
+    assert all(
+        differences(model_tensors(full / "one/sd3"), model_tensors(full / "one" / name)) == 0 for name in FULL_BESIDE
+    )
 
 
 @pytest.mark.slow
