@@ -18,7 +18,7 @@ _TABLE = read_mapping(Path(__file__).with_suffix(".yaml"))
 
 
 def _text(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
 OFF: Mapping[str, str] = {key: _text(value) for key, value in _TABLE["off"].items()}
@@ -26,7 +26,7 @@ OFF: Mapping[str, str] = {key: _text(value) for key, value in _TABLE["off"].item
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Refusal:
+class Exclusion:
     """Settings that do not go together.
 
     Attributes:
@@ -50,7 +50,7 @@ class Refusal:
         return f"{', '.join(first)} and {last} do not go together, for {self.why}: set {' or '.join(cures)}"
 
 
-REFUSALS = tuple(Refusal(settings=tuple(row["settings"]), why=row["why"]) for row in _TABLE["refused"])
+EXCLUSIONS = tuple(Exclusion(settings=tuple(row["settings"]), why=row["why"]) for row in _TABLE["refused"])
 
 
 def refuse_together(given: Mapping[str, Any]) -> None:
@@ -60,7 +60,7 @@ def refuse_together(given: Mapping[str, Any]) -> None:
         Faults: a ValueError that names the settings, the reason, and what to set instead.
     """
     values = {**OFF, **{key: _text(value) for key, value in given.items()}}
-    if found := [one.said(met) for one in REFUSALS if (met := one.met(values))]:
+    if found := [one.said(met) for one in EXCLUSIONS if (met := one.met(values))]:
         raise Faults(*found)
 
 

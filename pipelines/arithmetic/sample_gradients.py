@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from itertools import compress
 
 import torch
 from torch import Tensor, nn
@@ -70,7 +71,7 @@ class SampleGradients:
             self._back(loss_b, alone[sample], _weights_of(new), probe, again=True)
             probe[sample] = 0
             found = self._agreed([any(bool(part.any()) for part in self._of(layer, probe)) for layer in new])
-            self._mixed.update(layer for layer, mixed in zip(new, found, strict=True) if mixed)
+            self._mixed.update(compress(new, found))
         self._looked |= unknown
         served = _weights_of(self._met - self._mixed) if samples > 1 else []
         known = {id(parameter) for parameter in served}

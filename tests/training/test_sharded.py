@@ -33,14 +33,19 @@ from flowrl.training.processes.mesh import Shards, in_step
 RUNS = {"sd3": "grpo", "wan": "forward", "flux": "preference", "qwen_image": "backprop"}
 FORMS = [form for form, library in LIBRARIES.items() if find_spec(library)]
 BESIDE = {
-    "dora": ("policy.lora_variant=dora",), "rslora": ("policy.lora_variant=rslora",),
+    "dora": ("policy.lora_variant=dora",),
+    "rslora": ("policy.lora_variant=rslora",),
     **{form: (f"pipeline.quantize={form}",) for form in FORMS},
-    "kept": ("keep_graphs=true",), "gradients": ("keep_graphs=gradients",),
+    "kept": ("keep_graphs=true",),
+    "gradients": ("keep_graphs=gradients",),
     "gradients-dora": ("keep_graphs=gradients", "policy.lora_variant=dora"),
-}  # fmt: skip
+}
 """What GRPO of sd3 is run beside split weights with."""
-FEW_BITS = (f"pipeline.quantize={'nf4' if 'nf4' in FORMS else 'none'}", "policy.lora_variant=dora",
-            "pipeline.dtype=bfloat16")  # fmt: skip
+FEW_BITS = (
+    f"pipeline.quantize={'nf4' if 'nf4' in FORMS else 'none'}",
+    "policy.lora_variant=dora",
+    "pipeline.dtype=bfloat16",
+)
 ROUNDS = ("prompts_per_step=3", "micro_batch_size=2", "rollout_batch_size=2", "num_iterations=2", "optim.lr=0.1",
           "curriculum.max_rounds=3", "sampler.trained_fraction=0.67", "sampler.trained_steps=random")  # fmt: skip
 # Adam divides by the gradient's size: where that is 0 but for rounding, as of biases of keys, so would be its step.

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from page_parts import fill, table
 
-from flowrl.config.together import OFF, REFUSALS
+from flowrl.config.together import EXCLUSIONS, OFF
 
 PAGE, PART = Path(__file__).resolve().parents[2] / "composing.md", "together"
 SETTINGS = (
@@ -22,7 +22,7 @@ SETTINGS = (
 def refused(*settings: str) -> list[int]:
     """Numbers of what refuses settings together, from 1."""
     keys = {key: value or "given" for key, _, value in (setting.partition("=") for setting in settings)}
-    return [number for number, one in enumerate(REFUSALS, 1) if one.met({**OFF, **keys})]
+    return [number for number, one in enumerate(EXCLUSIONS, 1) if one.met({**OFF, **keys})]
 
 
 def text() -> str:
@@ -34,7 +34,7 @@ def text() -> str:
     pairs = table(["", *(f"`{name}`" for name in SETTINGS[:-1])], rows)
     reasons = [
         [str(number), " beside ".join(f"`{setting}`" for setting in one.settings), one.why]
-        for number, one in enumerate(REFUSALS, 1)
+        for number, one in enumerate(EXCLUSIONS, 1)
     ]
     return f"{pairs}\n\n{table(['', 'refused', 'because'], reasons)}"
 
