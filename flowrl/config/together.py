@@ -47,7 +47,7 @@ class Exclusion:
         """The refusal of settings that were met, and what to set instead."""
         *first, last = met
         cures = [f"{key}={OFF[key]}" for key in (setting.partition("=")[0] for setting in reversed(met))]
-        return f"{', '.join(first)} and {last} do not go together, for {self.why}: set {' or '.join(cures)}"
+        return f"{', '.join(first)} and {last} do not go together, because {self.why}: set {' or '.join(cures)}"
 
 
 EXCLUSIONS = tuple(Exclusion(settings=tuple(row["settings"]), why=row["why"]) for row in _TABLE["refused"])

@@ -79,11 +79,11 @@ def test_what_else_is_refused_says_so(load: Load, settings: tuple[str, ...]) -> 
 
 
 def test_a_refusal_is_met_where_all_of_its_settings_are() -> None:
-    one = Exclusion(settings=("parallel.shard", "policy.train=full"), why="a reason")
+    one = Exclusion(settings=("parallel.shard", "policy.train=full"), why="there is one")
     assert one.met({**OFF, "parallel.shard": "3", "policy.train": "full"}) == ["parallel.shard=3", "policy.train=full"]
     assert one.met({**OFF, "parallel.shard": "3"}) == one.met({**OFF, "policy.train": "full"}) == []
     assert one.said(["parallel.shard=3", "policy.train=full"]) == (
-        "parallel.shard=3 and policy.train=full do not go together, for a reason: set policy.train=lora or "
+        "parallel.shard=3 and policy.train=full do not go together, because there is one: set policy.train=lora or "
         "parallel.shard=1"
     )
 
