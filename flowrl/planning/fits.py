@@ -163,18 +163,16 @@ def _ladders(facts: Facts, chosen: MemorySettings, choices: Choices) -> Iterator
 
 
 def _forms(facts: Facts, chosen: MemorySettings, choices: Choices) -> list[tuple[str, dict[str, Any]]]:
-    """A denoiser in fewer bits, then one that is split over processes."""
-    whole, found = chosen.shard == 1, list[tuple[str, dict[str, Any]]]()
-    if whole and not facts.full:
-        smaller = [form for form in choices.forms if _BITS[form] < _BITS[chosen.quantize]]
-        found += [(f"pipeline.quantize={form}", {"quantize": form}) for form in smaller]
-    if whole and choices.splits and chosen.quantize == "none":
-        found += [
-            (f"parallel.shard={n}", {"shard": n, "processes": max(n * choices.copies, chosen.processes)})
-            for n in SHARDS
-            if choices.sizes.get(n)
-        ]
-    return found
+    """A denoiser in fewer bits, then one that is split over processes, then both."""
+    forms = [form for form in choices.forms if _BITS[form] < _BITS[chosen.quantize] and not facts.full]
+    smaller: list[tuple[str, dict[str, Any]]] = [(f"pipeline.quantize={form}", {"quantize": form}) for form in forms]
+    split: list[tuple[str, dict[str, Any]]] = [
+        (f"parallel.shard={n}", {"shard": n, "processes": max(n * choices.copies, chosen.processes)})
+        for n in SHARDS
+        if chosen.shard == 1 and choices.splits and choices.sizes.get(n)
+    ]
+    both = [(f"{form} {parts}", few | many) for form, few in smaller[-1:] for parts, many in split]
+    return smaller + split + both
 
 
 def _halves(size: int) -> Iterator[int]:

@@ -10,6 +10,7 @@ from typing import Any
 
 from flowrl.config.locations import split_revision
 from flowrl.config.rewards import RewardConfig
+from flowrl.config.together import check_together
 from flowrl.config.train import Geometry, TrainConfig, is_here
 from flowrl.pipelines import GENERIC, ModelFamily
 from flowrl.pipelines.shared import cards
@@ -33,7 +34,6 @@ from flowrl.session.batch_sizes import geometry_of
 from flowrl.session.preflight import recipe_of
 from flowrl.training.model_files import location_of
 from flowrl.training.parts import DTYPES, family_options, init_lora, lora_of, read_prompts
-from flowrl.training.processes.mesh import check_parallel
 from flowrl.training.scoring import check_offload, scored_at_once
 
 
@@ -258,7 +258,11 @@ def _choices(plan: Plan, family: ModelFamily) -> Choices:
         if not left and ranks % shard == 0:
             sizes[shard] = allowed_sizes(images, plan.counts.multiple)
     forms = [
-        form for form in ("int8", "nf4") if own and _passes(check_quantize, form, device, compile=pipeline.compile)
+        form
+        for form in ("int8", "nf4")
+        if own
+        and _passes(check_quantize, form, device)
+        and _passes(check_together, replace(config, pipeline=replace(pipeline, quantize=form)))
     ]
     found = Choices(sizes=sizes, videos=family.videos, forms=forms, copies=copies)
     if facts is None:
@@ -270,7 +274,7 @@ def _choices(plan: Plan, family: ModelFamily) -> Choices:
         encoders=set(facts.parts) > {"vae"},
         checkpoints=facts.network.blocks > 0,
         rewards=bool(facts.rewards) and _passes(check_offload, away, through_rewards=plan.counts.through_rewards),
-        splits=parallel.context == 1 and own and _passes(check_parallel, split, None),
+        splits=parallel.context == 1 and own and _passes(check_together, split),
     )
 
 

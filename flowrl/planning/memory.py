@@ -175,8 +175,10 @@ def memory_of(facts: Facts, chosen: MemorySettings) -> Memory:
     network, split = facts.network, chosen.context
     weights = network.weights
     outside, largest, parts = weights.parameters - weights.blocks, weights.largest_block, _are_masters(facts, chosen)
-    # A part has two blocks, and what is none.
-    gathered = 0 if chosen.shard == 1 else facts.dtype[1] * (2 * largest + outside)
+    # A part has two blocks, and what is none; of a quantised block what is gathered is its codes and scales.
+    coded = base_bytes(weights, chosen.quantize, facts.dtype[1]) - facts.dtype[1] * outside
+    block = math.ceil(coded * largest / max(1, weights.blocks))
+    gathered = (chosen.shard > 1) * (2 * block + facts.dtype[1] * outside)
     # Gradients of a block and of what is none, and in float32 two that are on their way to those who keep them.
     reduced = (facts.dtype[1] * (largest + outside) + 8 * max(largest, outside)) * parts
     restored = _RESTORED[chosen.quantize] * max((o * i for o, i in weights.matrices), default=0)

@@ -185,7 +185,10 @@ def kept_of(loop: Loop) -> KeptGraphs | KeptGradients | None:
         with loop.policy.under(loop.reference_slot), loop.network.counting("reference"):
             return velocity(*given)
 
-    apart = SampleGradients(loop.pipeline.denoiser, loop.policy.trained)
+    def agreed(flags: list[bool]) -> list[bool]:
+        return [any(found) for found in zip(*loop.run.of_all(flags), strict=True)]
+
+    apart = SampleGradients(loop.pipeline.denoiser, loop.policy.trained, agreed)
     return KeptGradients(config, loop.network, apart, loop.ready.objective[1], reference)
 
 
@@ -232,7 +235,9 @@ def update(
             continue
         gradient = loop.gradient()
         whole = record.whole_paths(rows, own_blocks, known_one=first_update)
-        kept = [index for index in own_blocks if bool(rows.keep[index].any())]
+        # Of graphs that the rollout kept the processes of a copy have equally many, and walk all of them back together.
+        all_walked = record.graphs is not None and loop.shards is not None
+        kept = [index for index in own_blocks if all_walked or bool(rows.keep[index].any())]
         how = partial(
             descend, record, rows, kept, whole, loss_of, cut_name, (weight_M, kl_scale_M), anchored=first_update
         )
@@ -281,7 +286,7 @@ def descend(
     for index, live in record.in_step(rows, blocks):
         part = rows[index]
         keep = part.keep & live
-        with uncounted(not live):
+        with uncounted(not bool(keep.any())):
             reference = record.reference(part) if kl_coef > 0 else None
             with loop.network.counting("update"):
                 new = record.transition(part)

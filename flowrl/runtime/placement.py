@@ -1,11 +1,12 @@
 """Where tensors live: copies to a device that the host does not wait for, indexes from the host, the widest numbers,
-networks that rest on the host, the threads of a CPU."""
+networks that rest on the host, the threads of a CPU, what is split over processes."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from threading import RLock
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +29,13 @@ def sent(tensor: Tensor, device: torch.device) -> Tensor:
     if cuda and tensor.device.type == "cpu" and tensor.nbytes > _LARGE and torch.cuda.is_available():
         tensor = tensor.pin_memory()
     return tensor.to(device, non_blocking=cuda)
+
+
+def gathered(tensor: Tensor) -> Tensor:
+    """The whole of a tensor, also of one that is split over processes, which all ask for it then; without gradient."""
+    from torch.distributed.tensor import DTensor
+
+    return cast("Tensor", cast(Any, tensor.detach()).full_tensor()) if isinstance(tensor, DTensor) else tensor
 
 
 def taken(tensor: Tensor, index: Tensor, device: torch.device | None = None) -> Tensor:

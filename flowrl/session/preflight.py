@@ -252,6 +252,7 @@ def _of_prompts(given: Mapping[str, Any], looked: Looked) -> Iterator[str]:
 
 def _of_whole(config: TrainConfig, looked: Looked, *, here: bool) -> Iterator[Callable[[], object]]:
     """Checks of what sections say together."""
+    from flowrl.config.together import check_together
     from flowrl.pipelines.arithmetic.compiling import check_compile
     from flowrl.pipelines.weights.quantize import check_quantize
     from flowrl.rewards.actors.ray_rewards import check_reward_workers
@@ -259,12 +260,14 @@ def _of_whole(config: TrainConfig, looked: Looked, *, here: bool) -> Iterator[Ca
     from flowrl.training.parts import check_attention, check_tokens
     from flowrl.training.processes.devices import device_kind
     from flowrl.training.processes.launched import num_launched
-    from flowrl.training.processes.mesh import check_parallel, data_ranks
+    from flowrl.training.processes.mesh import data_ranks, layout_of
     from flowrl.training.scoring import check_offload, check_rewards
     from flowrl.workers.layout import check_workers
 
     kind, recipe = device_kind(config.pipeline.device) if here else None, recipe_of(config)
-    yield lambda: check_parallel(config, num_launched() if here else None, through_rewards=recipe.THROUGH_REWARDS)
+    yield lambda: check_together(config)
+    if here:
+        yield lambda: layout_of(config.parallel, num_launched())
     yield lambda: config.resolve_batch(data_ranks(config))
     yield lambda: _check_number(config, looked)
     yield lambda: check_rewards(config.rewards, config.eval.rewards, config.reward_aggregation, config.reward_partial)
@@ -275,7 +278,7 @@ def _of_whole(config: TrainConfig, looked: Looked, *, here: bool) -> Iterator[Ca
     if config.workers.rollouts:
         yield lambda: check_workers(config, recipe.only_here(config), here=here)
     yield lambda: check_compile(config.pipeline.compile, kind)
-    yield lambda: check_quantize(config.pipeline.quantize, kind, compile=config.pipeline.compile)
+    yield lambda: check_quantize(config.pipeline.quantize, kind)
     yield lambda: check_optimizer(config, kind)
     if (known := looked.family) is not None:
         if config.eval.temporal and not known.videos:

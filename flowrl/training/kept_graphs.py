@@ -71,7 +71,8 @@ class KeptGraphs:
         graph is given away with them."""
         kept, graphs = self._kept.pop((int(rows.step[0]), int(rows.sample[0])))
         assert len(kept) == len(rows)
-        self._network.count_backward(graphs)
+        if bool(rows.keep.any()):  # else it is an idle turn, for others that walk one back
+            self._network.count_backward(graphs)
         return kept
 
     def clear(self) -> None:

@@ -391,22 +391,6 @@ def check_graphs(config: TrainConfig) -> None:
             "keep_graphs backpropagates through the rollout's own evaluations, once and batch by batch, but "
             f"{' and '.join(found)}: set keep_graphs=false, or one update of equal batches from one round"
         )
-    if config.keep_graphs != "gradients":
-        return
-    pipeline, context = config.pipeline, config.parallel.context
-    refused = {
-        f"ratio={config.ratio}": config.ratio != "step" and "whose losses are of whole trajectories",
-        "policy.train=full": config.policy.train == "full" and "whose gradient of one image is as large as the model",
-        "pipeline.dtype=float16": pipeline.dtype == "float16" and "whose losses are scaled: that is not built",
-        f"pipeline.compile={pipeline.compile}": pipeline.compile != "none"
-        and "since compiled blocks give no gradient of one image: that is not built",
-        f"parallel.context={context}": context > 1 and "where processes share an image: that is not built",
-    }
-    if why := [f"{given}, {reason}" for given, reason in refused.items() if reason]:
-        raise ValueError(
-            f"keep_graphs=gradients backpropagates each step before its reward is known, image by image, which does "
-            f"not work with {'; nor with '.join(why)}: change that, or set keep_graphs=false"
-        )
 
 
 def check_plan(config: TrainConfig, method: Method) -> None:

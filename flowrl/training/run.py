@@ -205,8 +205,9 @@ class Run:
 
     @property
     def in_first_copy(self) -> bool:
-        """Whether this is one of the processes that hold the first copy of the model."""
-        return self.layout.place(self.accelerator.process_index)[0] == 0
+        """Whether this is one of the processes that hold the first copy of the model, a part each."""
+        copy, _, context = self.layout.place(self.accelerator.process_index)
+        return copy == context == 0
 
     def save_checkpoint(self, iteration: int, state: Mapping[str, Any], keep: int, own: Mapping[str, Any]) -> None:
         """Writes checkpoint number `iteration` (finished iterations), then removes all but the newest `keep`.
@@ -231,10 +232,10 @@ class Run:
     def _write_parts(self, iteration: int, own: Mapping[str, Any]) -> list[str]:
         """Has every process of the first copy write its part of a checkpoint; their digests."""
         on_main(lambda: str(begin_checkpoint(self.folder, iteration)))
-        copy, place, _ = self.layout.place(self.accelerator.process_index)
+        place = self.layout.place(self.accelerator.process_index)[1]
         digests, failed = list[str](), list[str]()
         try:
-            digests += [write_part(self.folder, iteration, place, own)] if copy == 0 else []
+            digests += [write_part(self.folder, iteration, place, own)] if self.in_first_copy else []
         except (OSError, RuntimeError) as error:  # torch closes its archive once more
             failed.append(explain(error))
         if words := _gather(failed):
@@ -388,10 +389,12 @@ class Run:
         return summed
 
     def total_of_copies(self, gradient: torch.Tensor) -> torch.Tensor:
-        """Adds up, in place, what is there of the gradients of this process's part in every copy of the model."""
-        if self.layout.replicate > 1:
-            copies = device_mesh(self.layout, self.device.type)["replicate"].get_group()
-            torch.distributed.all_reduce(gradient, group=copies)
+        """Adds up, in place, what is there of the gradients of this process's part in every copy of the model, and of
+        those that share its images' tokens."""
+        for axis, number in (("replicate", self.layout.replicate), ("context", self.layout.context)):
+            if number > 1:
+                group = device_mesh(self.layout, self.device.type)[axis].get_group()
+                torch.distributed.all_reduce(gradient, group=group)
         return gradient
 
     def joined(self, mine: list[Any]) -> list[Any]:

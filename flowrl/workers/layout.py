@@ -25,18 +25,9 @@ def check_workers(config: TrainConfig, only_here: str, *, here: bool = True) -> 
     workers = config.workers
     if not workers.rollouts:
         return
-    world, off = num_launched(), "or workers.rollouts=0"
+    world = num_launched()
     if only_here:
         raise ValueError(f"{only_here}: set workers.rollouts=0")
-    if config.keep_graphs:
-        raise ValueError(
-            f"keep_graphs takes graphs of the learner's own rollout, and workers draw it: set keep_graphs=false, {off}"
-        )
-    if config.policy.train == "full":
-        raise ValueError(
-            "workers that draw are sent the LoRA of every iteration, and policy.train=full trains all weights: set "
-            f"policy.train=lora, {off}"
-        )
     if workers.rollouts % world:
         raise ValueError(
             f"each of the {world} processes that learn has as many workers, and workers.rollouts ({workers.rollouts}) "

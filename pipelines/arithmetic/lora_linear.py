@@ -26,6 +26,7 @@ from torch.nn import functional as F
 
 from flowrl.pipelines.arithmetic.quantized_linear import QuantizedLinear, WholeNumberLinear
 from flowrl.pipelines.arithmetic.wide_products import has_products
+from flowrl.runtime.placement import gathered
 from flowrl.runtime.private_names import PeftLoraLinear, register_layers
 
 Weight = Tensor | QuantizedLinear
@@ -62,6 +63,16 @@ class LoraLinear(PeftLoraLinear):  # type: ignore[misc]
     def _get_in_out_features(self, module: nn.Linear) -> tuple[int, int]:
         """PEFT's own takes a weight that is split over processes for a layer that is."""
         return module.in_features, module.out_features
+
+    def update_layer(self, *args: Any, config: LoraConfig, **kwargs: Any) -> None:
+        """PEFT's own; a DoRA's magnitudes are made of the whole weight, which is gathered for it where it is split."""
+        base = self.get_base_layer()
+        part = base._parameters.get("weight") if config.use_dora else None
+        if part is not None:
+            base.weight = nn.Parameter(gathered(part), requires_grad=False)
+        super().update_layer(*args, config=config, **kwargs)
+        if part is not None:
+            base.weight = part
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """The layer with its active adapter at work; several active ones, and uncommon kinds, are left to PEFT."""

@@ -11,6 +11,9 @@ no graph keeps it: without that a backward pass would hold the whole network in 
 LLM.int8 computes `y = (codes of W) (codes of x)` in whole numbers, scaled; its gradient is that of W. The library can
 set columns of x apart that hold outliers; which ones those are depends on the other rows of a batch, and an image would
 depend on what it is drawn beside. So none are: each row is rounded by its own largest value.
+
+Over processes (`parallel.shard`) tensors of a layer are split, not its weight: what is gathered has the bits of a layer
+that was never split.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from flowrl.pipelines.arithmetic.wide_products import has_products
+from flowrl.runtime.placement import gathered
 
 
 class _Restored(torch.autograd.Function):
@@ -41,7 +45,7 @@ class QuantizedLinear(nn.Linear):
     """A frozen linear layer; `weight` restores what it stands for, and is no parameter."""
 
     names: ClassVar[tuple[str, ...]] = ("codes", "scale")
-    """Its tensors, kept as buffers."""
+    """Its tensors, kept as buffers, or as parameters where they are split."""
     codes: Tensor
     scale: Tensor
 
@@ -50,8 +54,23 @@ class QuantizedLinear(nn.Linear):
         self.in_features, self.out_features = plain.in_features, plain.out_features
         self.dtype = plain.weight.dtype
         self.bias = plain.bias
+        self._form = tensors["codes"].dtype
         for name in self.names:
             self.register_buffer(name, tensors[name])
+
+    def become_parameters(self) -> None:
+        """Makes its tensors parameters, which `fully_shard` splits: codes as bytes; a single number stays whole."""
+        for name in self.names:
+            tensor: Tensor = getattr(self, name)
+            if tensor.ndim:
+                delattr(self, name)
+                tensor = tensor.view(torch.uint8) if name == "codes" else tensor
+                setattr(self, name, nn.Parameter(tensor, requires_grad=False))
+
+    def whole(self, name: str) -> Tensor:
+        """One of its tensors; where it is split and not gathered for a call, every process asks for it."""
+        tensor = gathered(getattr(self, name))
+        return tensor.view(self._form) if name == "codes" else tensor
 
     @property
     def weight(self) -> Tensor:  # type: ignore[override]
@@ -60,7 +79,7 @@ class QuantizedLinear(nn.Linear):
 
     def restored(self, dtype: torch.dtype) -> Tensor:
         """The rounded weight [out, in], rounded to the dtype of the base and then given in `dtype`."""
-        return (self.codes.float() * self.scale).to(self.dtype).to(dtype)
+        return (self.whole("codes").float() * self.whole("scale")).to(self.dtype).to(dtype)
 
     def product(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """`W x + b`, without gradient."""
@@ -93,12 +112,13 @@ class NormalFloatLinear(QuantizedLinear):
         from bitsandbytes import functional  # an extra that only this form asks for
 
         made: Any = functional.QuantState  # it has no types
-        outer = made(absmax=self.scale_scale, code=self.scale_codes, blocksize=256, dtype=torch.float32)
+        codes, scale, quantiles, scale_scale, scale_codes, offset = map(self.whole, self.names)
+        outer = made(absmax=scale_scale, code=scale_codes, blocksize=256, dtype=torch.float32)
         state = made(
-            absmax=self.scale, shape=torch.Size((self.out_features, self.in_features)), code=self.quantiles,
-            blocksize=64, quant_type="nf4", dtype=self.dtype, offset=self.scale_offset, state2=outer,
+            absmax=scale, shape=torch.Size((self.out_features, self.in_features)), code=quantiles,
+            blocksize=64, quant_type="nf4", dtype=self.dtype, offset=offset, state2=outer,
         )  # fmt: skip
-        weight: Tensor = functional.dequantize_4bit(self.codes, state)
+        weight: Tensor = functional.dequantize_4bit(codes, state)
         return weight.to(dtype)
 
 
@@ -107,7 +127,7 @@ class WholeNumberLinear(QuantizedLinear):
 
     def restored(self, dtype: torch.dtype) -> Tensor:
         """The weight of the codes, in a dtype."""
-        return (self.codes.float() * (self.scale[:, None] / 127)).to(self.dtype).to(dtype)
+        return (self.whole("codes").float() * (self.whole("scale")[:, None] / 127)).to(self.dtype).to(dtype)
 
     def product(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """`x W^T + bias` with whole numbers, rows of `x` quantised one by one."""
@@ -118,6 +138,7 @@ class WholeNumberLinear(QuantizedLinear):
         largest = torch.where(largest == 0, 1.0, largest)
         # Its kernels take and give float16, which ends at 65504: rows come with 1 as their largest value.
         codes, scale, _ = int8_vectorwise_quant((rows / largest).half(), threshold=0.0)
-        y: Tensor = torch.ops.bitsandbytes.int8_scaled_mm(codes, self.codes, scale, self.scale, dtype=torch.float32)
+        own = self.whole("codes"), self.whole("scale")
+        y: Tensor = torch.ops.bitsandbytes.int8_scaled_mm(codes, own[0], scale, own[1], dtype=torch.float32)
         y = (y * largest if bias is None else y * largest + bias).to(x.dtype)
         return y.view(*x.shape[:-1], self.out_features)

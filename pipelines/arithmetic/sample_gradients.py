@@ -8,9 +8,10 @@ formulas do not serve gets a backward pass for each sample: layers that PEFT com
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from itertools import compress
 
 import torch
 from torch import Tensor, nn
@@ -22,9 +23,12 @@ from flowrl.runtime.shapes import Float
 class SampleGradients:
     """Takes gradients sample by sample, of the LoRA that a network has. Letters: b samples, P trained numbers."""
 
-    def __init__(self, network: nn.Module, parameters: Sequence[Tensor]) -> None:
-        """`parameters` are those that are trained; P follows their order."""
-        self.parameters = list(parameters)
+    def __init__(
+        self, network: nn.Module, parameters: Sequence[Tensor], agreed: Callable[[list[bool]], list[bool]] = list
+    ) -> None:
+        """`parameters` are those that are trained; P follows their order. `agreed` says what is true on any process
+        that walks back together with this one."""
+        self.parameters, self._agreed = list(parameters), agreed
         self._place, self.count = dict[int, slice](), 0
         for parameter in self.parameters:
             self._place[id(parameter)] = slice(self.count, self.count + parameter.numel())
@@ -60,13 +64,15 @@ class SampleGradients:
             again: the graph will be walked once more.
         """
         alone, samples = torch.eye(len(loss_b), dtype=loss_b.dtype, device=loss_b.device), len(loss_b)
-        new = self._met - self._looked - self._mixed if samples > 1 else set[LoraLinear]()
+        unknown = self._met - self._looked - self._mixed if samples > 1 else set[LoraLinear]()
+        new = [layer for layer in self._layers if layer in unknown]
         for sample in [0, samples - 1] * bool(new):
             probe = torch.zeros_like(total)
             self._back(loss_b, alone[sample], _weights_of(new), probe, again=True)
             probe[sample] = 0
-            self._mixed |= {layer for layer in new if any(bool(part.any()) for part in self._of(layer, probe))}
-        self._looked |= new
+            found = self._agreed([any(bool(part.any()) for part in self._of(layer, probe)) for layer in new])
+            self._mixed.update(compress(new, found))
+        self._looked |= unknown
         served = _weights_of(self._met - self._mixed) if samples > 1 else []
         known = {id(parameter) for parameter in served}
         left = [parameter for parameter in self.parameters if id(parameter) not in known]

@@ -19,7 +19,7 @@ from flowrl.pipelines.weights.loading_choices import Split
 from flowrl.pipelines.weights.lora_files import Lora, read_lora
 from flowrl.pipelines.weights.lora_names import Stock
 from flowrl.pipelines.weights.trained_weights import holding, move_towards
-from flowrl.runtime.placement import widest
+from flowrl.runtime.placement import gathered, widest
 from flowrl.runtime.private_names import switch_adapters
 from flowrl.runtime.randomness import counter_normal
 
@@ -127,7 +127,7 @@ class Policy:
                 parameter.data.zero_()
         for layer in self._layers if variant == "dora" else ():  # PEFT rounds them to the base's dtype
             magnitude = layer.lora_magnitude_vector[ADAPTER].weight
-            magnitude.data.copy_(torch.linalg.norm(layer.get_base_layer().weight.float(), dim=1))
+            magnitude.data.copy_(torch.linalg.norm(gathered(layer.get_base_layer().weight).float(), dim=1))
             self.scale = max(self.scale, float(magnitude.detach().max()))
         self.slots: dict[str, dict[str, Tensor]] = {}
         self.running = "policy"

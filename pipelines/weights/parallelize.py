@@ -9,6 +9,9 @@ The LoRA, which is added afterwards, takes no part in it: every process holds th
 gradients, optimizer, checkpoints and files of a run are those of an unsplit one. Numbers are the same bit for bit, for
 weights are gathered and never added up.
 
+Where weights are kept in few bits (`pipeline.quantize`) the first process quantises them whole, and what is split and
+gathered is codes and scales: the numbers are those of a model that was quantised on one process.
+
 Where the denoiser's own weights are trained the parts are masters in float32, which a gathering rounds to the dtype
 that the network was read in. As the backward pass leaves a block, its gradient is added up over the processes in
 float32; each keeps its part, beside those of earlier micro-batches.
@@ -31,8 +34,10 @@ import torch
 from torch import Tensor, nn
 
 from flowrl.pipelines.arithmetic.compiling import repeated_blocks
+from flowrl.pipelines.arithmetic.quantized_linear import QuantizedLinear
 from flowrl.pipelines.weights.loading_choices import Split
 from flowrl.runtime.failures import explain
+from flowrl.runtime.placement import gathered
 
 _KNOWN: WeakKeyDictionary[nn.Module, tuple[Split, Mapping[str, torch.dtype]]] = WeakKeyDictionary()
 """Of a network that is split: its processes, and the dtypes that it computes in, by weight."""
@@ -93,8 +98,15 @@ def split_over(network: nn.Module, split: Split, *, masters: bool = False) -> No
     # Of every block that returns a view: what follows a block in our families adds out of place.
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor", category=UserWarning)
     first = split.mesh.get_local_rank() == 0
+    for layer in network.modules():
+        if isinstance(layer, QuantizedLinear):
+            layer.become_parameters()
     whole = {name: parameter.detach() for name, parameter in network.named_parameters()} if first else {}
     facts = _of_first(split, _facts(network) if first else None)
+    for name, (kind, dtype, tensors) in facts["quantised"].items() if not first else ():
+        made = kind(network.get_submodule(name).to(dtype), **tensors)
+        made.become_parameters()
+        network.set_submodule(name, made)
     for name, parameter in network.named_parameters():
         if parameter.is_meta:
             parameter.data = parameter.data.to(facts["dtypes"][name])
@@ -131,7 +143,8 @@ def _precision(dtypes: set[torch.dtype], *, masters: bool) -> Any:
 
 
 def _facts(network: nn.Module) -> dict[str, dict[str, Any]]:
-    """Of a network what is not split: dtypes of its weights, buffers, and tensors that lie beside them."""
+    """Of a network what is not split: dtypes of its weights, buffers, tensors that lie beside them, and how layers are
+    quantised."""
     beside = {
         f"{name}.{key}" if name else key: value
         for name, module in network.named_modules()
@@ -139,7 +152,12 @@ def _facts(network: nn.Module) -> dict[str, dict[str, Any]]:
         if isinstance(value, Tensor)
     }
     dtypes = {name: parameter.dtype for name, parameter in network.named_parameters()}
-    return {"dtypes": dtypes, "buffers": dict(network.named_buffers()), "beside": beside}
+    quantised = {
+        name: (type(layer), layer.dtype, {key: layer.whole(key).to("meta") for key in layer.names})
+        for name, layer in network.named_modules()
+        if isinstance(layer, QuantizedLinear)
+    }
+    return {"dtypes": dtypes, "buffers": dict(network.named_buffers()), "beside": beside, "quantised": quantised}
 
 
 def _hand_out(network: nn.Module, split: Split, whole: Mapping[str, Tensor], dtype: torch.dtype | None) -> None:
@@ -179,11 +197,10 @@ def put_together(network: nn.Module) -> nn.Module | None:
 
     Weights are gathered one after another, so that no device holds more than one whole."""
     from torch.distributed.fsdp import FSDPModule
-    from torch.distributed.tensor import DTensor
 
     (split, dtypes), state = _KNOWN[network], dict[str, Tensor]()
     for name, value in network.state_dict().items():
-        whole = cast(Any, value.detach().to(dtypes[name])).full_tensor() if isinstance(value, DTensor) else value
+        whole = gathered(value.detach().to(dtypes.get(name, value.dtype)))
         if split.mesh.get_local_rank() == 0:
             state[name] = whole.cpu()
     if not state:

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from flowrl.config.together import refuse_together
 from flowrl.pipelines.arithmetic.quantized_linear import NormalFloatLinear, QuantizedLinear, WholeNumberLinear
 
 LIBRARIES = {"int8": "torchao", "fp8": "torchao", "nf4": "bitsandbytes", "int8_bnb": "bitsandbytes"}
@@ -33,11 +34,7 @@ def check_quantize(form: str, device: torch.device | str | None, *, compile: str
         return
     if form not in LIBRARIES:
         raise ValueError(f"pipeline.quantize must be none, {', '.join(LIBRARIES)}, got {form!r}")
-    if compile != "none":
-        raise ValueError(
-            f"pipeline.quantize={form} and pipeline.compile={compile} do not go together: the compiler does not see "
-            "through the products with restored weights; set one of them to none"
-        )
+    refuse_together({"pipeline.quantize": form, "pipeline.compile": compile})
     if device is None:
         return
     if torch.device(device).type == "mps":
@@ -61,10 +58,13 @@ def large_layers(block: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Linear]]
                 yield parent, name, layer
 
 
-def quantize_blocks(blocks: Iterable[nn.Module], form: str, device: torch.device | str) -> int:
+def quantize_blocks(
+    blocks: Iterable[nn.Module], form: str, device: torch.device | str, rest: torch.device | str | None = None
+) -> int:
     """Quantises the large linear layers of blocks in place, each on the device and one after another.
 
     At no time does the device hold more than one of them as it was read; the rest of the network is left where it is.
+    What was quantised stays on the device, or goes to `rest`.
 
     Returns how many layers there were. Raises ValueError: none, so that nothing would be saved.
     """
@@ -75,7 +75,7 @@ def quantize_blocks(blocks: Iterable[nn.Module], form: str, device: torch.device
             "blocks of this model: set pipeline.quantize=none"
         )
     for parent, name, layer in found:
-        setattr(parent, name, quantize_layer(layer.requires_grad_(False).to(device), form))
+        setattr(parent, name, quantize_layer(layer.requires_grad_(False).to(device), form).to(rest or device))
     return len(found)
 
 

@@ -44,7 +44,11 @@ def on_device(network: nn.Module, device: torch.device, how: Loading) -> nn.Modu
     """
     network.requires_grad_(False).eval()
     if how.quantize != "none":
-        quantize_blocks(repeated_blocks(network), how.quantize, device)  # a layer at a time comes to the device whole
+        quantize = partial(quantize_blocks, repeated_blocks(network), how.quantize, device)
+        if how.split is None:
+            quantize()  # a layer at a time comes to the device whole
+        else:
+            done_by_first(how.split, partial(quantize, "cpu"))  # from where each part goes to its device
     if how.split is not None:
         split_over(network, how.split, masters=how.masters)
     return network.to(device)

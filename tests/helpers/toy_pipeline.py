@@ -352,6 +352,9 @@ class QuickRun:
     def joined(self, mine: list[Any]) -> list[Any]:
         return mine
 
+    def of_all(self, mine: Any) -> list[Any]:
+        return [mine]
+
 
 T = TypeVar("T")
 
@@ -386,6 +389,9 @@ class Process(QuickRun):
 
     def joined(self, mine: list[Any]) -> list[Any]:
         return [one for part in self.meeting.all(self.rank, mine) for one in part]
+
+    def of_all(self, mine: Any) -> list[Any]:
+        return self.meeting.all(self.rank, mine)
 
 
 def on_threads(world: int, folder: Path, work: Callable[[Any], T]) -> list[T]:

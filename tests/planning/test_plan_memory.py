@@ -366,6 +366,10 @@ def test_what_settings_make_of_it() -> None:
     assert less(shard=2) == pytest.approx(5 - 2 * (2 * 0.25 + 1), rel=0.01)  # two blocks, and what is no block
     assert less(context=2) == pytest.approx(8.5 - 5, rel=0.01)  # of 8.5 / 2 and sampling at half of its rows
     assert less(quantize="int8") == pytest.approx(4 - 10, rel=0.01)  # less a matrix of 1 GiB that is restored
+    coded = memory_of(own, replace(SETTINGS, quantize="int8"))
+    split = memory_of(own, replace(SETTINGS, quantize="int8", shard=2))
+    assert (sum(coded.held.values()) - sum(split.held.values())) / GIB == pytest.approx((4 + 2) / 2, rel=0.001)
+    assert (split.update - coded.update) / GIB == pytest.approx(2 * 0.25 + 2, rel=0.001)  # blocks come as codes
     assert less(vae_slice=1) == 0
     worker = memory_of(own, replace(SETTINGS, rollouts=2))
     assert worker.worker is not None
@@ -498,11 +502,11 @@ def test_copies_take_cards_of_their_own() -> None:
 
 @pytest.mark.parametrize(("overrides", "lacking"), [
     ((), ()),
-    (("policy.lora_variant=dora",), ("splits",)),
+    (("policy.lora_variant=dora",), ()),
     (("pipeline.device=mps",), ("splits", "forms")),
     (("pipeline.compile=blocks",), ("forms",)),
     (("parallel.context=2",), ("splits",)),
-    (("keep_graphs=true",), ("splits",)),
+    (("workers.rollouts=1",), ("splits",)),
     (("rewards=[{file: own.py, function: shade}]",), ("rewards",)),
     (("eval.rewards=[{name: adversarial}]",), ("rewards",)),
 ])  # fmt: skip

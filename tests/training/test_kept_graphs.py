@@ -361,10 +361,6 @@ def test_weighted_gradients_are_autograds_of_the_surrogate(toy: Path, by_step: b
         (("micro_batch_size=4",), "micro_batch_size is 4"),
         (("curriculum.max_rounds=2",), "curriculum.max_rounds is 2"),
         (("sampler.trained_fraction=0.5",), "sampler.trained_fraction is 0.5"),
-        (("ratio=sequence", "loss_aggregation=samples"), "ratio=sequence, whose losses are of whole trajectories"),
-        (("pipeline.compile=blocks",), "pipeline.compile=blocks, since compiled blocks"),
-        (("pipeline.dtype=float16",), "float16, whose losses are scaled"),
-        (("policy.train=full",), "policy.train=full, whose gradient of one image is as large as the model"),
     ],
     ids=" ".join,
 )

@@ -223,7 +223,6 @@ def test_settings_that_cannot_work_are_refused(
     for changes, kind, message in (
         ({"warmup": 4}, None, r"warmup \(4\) must be below the updates of the run \(4"),
         ({"schedule": "polynomial", "lr": 1e-8}, None, r"falls to 1e-7.*take linear"),
-        ({"name": "adamw_8bit", "offload": True}, None, r"offload moves the moments of adamw.*adamw_8bit"),
         ({"name": "paged_adamw"}, "cpu", r"pages its moments, which CUDA alone does.*adamw_8bit or adamw"),
         ({"name": "paged_adamw_8bit"}, "mps", r"CUDA alone does.*optim.name=adamw$"),
         ({"name": "adamw_8bit"}, "mps", r"runs on CUDA and CPU devices.*mps"),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,21 +16,41 @@ from typing import Any
 import pytest
 import torch
 from split_runs import RECIPES, command
-from tiny_runs import metrics, model_tensors, state
-from toy_pipeline import reward_list, toy_config, write_toy
+from tiny_runs import differences, lora_tensors, metrics, model_tensors, state
+from toy_pipeline import reward_list, write_toy
 from two_processes import close, train_on_two
 
 from flowrl.cli import main
 from flowrl.pipelines import PIPELINES
+from flowrl.pipelines.families.sd3 import FAMILY
 from flowrl.pipelines.weights import parallelize
+from flowrl.pipelines.weights.quantize import LIBRARIES
+from flowrl.planning.memory import base_bytes
+from flowrl.planning.weights import weights_of
 from flowrl.rewards import REWARDS
-from flowrl.training.processes.mesh import Shards, check_parallel, in_step
+from flowrl.training.processes.mesh import Shards, in_step
 
 RUNS = {"sd3": "grpo", "wan": "forward", "flux": "preference", "qwen_image": "backprop"}
+FORMS = [form for form, library in LIBRARIES.items() if find_spec(library)]
+BESIDE = {
+    "dora": ("policy.lora_variant=dora",),
+    "rslora": ("policy.lora_variant=rslora",),
+    **{form: (f"pipeline.quantize={form}",) for form in FORMS},
+    "kept": ("keep_graphs=true",),
+    "gradients": ("keep_graphs=gradients",),
+    "gradients-dora": ("keep_graphs=gradients", "policy.lora_variant=dora"),
+}
+"""What GRPO of sd3 is run beside split weights with."""
+FEW_BITS = (
+    f"pipeline.quantize={'nf4' if 'nf4' in FORMS else 'none'}",
+    "policy.lora_variant=dora",
+    "pipeline.dtype=bfloat16",
+)
 ROUNDS = ("prompts_per_step=3", "micro_batch_size=2", "rollout_batch_size=2", "num_iterations=2", "optim.lr=0.1",
           "curriculum.max_rounds=3", "sampler.trained_fraction=0.67", "sampler.trained_steps=random")  # fmt: skip
 # Adam divides by the gradient's size: where that is 0 but for rounding, as of biases of keys, so would be its step.
 FULL = ("policy.train=full", "policy.lora_rank=null", "policy.ema_decay=0.5", "optim.lr=1e-3", "optim.eps=0.01")
+FULL_BESIDE = {"kept": ("keep_graphs=true",), "compiled": ("pipeline.compile=blocks",)}
 STOPPING = """
 import os, signal
 calls = []
@@ -54,11 +74,17 @@ def runs(tmp_path_factory: pytest.TempPathFactory, warm_python: str) -> Path:
         patch.setitem(REWARDS, "smooth_brightness", "toy_pipeline:SmoothBrightness")
         for family, recipe in RUNS.items():
             assert main(["train", *command(folder, family, recipe, one / family)]) == 0
+        for name, settings in BESIDE.items():
+            assert main(["train", *command(folder, "sd3", "grpo", one / name, *settings)]) == 0
         patch.setitem(PIPELINES, "sd3", "toy_pipeline")
         assert main(["train", *rounds, f"out={one / 'rounds'}"]) == 0
     commands: list[tuple[int, bool, list[str]]] = [
         *((0, False, command(folder, family, recipe, two / family, "parallel.shard=2"))
           for family, recipe in RUNS.items()),
+        *((0, False, command(folder, "sd3", "grpo", two / name, "parallel.shard=2", *settings))
+          for name, settings in BESIDE.items()),
+        (0, False, command(folder, "sd3", "grpo", two / "few-bits", *FEW_BITS)),
+        (0, False, command(folder, "sd3", "grpo", two / "few-bits-split", "parallel.shard=2", *FEW_BITS)),
         (0, True, [*rounds, f"out={two / 'rounds'}", "parallel.shard=2"]),
         (0, False, command(folder, "sd3", "grpo", two / "replicas", "parallel.replicate=2")),
         (0, False, ["copy", str(one / "sd3"), str(two / "one-shard"), "000002"]),
@@ -75,12 +101,20 @@ def runs(tmp_path_factory: pytest.TempPathFactory, warm_python: str) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [*RUNS, "rounds"])
+@pytest.mark.parametrize("name", [*RUNS, *BESIDE, "rounds"])
 def test_split_weights_train_what_whole_ones_train(runs: Path, name: str) -> None:
     rows = metrics(runs / "two" / name)
     assert all(row.get("ratio_first_deviation", 0.0) < 1e-6 for row in rows)
     assert any(row.get("grad_norm", 0.0) > 0 for row in rows)
     close(runs / "one" / name, runs / "two" / name)
+
+
+@pytest.mark.slow
+def test_codes_that_are_split_are_those_of_a_model_that_is_not(runs: Path) -> None:
+    """Two processes with the same images each, in bfloat16: every number and bit of the LoRA is the same."""
+    whole, split = (runs / "two" / name for name in ("few-bits", "few-bits-split"))
+    assert [sorted(row.items()) for row in metrics(split)] == [sorted(row.items()) for row in metrics(whole)]
+    assert differences(lora_tensors(split), lora_tensors(whole)) == 0
 
 
 @pytest.mark.slow
@@ -102,11 +136,15 @@ def test_blocks_are_compiled_without_their_gathering(tmp_path: Path, warm_python
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize("name", [*RUNS, *FORMS])
 def test_a_process_holds_half_of_the_weights(runs: Path, name: str) -> None:
     held = json.loads((runs / "two" / name / "manifest.json").read_text())["denoiser_bytes"]
     # A weight of one row, such as a table of one, lies whole on the first process.
     assert held["whole"] / 2 <= held["held"] <= 0.51 * held["whole"]
+    if name in FORMS:
+        weights = weights_of(FAMILY.meta_denoiser(str(runs / "model-sd3")))
+        numbers = 4 * sum(weights.matrices.values()) * (name == "nf4")  # of each layer one that is not split
+        assert base_bytes(weights, name, 4) == held["whole"] + numbers
 
 
 @pytest.mark.slow
@@ -139,8 +177,11 @@ def full(tmp_path_factory: pytest.TempPathFactory, warm_python: str) -> Path:
     longer = ("num_iterations=3", "checkpoint_every=1", "keep_checkpoints=9")
     long = {family: longer if family == "sd3" else () for family in RUNS}
     half, whole = "parallel.shard=2", "parallel.shard=1"
-    train_on_two(folder, [told(one / name, name, *long[name]) for name in RUNS], processes=1, python=warm_python)
+    commands = [told(one / name, name, *long[name]) for name in RUNS]
+    commands += [told(one / name, "sd3", *longer, *settings) for name, settings in FULL_BESIDE.items()]
+    train_on_two(folder, commands, processes=1, python=warm_python)
     commands = [told(two / name, name, half, *long[name]) for name in RUNS]
+    commands += [told(two / name, "sd3", half, *longer, *settings) for name, settings in FULL_BESIDE.items()]
     narrow = (half, "pipeline.dtype=bfloat16", "optim.offload=true")
     commands += [(0, False, command(folder, "wan", "grpo", two / "narrow", *FULL, *narrow))]
     commands += [copied(two / "sd3", two / "replicas", "000002", "000003")]
@@ -151,8 +192,19 @@ def full(tmp_path_factory: pytest.TempPathFactory, warm_python: str) -> Path:
     train_on_two(folder, [resumed(one / "on-one", whole, "num_iterations=2")], processes=1, python=warm_python)
     shutil.copytree(one / "on-one", two / "back")
     train_on_two(folder, [resumed(two / "back", half, "num_iterations=3")], python=warm_python)
-    train_on_two(folder, [told(folder / "four", "sd3", half, *longer)], processes=4, python=warm_python)
+    four = [told(folder / "four", "sd3", half, *longer), told(two / "tokens", "wan", half, "parallel.context=2")]
+    train_on_two(folder, four, processes=4, python=warm_python)
     return folder
+
+
+@pytest.mark.slow
+def test_settings_beside_trained_weights_change_no_number(full: Path) -> None:
+    """Kept graphs, compiled blocks, processes that share a part and the tokens of its images."""
+    for one, other in (("one/kept", "two/kept"), ("one/compiled", "two/compiled"), ("one/wan", "two/tokens")):
+        close(full / one, full / other)
+    assert all(
+        differences(model_tensors(full / "one/sd3"), model_tensors(full / "one" / name)) == 0 for name in FULL_BESIDE
+    )
 
 
 @pytest.mark.slow
@@ -242,27 +294,6 @@ def test_what_stops_the_first_process_is_told_to_the_others(monkeypatch: pytest.
     said.clear()
     assert parallelize.done_by_first(process(0), lambda: None)
     assert not parallelize.done_by_first(process(1), work)
-
-
-# ---- what is refused -------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("override", "words"),
-    [
-        ("pipeline.quantize=int8", "pipeline.quantize=int8: quantised weights cannot be split"),
-        ("policy.lora_variant=dora", "set policy.lora_variant to lora or rslora"),
-        ("keep_graphs=true", "keep_graphs=true: a kept graph"),
-        ("keep_graphs=gradients", "keep_graphs=gradients: .* gradients are not built"),
-        ("pipeline.device=mps", "over CUDA devices or CPUs"),
-        ("workers.rollouts=2", "set workers.rollouts=0"),
-    ],
-)
-def test_what_split_weights_cannot_do_is_refused(tmp_path: Path, override: str, words: str) -> None:
-    config = toy_config(write_toy(tmp_path), "parallel.shard=2", override)
-    with pytest.raises(ValueError, match=f"parallel.shard is 2 and .*{words}"):
-        check_parallel(config, None)
-    check_parallel(replace(config, parallel=replace(config.parallel, shard=1)), None)
 
 
 def test_a_launch_that_does_not_fit_is_refused_by_the_command(

@@ -25,9 +25,6 @@ def checked(config: TrainConfig, *, here: bool = True) -> None:
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        (["keep_graphs=true"], r"keep_graphs=false, or workers\.rollouts=0"),
-        (["keep_graphs=gradients"], r"keep_graphs=false, or workers\.rollouts=0"),
-        (["policy.train=full"], r"policy\.train=lora"),
         (["recipe=backprop", "sampler.kernel=ode"], "sends the gradient through its own sampling"),
         (["recipe=preference", "objective.name=dpo_offline"], "draws nothing"),
         (["workers.staleness=1", "curriculum.sampling=replay"], r"chooses prompts.*: set workers\.staleness=0"),

@@ -107,61 +107,6 @@ def device_mesh(layout: Layout, device: str) -> DeviceMesh:
     return DeviceMesh.from_group(groups, device, ranks, mesh_dim_names=AXES)
 
 
-def check_parallel(config: TrainConfig, world: int | None, *, through_rewards: bool = False) -> None:
-    """Refuses numbers of processes that do not fit together, and what split weights or tokens cannot do.
-
-    Args:
-        config: the run's settings.
-        world: processes; None where that is not known.
-        through_rewards: whether gradients come through decoder and rewards.
-
-    Raises:
-        ValueError: says what was given and what to change.
-    """
-    settings, pipeline, policy = config.parallel, config.pipeline, config.policy
-    if world is not None:
-        layout_of(settings, world)
-    refused = {
-        f"recipe={config.recipe}": through_rewards
-        and "a reward's gradient needs whole latents, and a process has its own tokens alone: take another recipe",
-        f"policy.train={policy.train}": policy.train != "lora"
-        and "it was tried only with a LoRA: set policy.train=lora",
-        f"pipeline.compile={pipeline.compile}": pipeline.compile != "none"
-        and "compiled blocks have no exchange between processes: set pipeline.compile=none",
-        f"workers.rollouts={config.workers.rollouts}": config.workers.rollouts > 0
-        and "a worker draws whole images by itself: set workers.rollouts=0",
-    }
-    for given, why in refused.items() if settings.context > 1 else ():
-        if why:
-            raise ValueError(f"parallel.context is {settings.context} and {given}: {why}, or parallel.context=1")
-    if settings.shard > 1:
-        _check_split(config)
-
-
-def _check_split(config: TrainConfig) -> None:
-    pipeline, policy = config.pipeline, config.policy
-    refused = {
-        f"pipeline.quantize={pipeline.quantize}": pipeline.quantize != "none"
-        and "quantised weights cannot be split: set pipeline.quantize=none, or parallel.shard=1 if they fit",
-        f"optim.name={config.optim.name}": policy.train == "full"
-        and config.optim.name != "adamw"
-        and "moments in blocks or pages cannot be split with the weights: set optim.name=adamw",
-        f"policy.lora_variant={policy.lora_variant}": policy.lora_variant == "dora"
-        and "its magnitudes need whole weights: set policy.lora_variant to lora or rslora",
-        f"keep_graphs={str(config.keep_graphs).lower()}": config.keep_graphs
-        and "a kept graph would hold its gathered weights, and kept gradients are not built: set keep_graphs=false",
-        f"sampler.sde_window_by={config.sampler.sde_window_by}": config.sampler.sde_window_by == "prompt"
-        and "processes that share weights take a step together: set sampler.sde_window_by=iteration",
-        "pipeline.device=mps": pipeline.device == "mps"
-        and "weights are split over CUDA devices or CPUs: set parallel.shard=1",
-        f"workers.rollouts={config.workers.rollouts}": config.workers.rollouts > 0
-        and "a worker that draws holds a whole model: set workers.rollouts=0, or parallel.shard=1",
-    }
-    for given, why in refused.items():
-        if why:
-            raise ValueError(f"parallel.shard is {config.parallel.shard} and {given}: {why}")
-
-
 # ---- turns -----------------------------------------------------------------------------------------------------------
 
 

@@ -1,0 +1,69 @@
+"""Settings that do not go together: the one place that says which, and why (`together.yaml`).
+
+What is refused before a model loads and the tables of docs/composing.md are both made of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from operator import attrgetter
+from pathlib import Path
+from typing import Any
+
+from flowrl.config.strict_yaml import read_mapping
+from flowrl.runtime.failures import Faults
+
+_TABLE = read_mapping(Path(__file__).with_suffix(".yaml"))
+
+
+def _text(value: Any) -> str:
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+OFF: Mapping[str, str] = {key: _text(value) for key, value in _TABLE["off"].items()}
+"""Key that a refusal names -> the value with which it is off, or that it can be set to instead."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Exclusion:
+    """Settings that do not go together.
+
+    Attributes:
+        settings: `key=value` of each, or a key, for all of its values but the one in `OFF`.
+        why: the reason.
+    """
+
+    settings: tuple[str, ...]
+    why: str
+
+    def met(self, given: Mapping[str, str]) -> list[str]:
+        """These settings as they are given, by the values of keys; none where one of them is not."""
+        named = [setting.partition("=") for setting in self.settings]
+        met = [given[key] != OFF[key] and value in ("", given[key]) for key, _, value in named]
+        return [f"{key}={given[key]}" for key, _, _ in named] if all(met) else []
+
+    def said(self, met: list[str]) -> str:
+        """The refusal of settings that were met, and what to set instead."""
+        *first, last = met
+        cures = [f"{key}={OFF[key]}" for key in (setting.partition("=")[0] for setting in reversed(met))]
+        return f"{', '.join(first)} and {last} do not go together, because {self.why}: set {' or '.join(cures)}"
+
+
+EXCLUSIONS = tuple(Exclusion(settings=tuple(row["settings"]), why=row["why"]) for row in _TABLE["refused"])
+
+
+def refuse_together(given: Mapping[str, Any]) -> None:
+    """Refuses values of keys of `OFF` that do not go together; those that are left out are off.
+
+    Raises:
+        Faults: a ValueError that names the settings, the reason, and what to set instead.
+    """
+    values = {**OFF, **{key: _text(value) for key, value in given.items()}}
+    if found := [one.said(met) for one in EXCLUSIONS if (met := one.met(values))]:
+        raise Faults(*found)
+
+
+def check_together(config: Any) -> None:
+    """Refuses settings of a `TrainConfig` that do not go together. Raises as `refuse_together`."""
+    refuse_together({key: attrgetter(key)(config) for key in OFF})

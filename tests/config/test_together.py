@@ -1,0 +1,95 @@
+"""What may be set beside what: every pair passes the checks of `flowrl train`, or is refused for its reason."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import combinations
+from pathlib import Path
+
+import pytest
+from page_parts import fill
+from split_runs import command
+from write_together import PAGE, PART, SETTINGS, refused, text
+
+from flowrl.config.together import EXCLUSIONS, OFF, Exclusion, check_together
+from flowrl.config.train import TrainConfig, load_config
+from flowrl.session.preflight import look
+
+GIVEN = {
+    "parallel.shard": ("parallel.shard=2",),
+    "parallel.context": ("parallel.context=2",),
+    "workers.rollouts": ("workers.rollouts=2",),
+    "pipeline.quantize": ("pipeline.quantize=nf4",),
+    "policy.lora_variant": ("policy.lora_variant=rslora", "policy.lora_variant=dora"),
+    "keep_graphs": ("keep_graphs=true",),
+}
+"""Values of a key that stands for all of them."""
+PAIRS = [
+    (one, other)
+    for names in combinations(SETTINGS, 2)
+    for one in GIVEN.get(names[0], names[:1])
+    for other in GIVEN.get(names[1], names[1:])
+]
+Load = Callable[..., TrainConfig]
+
+
+@pytest.fixture(scope="module")
+def load(tmp_path_factory: pytest.TempPathFactory) -> Load:
+    """Reads the configuration of a tiny FLUX.1, whose tokens can be split, with settings on top."""
+    folder = tmp_path_factory.mktemp("together")
+
+    def loaded(*settings: str) -> TrainConfig:
+        config, _out, *own = command(folder, "flux", "grpo", folder / "run")
+        return load_config(config, [*own, *["policy.lora_rank=null"] * ("policy.train=full" in settings), *settings])
+
+    return loaded
+
+
+@pytest.mark.parametrize("pair", PAIRS, ids=" ".join)
+def test_a_pair_is_allowed_or_refused_for_its_reason(load: Load, pair: tuple[str, str]) -> None:
+    faults = look(load(*pair), here=False).faults
+    reasons = [EXCLUSIONS[number - 1].why for number in refused(*pair)]
+    assert len(faults) == len(reasons) <= 1
+    for fault, why in zip(faults, reasons, strict=True):
+        keys = sorted((setting.partition("=")[0] for setting in pair), key=list(OFF).index)
+        assert fault.startswith(tuple(pair))
+        assert why in fault
+        assert all(f"{key}={OFF[key]}" in fault for key in keys)
+
+
+OTHERS = {
+    "optim.name": "optim.name=paged_adamw",
+    "ratio": "ratio=sequence",
+    "policy.lora_rank": "policy.lora_rank=4",
+    "policy.lora_alpha": "policy.lora_alpha=4",
+    "policy.init_lora": "policy.init_lora=runs/a/lora",
+    "optim.offload": "optim.offload=true",
+}
+OTHER_PAIRS = [one.settings for one in EXCLUSIONS if not {*one.settings} <= {*SETTINGS}]
+
+
+@pytest.mark.parametrize("settings", OTHER_PAIRS, ids=" ".join)
+def test_what_else_is_refused_says_so(load: Load, settings: tuple[str, ...]) -> None:
+    given = [GIVEN.get(setting, (OTHERS.get(setting, setting),))[0] for setting in settings]
+    with pytest.raises(ValueError, match="do not go together") as raised:
+        check_together(load(*given))
+    assert next(one.why for one in EXCLUSIONS if one.settings == settings) in str(raised.value)
+    for left in given:
+        check_together(load(*(setting for setting in given if setting != left)))
+
+
+def test_a_refusal_is_met_where_all_of_its_settings_are() -> None:
+    one = Exclusion(settings=("parallel.shard", "policy.train=full"), why="there is one")
+    assert one.met({**OFF, "parallel.shard": "3", "policy.train": "full"}) == ["parallel.shard=3", "policy.train=full"]
+    assert one.met({**OFF, "parallel.shard": "3"}) == one.met({**OFF, "policy.train": "full"}) == []
+    assert one.said(["parallel.shard=3", "policy.train=full"]) == (
+        "parallel.shard=3 and policy.train=full do not go together, because there is one: set policy.train=lora or "
+        "parallel.shard=1"
+    )
+
+
+def test_the_page_has_these_tables(tmp_path: Path) -> None:
+    copy = tmp_path / "composing.md"
+    copy.write_text(PAGE.read_text())
+    fill(copy, PART, text())
+    assert copy.read_text() == PAGE.read_text(), "run docs/research/scripts/write_together.py"
