@@ -53,4 +53,6 @@ def test_trainings_are_not_paired_by_their_order() -> None:
 def test_widened_differences_keep_to_what_there_can_be() -> None:
     scores = {"a": point(0.9), "b": point(0.1)}
     lines = rank_lines(scores, {("a", "b"): change(0.8, 0.15)}, 3.0, ends=SHARE_CHANGES)
-    assert lines[1].behind == Interval(mean=-0.8, low=-1.0, high=pytest.approx(-0.35))
+    behind = lines[1].behind
+    assert behind is not None
+    assert (behind.mean, behind.low, behind.high) == pytest.approx((-0.8, -1.0, -0.35))

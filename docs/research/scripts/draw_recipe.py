@@ -116,8 +116,8 @@ def written(found: dict[str, Any]) -> str:
 def final(found: dict[str, Any], name: str) -> tuple[str, ...]:
     """Where the trainings of a recipe end, and how much less they cost than the baseline."""
     ends = [run[-1] for run in found["curves"][name]]
-    sides = [[columns(found["curves"][key], column) for key in (BASE, name)] for column in (0, 1)]
-    ratios = [cost_ratio(*side, target_of(found)) for side in sides]
+    runs, target = found["curves"], target_of(found)
+    ratios = [cost_ratio(columns(runs[BASE], column), columns(runs[name], column), target) for column in (0, 1)]
     less = ["" if name == BASE else "not reached" if np.isnan(ratio.mean) else ratio_text(ratio) for ratio in ratios]
     score = over_seeds([end[2] for end in ends], scores=True)
     return (

@@ -173,8 +173,8 @@ def effect_of(evidence: Mapping[str, Any], named: Mapping[str, Any]) -> Effect:
         raise ConfigError(f"method {named['method']!r} has one seed, and a claim needs several")
     low, high = sorted(sign * end for end in found["interval"])
     cut = bound(sign * found["mean"], low, high, Range(-most, most))
-    seeds = str(len(method["each_seed"]))
-    return Effect(mean=cut.mean, low=cut.low, high=cut.high, p=found["p"], detectable=found["detectable"], seeds=seeds)
+    count = str(len(method["each_seed"]))
+    return Effect(mean=cut.mean, low=cut.low, high=cut.high, p=found["p"], detectable=found["detectable"], seeds=count)
 
 
 def students(first: Sequence[float], second: Sequence[float] = (), *, most: float) -> Effect:

@@ -169,11 +169,11 @@ def choose(folder: Path) -> tuple[str, list[dict[str, Any]]]:
 
 def ratio(curves: dict[str, list[Evaluations]], winner: str, column: int) -> dict[str, Any]:
     """How many times less the winner costs to nine tenths of the baseline's gain, in a column of the evaluations."""
-    sides = [
+    baseline, own = (
         [([row[column] for row in run], [row[2] for row in run]) for run in curves[name]] for name in (BASE, winner)
-    ]
-    _, score_N = mean_curve(sides[0])
-    return ratio_numbers(cost_ratio(*sides, float(score_N[0] + SHARES[-1] * (score_N[-1] - score_N[0]))))
+    )
+    _, score_N = mean_curve(baseline)
+    return ratio_numbers(cost_ratio(baseline, own, float(score_N[0] + SHARES[-1] * (score_N[-1] - score_N[0]))))
 
 
 def main() -> None:
