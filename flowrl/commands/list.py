@@ -40,9 +40,7 @@ def run(parsed: argparse.Namespace) -> int:
         below = [entry for entry in found if entry.name.startswith(f"{parsed.name}.")]
         own = [entry for entry in found if entry.name == parsed.name]
         if not own:
-            raise ValueError(
-                unknown_name(parsed.kind.replace("ies", "y").rstrip("s"), parsed.name, [e.name for e in found])
-            )
+            raise ValueError(unknown_name(f"name in {parsed.kind}", parsed.name, [e.name for e in found]))
         if parsed.json:
             print(json.dumps([_plain(entry) for entry in own + below], indent=2, ensure_ascii=False))
             return 0
