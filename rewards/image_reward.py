@@ -37,14 +37,6 @@ OWNER = "reward 'image_reward'"
 # The checkpoint's blip.text_encoder has the names of transformers' `BlipTextModel`, and the score does not use
 # blip.vision_proj and blip.text_proj.
 _NAMES = read_mapping(Path(__file__).parent / "networks" / "blip_keys.yaml")
-_BLOCK = {
-    "norm1": "layer_norm1",
-    "norm2": "layer_norm2",
-    "attn.qkv": "self_attn.qkv",
-    "attn.proj": "self_attn.projection",
-    "mlp.fc1": "mlp.fc1",
-    "mlp.fc2": "mlp.fc2",
-}
 _BLOCK = re.compile(r"blocks\.(\d+)\.(.+)\.(weight|bias)")
 
 

@@ -41,7 +41,7 @@ USER = "=== user ==="
 OWN = "own"
 PUBLISHED = "published"
 _TABLES = read_mapping(Path(__file__).with_suffix(".yaml"))
-NOT_SHIPPED: Mapping[str, str] = _TABLES["not_shipped"]
+NOT_SHIPPED: dict[str, str] = _TABLES["not_shipped"]
 """Source -> where its published texts are, which may not be shipped."""
 
 BLANK: Pixels = np.zeros((1, 1, 3), dtype=np.uint8)
