@@ -52,24 +52,8 @@ class Dimension:
     scale: float = 1.0
 
 
-DIMENSIONS: dict[str, Dimension] = {
-    "subject_consistency": Dimension(low=0.1462, quality=True),
-    "background_consistency": Dimension(low=0.2615, quality=True),
-    "temporal_flickering": Dimension(low=0.6293, quality=True),
-    "motion_smoothness": Dimension(low=0.706, high=0.9975, quality=True),
-    "dynamic_degree": Dimension(weight=0.5, quality=True),
-    "aesthetic_quality": Dimension(quality=True),
-    "imaging_quality": Dimension(quality=True, scale=100.0),
-    "object_class": Dimension(),
-    "multiple_objects": Dimension(),
-    "human_action": Dimension(),
-    "color": Dimension(),
-    "spatial_relationship": Dimension(),
-    "scene": Dimension(high=0.8222),
-    "appearance_style": Dimension(low=0.0009, high=0.2855),
-    "temporal_style": Dimension(high=0.364),
-    "overall_consistency": Dimension(high=0.364),
-}
+_TABLE = read_json(Path(__file__).with_suffix(".json"))
+DIMENSIONS: dict[str, Dimension] = {name: Dimension(**row) for name, row in _TABLE.items()}
 QUALITY_SHARE = 4 / 5  # of the total
 SUMS = ("quality", "semantic", "total")
 

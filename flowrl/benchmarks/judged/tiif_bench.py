@@ -22,28 +22,10 @@ from flowrl.benchmarks.judged.cases import Ask, Case, CaseFile, Judgement, Proto
 from flowrl.benchmarks.judged.published_words import IMAGE, constants, first_file
 from flowrl.benchmarks.judged.score_replies import yes_no_lines
 from flowrl.prompts.text_checks import check_text
-from flowrl.runtime.files import read_json_lines
+from flowrl.runtime.files import read_json, read_json_lines
 
 Length = Literal["short", "long"]
-GROUPS: Mapping[str, tuple[str, ...]] = {
-    "attribute": ("shape+color", "color+texture", "texture+color", "shape+texture"),
-    "relation": ("2d_spatial_relation", "3d_spatial_relation", "action+2d", "action+3d"),
-    "reasoning": ("numeracy", "negation", "differentiation", "comparison"),
-    "attribute+relation": (
-        "action+color", "action+texture", "color+2d", "color+3d", "shape+2d", "shape+3d", "texture+2d", "texture+3d",
-    ),
-    "attribute+reasoning": (
-        "numeracy+color", "numeracy+texture", "comparison+color", "comparison+texture", "differentiation+color",
-        "differentiation+texture", "negation+color", "negation+texture",
-    ),
-    "relation+reasoning": (
-        "numeracy+2d", "numeracy+3d", "comparison+2d", "comparison+3d", "differentiation+2d", "differentiation+3d",
-        "negation+2d", "negation+3d",
-    ),
-    "text generation": ("text",),
-    "style control": ("style",),
-    "real world": ("real_world",),
-}  # fmt: skip
+GROUPS: Mapping[str, list[str]] = read_json(Path(__file__).with_suffix(".json"))
 """The attributes of each group."""
 GROUP_OF = {attribute: group for group, attributes in GROUPS.items() for attribute in attributes}
 SIZES = {"testmini_prompts": 277, "test_prompts": 2538}
