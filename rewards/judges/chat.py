@@ -45,7 +45,6 @@ NO_TOKENS = "max_tokens_total"
 """Why a question was not sent: all tokens that the judge may use have been used."""
 
 WORLD_JUDGE = "world:shapes"
-
 CHATS = {
     "local": "flowrl.rewards.judges.local_chat:LocalChat",
     "server": "flowrl.rewards.judges.server_chat:ServerChat",
@@ -198,11 +197,8 @@ def is_server(judge: Mapping[str, Any]) -> bool:
 def judge_models(*judges: Mapping[str, Any]) -> tuple[Model, ...]:
     """The models of judges that run in this process, on a GPU in bfloat16 unless they say otherwise."""
     wide = {"float32": 4}
-    return tuple(
-        model_of(str(one["model"]), wide.get(one.get("dtype") or "", 2))
-        for one in judges
-        if not is_server(one) and one["model"] != WORLD_JUDGE
-    )
+    here = [one for one in judges if not is_server(one) and one["model"] != WORLD_JUDGE]
+    return tuple(model_of(str(one["model"]), wide.get(one.get("dtype") or "", 2)) for one in here)
 
 
 def identity_of(judge: Mapping[str, Any]) -> dict[str, Any]:

@@ -33,8 +33,6 @@ RULES = {
     "Has the image charm?": "",
 }
 """The rules that it proposes, and the field of a GenEval record that each looks at; chance answers the last two."""
-PRINCIPLES = "KEEP: what the instruction does not name is as it was\nFOLLOW: {}"
-"""Those of every edit."""
 
 
 @cache
@@ -53,6 +51,15 @@ def holds(image: Pixels, record: Record, field: str | None) -> bool:
     asked = record if field is None else {"tag": record["tag"], "include": include}
     found, colors = detect_shapes(image), partial(color_of, image)
     return strict(found, asked, colors) if field == "count" else verdict(found, asked, colors).correct
+
+
+def score_of(images: Sequence[Pixels], record: Record, text: str, chance: int) -> float:
+    """How far a question's answer is yes, in [0, 1]; an even `chance` is no to a rule that looks at nothing."""
+    if "scene" in record:
+        found = edit_verdict(images[-1], images[0], record)
+        return found.kept if "(keep)" in text else found.done if "(follow)" in text else found.graded
+    field = next((field for rule, field in RULES.items() if rule in text), None)
+    return float(chance % 2 if field == "" else holds(images[-1], record, field))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,14 +93,10 @@ class WorldJudge:
         record = sources.get(images[0].tobytes(), sources.get(b""))
         if record is None:
             return Answer(error="other_world")
-        edit, rule = "scene" in record, next((rule for rule in RULES if rule in text), None)
         if question.is_text:
-            return Answer(text=PRINCIPLES.format(record["prompt"]) if edit else "RULE: " + "\nRULE: ".join(RULES))
+            principles = ["KEEP: what the instruction does not name is as it was", f"FOLLOW: {record['prompt']}"]
+            return Answer(text="\n".join(principles if "scene" in record else [f"RULE: {rule}" for rule in RULES]))
         chance = hashlib.sha256(b"".join(image.tobytes() for image in images) + text.encode()).digest()
-        if edit:
-            found = edit_verdict(images[-1], images[0], record)
-            score = found.kept if "(keep)" in text else found.done if "(follow)" in text else found.graded
-        else:
-            score = chance[0] % 2 if rule and not RULES[rule] else holds(images[-1], record, rule and RULES[rule])
+        score = score_of(images, record, text, chance[0])
         yes = 0.02 + 0.96 * (1 - score if chance[1] / 256 < self.wrong else score)  # never quite sure
         return Answer(text="Yes", logprobs=({"Yes": math.log(yes), "No": math.log(1 - yes), f"{5 * yes:.0f}": 0.0},))

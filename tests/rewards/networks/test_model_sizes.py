@@ -70,9 +70,14 @@ def foresight(width: int, heads: int, layers: int, wider: float) -> list[nn.Modu
     from transformers import VJEPA2Config, VJEPA2Model
 
     config = VJEPA2Config(
-        hidden_size=width, num_attention_heads=heads, num_hidden_layers=layers, mlp_ratio=wider, pred_hidden_size=384,
-        pred_num_attention_heads=12, pred_num_hidden_layers=12,
-    )  # fmt: skip
+        hidden_size=width,
+        num_attention_heads=heads,
+        num_hidden_layers=layers,
+        mlp_ratio=wider,
+        pred_hidden_size=384,
+        pred_num_attention_heads=12,
+        pred_num_hidden_layers=12,
+    )
     return [VJEPA2Model(config)]
 
 
