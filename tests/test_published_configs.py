@@ -252,6 +252,28 @@ def test_runs_of_all_weights_have_the_released_learning_rates() -> None:
         check_full(config, family("flux"), config.pipeline.model)
 
 
+def test_whole_systems_have_what_is_published_of_them() -> None:
+    """As far as it is known: each head says what was not read."""
+    pref, rewards = config_of("flux_pref_grpo"), config_of("flux_pref_grpo").rewards
+    assert (pref.group_size, pref.reward_aggregation, [reward.weight for reward in rewards]) == (8, "each", [0.7, 0.3])
+    assert (rewards[0].options["orders"], rewards[0].options["comparator"]["unparsed"]) == ("single", "tie")
+    for name in ("kontext_edit_r1", "qwen_image_edit_r1"):
+        edit = config_of(name)
+        assert (edit.rewards[0].name, edit.group_size, edit.kl_coef) == ("edit_principles", 24, 0.04)
+    digits = config_of("kontext_uniworld_nft")
+    assert (digits.rewards[0].name, digits.prompts_per_step, digits.group_size) == ("edit_score", 24, 12)
+    assert (digits.objective.name, digits.sampler.num_steps, digits.times.count, digits.kl_coef) == ("nft", 6, 5, 1e-4)
+    mind = config_of("wan_mind_v")
+    assert [(reward.name, reward.weight) for reward in mind.rewards] == [("physics", 0.2), ("unified_reward", 1.0)]
+    assert mind.rewards[0].options["model"] == "facebook/vjepa2-vitg-fpc64-256"
+    clips = config_of("wan_i2v_dance_grpo")
+    assert (clips.pipeline.height, clips.pipeline.width, clips.pipeline.num_frames) == (400, 640, 53)
+    assert (clips.sampler.num_steps, clips.sampler.shift, clips.sampler.noise_level) == (16, 7.0, 0.3)
+    assert clips.rewards[0].options == {"dimensions": ["MQ"]}
+    style, plain = config_of("sd35m_adv_grpo_style"), config_of("sd35m_adv_grpo")
+    assert style.rewards[0].options == {**plain.rewards[0].options, "references": "data/style"}
+
+
 # ---- where kernel and ratio are in the published code ----------------------------------------------------------------
 
 UNNAMED = {

@@ -5,7 +5,7 @@
 
 `pairs`: preference pairs for `flowrl reward rubric`. The model before training draws every training prompt four times;
 the image with the highest credit by GenEval's rule (graded) and the one with the lowest are a pair where they differ,
-and the difference is the margin. `style`: 48 scenes of the embedded world in inks, the world's colours at 0.55 of their
+and the difference is the margin. `style`: 48 scenes of the embedded world in inks, the world's colours at 0.65 of their
 values on the same ground, of prompts in turn; nothing of a file says which.
 """
 
@@ -27,7 +27,7 @@ from flowrl.rewards import RewardInputs, build_reward
 from flowrl.runtime.files import write_atomically
 from flowrl.world import scenes
 
-SEEDS, PROMPTS, STYLE, INK = 4, 288, 48, 0.55
+SEEDS, PROMPTS, STYLE, INK = 4, 288, 48, 0.65
 
 
 def draw_pairs(folder: Path) -> None:
