@@ -1,12 +1,12 @@
 """Draws what two embedded configurations learn their reward from.
 
     .venv/bin/python docs/research/scripts/draw_reward_data.py pairs runs/pairs
-    .venv/bin/python docs/research/scripts/draw_reward_data.py style assets/style-ink
+    .venv/bin/python docs/research/scripts/draw_reward_data.py style assets/style-warm
 
 `pairs`: preference pairs for `flowrl reward rubric`. The model before training draws every training prompt four times;
 the image with the highest credit by GenEval's rule (graded) and the one with the lowest are a pair where they differ,
-and the difference is the margin. `style`: 48 scenes of the embedded world in inks, the world's colours at 0.65 of their
-values on the same ground, of prompts in turn; nothing of a file says which.
+and the difference is the margin. `style`: 48 scenes of the embedded world in red and yellow alone, of training prompts
+that name no colour; nothing of a file says which.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from flowrl.rewards import RewardInputs, build_reward
 from flowrl.runtime.files import write_atomically
 from flowrl.world import scenes
 
-SEEDS, PROMPTS, STYLE, INK = 4, 288, 48, 0.65
+SEEDS, PROMPTS, STYLE = 4, 288, 48
+WARM = ("red", "yellow")
 
 
 def draw_pairs(folder: Path) -> None:
@@ -57,11 +58,11 @@ def draw_pairs(folder: Path) -> None:
 
 
 def draw_style(folder: Path) -> None:
-    """Draws scenes in ink."""
-    prompts = read_prompts(resolve_path("asset:prompts/world_train.jsonl"))[:STYLE]
-    inks = {name: tuple(round(INK * level) for level in color) for name, color in scenes.COLORS.items()}
-    with patch.object(scenes, "COLORS", inks):
-        for place, prompt in enumerate(prompts):
+    """Draws scenes in warm colours."""
+    prompts = read_prompts(resolve_path("asset:prompts/world_train.jsonl"))
+    plain = [prompt for prompt in prompts if prompt.metadata["tag"] not in ("colors", "color_attr")][:STYLE]
+    with patch.object(scenes, "COLORS", {name: scenes.COLORS[name] for name in WARM}):
+        for place, prompt in enumerate(plain):
             rng = np.random.default_rng((61, place))
             scene = scenes.draw_scene(scenes.random_scene(prompt.metadata, rng))
             Image.fromarray(scene).save(folder / f"{place:02d}.png", optimize=True)
