@@ -70,8 +70,8 @@ class Adversarial:
     """
 
     references: str
-    """A folder of images (they serve every prompt), a .json file {prompt: file or files}, or `world`, scenes of the
-    embedded world drawn for each prompt."""
+    """A folder of images or `asset:NAME` (they serve every prompt), a .json file {prompt: file or files}, or `world`,
+    scenes of the embedded world drawn for each prompt."""
     backbone: Backbone = "dinov2"
     """`dinov2` or `attributes`, frozen with a head of their own, or `clip`, its last vision block trained."""
     model: str | None = None

@@ -6,6 +6,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from flowrl.config.train import option_path
 from flowrl.media.name_order import is_hidden
 from flowrl.media.reading import read_image
 from flowrl.runtime.digests import file_stamp, files_below
@@ -17,7 +18,7 @@ SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
 
 
 def image_files(source: str, *, other: str = "") -> dict[str | None, list[Path]]:
-    """Files of a folder and the folders in it, under None, or of a JSON file {prompt: file or files}.
+    """Files of a folder (or `asset:NAME`) and the folders in it, under None, or of a JSON file {prompt: file or files}.
 
     Paths in the JSON file are relative to itself.
 
@@ -26,7 +27,7 @@ def image_files(source: str, *, other: str = "") -> dict[str | None, list[Path]]
     Raises:
         ValueError: nothing there, no images, a JSON file of another form, or a listed file that is missing.
     """
-    path = Path(source).expanduser()
+    path = option_path(source)
     if path.is_dir():
         files = [
             file for file in files_below(path).values() if file.suffix.lower() in SUFFIXES and not is_hidden(file, path)
@@ -65,7 +66,7 @@ def _listed_files(path: Path, source: str) -> dict[str | None, list[Path]]:
 
 def no_listed(prompt: str, source: str) -> str | None:
     """The lack of a file for a prompt; one end of a sentence, as of `flowrl.rewards.base.prompt_needs`."""
-    path = Path(source).expanduser()
+    path = option_path(source)
     if path.is_dir():  # its images serve every prompt
         return None
     if prompt in _prompts(source, file_stamp(path.stat())):

@@ -101,11 +101,13 @@ def test_the_search_for_commits_finds_what_it_should() -> None:
 
 
 COMMITS = {
+    "CodeGoat24/Pref-GRPO": "3e787f6",
     "Fredreic1849/BranchGRPO": "19fbb9f",
     "Luo-Yihong/DGPO": "01ceb4b",
     "NVlabs/DiffusionNFT": "24af555",
     "NVlabs/GDPO": "b080e63",
     "Shredded-Pork/Flash-GRPO": "4211013",
+    "PKU-YuanGroup/Edit-R1": "4217f25",
     "Shredded-Pork/TempFlow-GRPO": "e66824e",
     "Tencent-Hunyuan/MixGRPO": "e5cdd6a",
     "Tencent-Hunyuan/UniRL": "1a7b501",

@@ -30,7 +30,11 @@ PRESETS = [name for name in EVERY if re.search(r"_\d+gb$", name) and name != "sd
 """Other settings for cards of a size: everything else is their base's."""
 RUNS = [name for name in SOURCED if name not in PRESETS]
 NEEDS_A_FILE = {"tiny_dpo_offline": "there is no 'pairs'", "tiny_sft": "there is no 'scenes'"}
-NEEDS_REFERENCES = {"sd35m_adv_grpo": "references.json"}
+NEEDS_REFERENCES = {
+    "sd35m_adv_grpo": "references.json",
+    "sd35m_adv_grpo_style": "data/style",
+    "sd35m_autorubric": "there is no rubric 'rubric.json'",
+}
 
 
 @cache
@@ -194,6 +198,7 @@ def test_flow_cps_runs_take_the_released_log_probability() -> None:
         "sd35m_tp_grpo",
         "sd35m_grpo_clip_24gb",
         "sd35m_adv_grpo",
+        "sd35m_adv_grpo_style",
     }
     assert published == {name for name in RUNS if config_of(name).sampler.kernel == "cps"}
 
@@ -218,11 +223,11 @@ def test_the_mean_is_over_all_rows_where_the_code_keeps_groups_of_equal_rewards(
     assert every == {
         "chroma_grpo_pickscore", "flux2_klein_base_grpo", "flux2_klein_grpo", "flux_branch_grpo_full",
         "flux_dance_grpo_full", "flux_flow_grpo_fast", "flux_g2rpo_full", "flux_grpo_pickscore", "flux_paco_t2is",
-        "hunyuan_video_dance_grpo", "krea2_grpo", "qwen_image_21_grpo", "qwen_image_edit_grpo",
-        "qwen_image_grpo_pickscore", "sd14_dance_grpo",
+        "flux_pref_grpo", "hunyuan_video_dance_grpo", "krea2_grpo", "qwen_image_21_grpo", "qwen_image_edit_grpo",
+        "qwen_image_edit_r1", "qwen_image_grpo_pickscore", "sd14_dance_grpo",
         "sd15_ddpo_aesthetic", "sd15_ddpo_compressibility", "sd35m_branch_grpo", "sd35m_dance_grpo",
         "sd35m_flow_dppo", "sd35m_g2rpo", "sd35m_mixgrpo", "sd35m_mixgrpo_flash", "sd35m_paco", "sd35m_rft",
-        "sdxl_ddpo_pickscore", "wan22_i2v_grpo", "wan_t2v_dance_grpo", "z_image_grpo",
+        "sdxl_ddpo_pickscore", "wan22_i2v_grpo", "wan_i2v_dance_grpo", "wan_t2v_dance_grpo", "z_image_grpo",
         "z_image_turbo_grpo",
     }  # fmt: skip
 
@@ -247,59 +252,64 @@ def test_runs_of_all_weights_have_the_released_learning_rates() -> None:
         check_full(config, family("flux"), config.pipeline.model)
 
 
+def test_whole_systems_have_what_is_published_of_them() -> None:
+    """As far as it is known: each head says what was not read."""
+    pref, rewards = config_of("flux_pref_grpo"), config_of("flux_pref_grpo").rewards
+    assert (pref.group_size, pref.reward_aggregation, [reward.weight for reward in rewards]) == (8, "each", [0.7, 0.3])
+    assert (rewards[0].options["orders"], rewards[0].options["comparator"]["unparsed"]) == ("single", "tie")
+    for name in ("kontext_edit_r1", "qwen_image_edit_r1"):
+        edit = config_of(name)
+        assert (edit.rewards[0].name, edit.group_size, edit.kl_coef) == ("edit_principles", 24, 0.04)
+    digits = config_of("kontext_uniworld_nft")
+    assert (digits.rewards[0].name, digits.prompts_per_step, digits.group_size) == ("edit_score", 24, 12)
+    assert (digits.objective.name, digits.sampler.num_steps, digits.times.count, digits.kl_coef) == ("nft", 6, 5, 1e-4)
+    mind = config_of("wan_mind_v")
+    assert [(reward.name, reward.weight) for reward in mind.rewards] == [("physics", 0.2), ("unified_reward", 1.0)]
+    assert mind.rewards[0].options["model"] == "facebook/vjepa2-vitg-fpc64-256"
+    clips = config_of("wan_i2v_dance_grpo")
+    assert (clips.pipeline.height, clips.pipeline.width, clips.pipeline.num_frames) == (400, 640, 53)
+    assert (clips.sampler.num_steps, clips.sampler.shift, clips.sampler.noise_level) == (16, 7.0, 0.3)
+    assert clips.rewards[0].options == {"dimensions": ["MQ"]}
+    style, plain = config_of("sd35m_adv_grpo_style"), config_of("sd35m_adv_grpo")
+    assert style.rewards[0].options == {**plain.rewards[0].options, "references": "data/style"}
+
+
 # ---- where kernel and ratio are in the published code ----------------------------------------------------------------
 
 UNNAMED = {
-    "chroma_grpo_pickscore",
     "cogvideox_grpo",
-    "flux2_klein_grpo",
-    "flux_fill_grpo",
     "flux_g2rpo_full",
-    "flux_grpo_pickscore_80gb",
-    "flux_recommended",
     "hunyuan_video15_grpo",
-    "krea2_grpo",
     "ltx2_grpo_sound",
     "ltx_video_grpo",
-    "lumina2_grpo_pickscore",
-    "qwen_image_21_grpo",
-    "qwen_image_grpo_pickscore_24gb",
-    "qwen_image_grpo_pickscore_40gb",
-    "qwen_image_grpo_pickscore_80gb",
-    "qwen_image_recommended",
-    "sana_grpo_pickscore",
     "sana_video_grpo",
-    "sd15_ddpo_compressibility",
-    "sd35l_grpo_pickscore",
-    "sd35l_turbo_grpo_pickscore",
     "sd35m_dense_grpo",
-    "sd35m_evening",
     "sd35m_g2rpo",
-    "sd35m_gdpo",
-    "sd35m_grpo_clip_40gb",
-    "sd35m_grpo_clip_80gb",
-    "sd35m_grpo_ocr",
-    "sd35m_grpo_pickscore",
-    "sd35m_mixgrpo_flash",
     "sd35m_opd",
-    "sd35m_recommended",
     "sd35m_rft",
     "sd35m_rvm",
-    "sd35m_stepwise",
     "sd35m_tempflow",
     "sd35m_tree_grpo",
-    "sd35m_vgpo",
-    "sdxl_ddpo_pickscore",
-    "wan_14b_t2v_grpo_ocr_24gb",
-    "wan_14b_t2v_grpo_ocr_40gb",
-    "wan_14b_t2v_grpo_ocr_80gb",
-    "wan_recommended",
-    "wan_t2v_grpo_ocr_40gb",
-    "wan_t2v_grpo_ocr_80gb",
-    "wan_vace_grpo",
-    "z_image_turbo_grpo",
 }
-"""Presets that name no function of published code: others' settings on another model, ours, or no code at hand."""
+"""Presets that name no function of published code: all of it ours, a method without code at hand, or not looked up."""
+
+SAMPLED_BY = {
+    "sd3_sde_with_logprob.py sde_step_with_logprob": {"flow_sde", "cps"},
+    "sd3_sde_with_logprob.py sde_step_with_logprob_new": {"cps"},
+    "wan_pipeline_with_logprob.py sde_step_with_logprob": {"wan_sde"},
+    "sde_denoising_step.py denoising_sde_step_with_logprob": {"flow_sde", "cps"},
+    "flow_match_euler_discrete.py FlowMatchEulerDiscreteSDEScheduler.step": {"flow_sde", "cps", "dance_sde"},
+    "unipc_multistep.py UniPCMultistepSDEScheduler.step": {"flow_sde", "cps", "dance_sde"},
+    "kernels.py FlowSDEStrategy.step": {"flow_sde"},
+    "sampling_utils.py flow_grpo_step": {"flow_sde"},
+    "train_grpo_flux.py flux_step": {"dance_sde"},
+    "train_grpo_hunyuan.py flux_step": {"dance_sde"},
+    "train_grpo_wan_2_1.py flux_step": {"dance_sde"},
+    "train_branchgrpo_flux.py flux_step_with_split": {"dance_sde"},
+    "ddim_with_logprob.py ddim_step_with_logprob": {"ddim_flow"},
+    "solver.py dpm_step": {"ode"},
+}
+"""Function of published code, without its folders -> the kernels that it is (docs/research/trials.md)."""
 
 
 def sources_of(name: str) -> dict[str, str]:
@@ -317,3 +327,11 @@ def test_a_preset_names_the_function_behind_its_kernel_and_its_ratio() -> None:
         assert all(re.fullmatch(r"[\w/.-]+\.py [\w.]+", source) for source in named[name].values()), name
         on_policy_gradient = config_of(name).recipe == "grpo"
         assert not on_policy_gradient or set(named[name]) == {"kernel, steps", "clip range, ratio"}, name
+
+
+def test_the_function_that_a_preset_names_is_its_kernel() -> None:
+    for name in set(SOURCED) - UNNAMED:
+        config, step = config_of(name), sources_of(name).get("kernel, steps", "")
+        kernels = SAMPLED_BY[step.rpartition("/")[2]] if step else {config.sampler.kernel}
+        assert config.sampler.kernel in kernels, (name, step)
+        assert (config.sampler.solver == "dpm2") or not step.endswith("dpm_step"), name

@@ -383,6 +383,11 @@ def resolve_path(text: str, base: Path | None = None) -> Path:
     return path
 
 
+def option_path(text: str) -> Path:
+    """The path that an option of a reward names, there or not; of ``asset:NAME`` the bundled file or folder."""
+    return resolve_path(text) if text.startswith("asset:") else Path(text).expanduser()
+
+
 def is_here(text: str) -> bool:
     """Whether a path of the configuration exists; a dataset does where it is a folder."""
     if text.startswith("dataset:"):

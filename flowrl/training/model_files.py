@@ -11,7 +11,7 @@ from typing import Any
 
 from flowrl.config.locations import at_revision, is_path, split_revision
 from flowrl.config.sections import PipelineConfig
-from flowrl.config.train import resolve_path
+from flowrl.config.train import option_path, resolve_path
 from flowrl.runtime.digests import content_digest, files_below
 
 MODEL = "model"
@@ -91,8 +91,8 @@ def named_files(options: Any, name: str = "") -> dict[str, str]:
     if isinstance(options, Mapping | list | tuple):
         pairs = options.items() if isinstance(options, Mapping) else enumerate(options)
         return {key: found for part, one in pairs for key, found in named_files(one, f"{name}.{part}").items()}
-    place = Path(options).expanduser() if isinstance(options, str) and 0 < len(options) <= _LONGEST else None
     try:
+        place = option_path(options) if isinstance(options, str) and 0 < len(options) <= _LONGEST else None
         if place is None or not place.exists():
             return {}
     except (OSError, ValueError):  # a text that can be no path

@@ -4,8 +4,9 @@ A reward's option `judge` says which one:
 
     judge: {server: http://127.0.0.1:8000/v1, model: UnifiedReward}      an OpenAI-compatible server
     judge: {model: my/folder-or-hub-id}                                  through transformers, in this process
+    judge: {model: world:shapes}                                         of the embedded world, by its detector
 
-Either takes `size: 512`, or `size: [height, width]`: every image is resized to that, whatever its shape, before it is
+Each takes `size: 512`, or `size: [height, width]`: every image is resized to that, whatever its shape, before it is
 encoded or read, by Pillow's bicubic filter, which is the default of its `resize`.
 """
 
@@ -43,9 +44,11 @@ DEFAULT_FORMAT: JudgeImageFormat = "jpeg95"
 NO_TOKENS = "max_tokens_total"
 """Why a question was not sent: all tokens that the judge may use have been used."""
 
+WORLD_JUDGE = "world:shapes"
 CHATS = {
     "local": "flowrl.rewards.judges.local_chat:LocalChat",
     "server": "flowrl.rewards.judges.server_chat:ServerChat",
+    "world": "flowrl.rewards.judges.world_judge:WorldJudge",
 }
 """Name -> "module:Class", the options of a judge: a frozen dataclass whose `build(device)` makes the `Chat`."""
 
@@ -194,9 +197,8 @@ def is_server(judge: Mapping[str, Any]) -> bool:
 def judge_models(*judges: Mapping[str, Any]) -> tuple[Model, ...]:
     """The models of judges that run in this process, on a GPU in bfloat16 unless they say otherwise."""
     wide = {"float32": 4}
-    return tuple(
-        model_of(str(one["model"]), wide.get(one.get("dtype") or "", 2)) for one in judges if not is_server(one)
-    )
+    here = [one for one in judges if not is_server(one) and one["model"] != WORLD_JUDGE]
+    return tuple(model_of(str(one["model"]), wide.get(one.get("dtype") or "", 2)) for one in here)
 
 
 def identity_of(judge: Mapping[str, Any]) -> dict[str, Any]:
@@ -216,7 +218,8 @@ def with_identities(options: Any) -> Any:
 
 def check_chat(judge: Mapping[str, Any], *, owner: str = "judge") -> tuple[ChatOptions, ImageSize]:
     """The checked options of a judge, and the size of its images. Neither calls a server nor loads weights."""
-    own = load_target(CHATS["server" if is_server(judge) else "local"])
+    kind = "server" if is_server(judge) else "world" if judge.get("model") == WORLD_JUDGE else "local"
+    own = load_target(CHATS[kind])
     made, size = build_parts([own, ImageSize], judge, owner=owner)
     return made, size
 

@@ -19,6 +19,7 @@ from typing import Any, Literal
 import torch
 
 from flowrl.config.options import build_options
+from flowrl.config.train import option_path
 from flowrl.rewards.base import Model, Reward, RewardInputs, RewardOutput
 from flowrl.rewards.judges.asking import (
     UNPARSED,
@@ -71,7 +72,7 @@ def load_rubric(path: str | Path) -> tuple[Rule, ...]:
     Raises:
         ValueError: if there is no such file, or something in it is wrong; the message names the rule.
     """
-    file = Path(path).expanduser()
+    file = option_path(str(path))
     if not file.is_file():
         raise ValueError(f"there is no rubric {str(path)!r}: write one by hand or with `flowrl reward rubric`.")
     try:
@@ -111,7 +112,7 @@ class Rubric:
     """Which one, see `flowrl.rewards.judges.chat`; one that gives log-probabilities. Weights that were fitted to one
     judge mean little for another."""
     rules: str
-    """The rubric's JSON file, see the module."""
+    """The rubric's JSON file, see the module; or `asset:NAME`."""
     normalise: bool = False
     """Divide by the sum of the weights, which brings the score to [0, 1]."""
     template: str | None = None

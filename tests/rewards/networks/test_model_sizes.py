@@ -66,6 +66,21 @@ def image_tower() -> list[nn.Module]:
     return [CLIPVisionModel(config)]
 
 
+def foresight(width: int, heads: int, layers: int, wider: float) -> list[nn.Module]:
+    from transformers import VJEPA2Config, VJEPA2Model
+
+    config = VJEPA2Config(
+        hidden_size=width,
+        num_attention_heads=heads,
+        num_hidden_layers=layers,
+        mlp_ratio=wider,
+        pred_hidden_size=384,
+        pred_num_attention_heads=12,
+        pred_num_hidden_layers=12,
+    )
+    return [VJEPA2Model(config)]
+
+
 @pytest.mark.parametrize(("name", "make", "given"), [
     ("TIGER-Lab/EditReward-Qwen2.5-VL-7B", edit_reward, ()),
     ("Junjun2333/HPSv3-PlusPlus", hpsv3_plus, ()),
@@ -73,6 +88,8 @@ def image_tower() -> list[nn.Module]:
     ("zhiqiulin/clip-flant5-xxl", flan_t5, (4096, 10240, 64)),
     ("zhiqiulin/clip-flant5-xl", flan_t5, (2048, 5120, 32)),
     ("openai/clip-vit-large-patch14-336", image_tower, ()),
+    ("facebook/vjepa2-vitl-fpc64-256", foresight, (1024, 16, 24, 4)),
+    ("facebook/vjepa2-vitg-fpc64-256", foresight, (1408, 22, 40, 48 / 11)),
 ])  # fmt: skip
 def test_a_size_is_that_of_the_published_dimensions(
     name: str, make: Callable[..., list[nn.Module]], given: tuple[Any, ...]
