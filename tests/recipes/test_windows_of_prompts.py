@@ -13,6 +13,7 @@ import torch
 from recorded_gradients import recorded_gradients
 from toy_pipeline import QuickRun, on_threads, quick_run, toy_config, toy_in_place
 
+from flowrl.config.together import check_together
 from flowrl.config.train import TrainConfig
 from flowrl.credit import CREDIT
 from flowrl.recipes import grpo, preference
@@ -21,7 +22,6 @@ from flowrl.training import paths
 from flowrl.training.loop import Loop
 from flowrl.training.parts import read_run_prompts
 from flowrl.training.paths import Paths, draw_request, sample, sample_paths, sampler_at, stochastic_steps
-from flowrl.training.processes.mesh import check_parallel
 from flowrl.training.record import Recording
 from flowrl.trajectory import Trajectory
 
@@ -170,5 +170,7 @@ def test_pairs_and_split_weights_refuse_windows_of_prompts(toy: Path) -> None:
     d3po = ("recipe=preference", "objective.name=d3po", "same_latent=true")
     with pytest.raises(ValueError, match="sde_window_by is set to 'prompt', but objective d3po"):
         preference.check(toy_config(toy, *BY_PROMPT, *d3po))
-    with pytest.raises(ValueError, match=r"sampler\.sde_window_by=prompt: processes that share weights"):
-        check_parallel(toy_config(toy, *BY_PROMPT, "parallel.shard=2"), 2)
+    with pytest.raises(
+        ValueError, match=r"sampler\.sde_window_by=prompt do not go together, because processes that share weights"
+    ):
+        check_together(toy_config(toy, *BY_PROMPT, "parallel.shard=2"))

@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import numpy as np
@@ -48,7 +49,7 @@ def draw_pairs(folder: Path) -> None:
         best, worst = int(values.argmax()), int(values.argmin())
         if values[best] == values[worst]:
             continue
-        line = {"prompt": prompt.text, "margin": round(float(values[best] - values[worst]), 4)}
+        line: dict[str, Any] = {"prompt": prompt.text, "margin": round(float(values[best] - values[worst]), 4)}
         for kind, chosen in (("winner", best), ("loser", worst)):
             line[kind] = f"{place:03d}_{kind}.png"
             Image.fromarray(images[place * SEEDS + chosen].numpy()).save(folder / line[kind])
