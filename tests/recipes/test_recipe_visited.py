@@ -223,6 +223,8 @@ def test_sizes_of_batches_do_not_change_the_result(runs: TinyRuns, gradients: li
 
 
 def test_evaluations_are_as_many_as_were_counted(runs: TinyRuns) -> None:
+    two = visited.counts(config_of(runs, taught_by(runs, "first", "second")))
+    assert (two.teachers, two.slots) == (2, 0)  # which no checkpoint has
     for given in ((GUIDED, *SDE), (taught_by(runs, "first"), "objective.options.states=1", "rewards=[]"), (GUIDED,)):
         config = config_of(runs, *given, "updates_per_rollout=2")
         found = visited.counts(config).of_iteration(0, Toy().passes, config.resolve_batch(1))

@@ -16,7 +16,7 @@ from toy_pipeline import QuickRun, toy_config, toy_in_place
 from flowrl import samplers
 from flowrl.config.train import TrainConfig
 from flowrl.planning.memory import pinned
-from flowrl.recipes import forward, grpo, preference
+from flowrl.recipes import forward, grpo, preference, visited
 from flowrl.runtime import placement
 from flowrl.samplers import Transition, branching, tree
 from flowrl.session.preflight import recipe_of, resolve
@@ -32,6 +32,7 @@ SIZES = ("rollout_batch_size=2", "micro_batch_size=2", "num_iterations=3")
 BRANCHES = ("credit.method=tempflow", "credit.branches=2")
 TREE = ("credit.method=tree_grpo", "credit.children=2", "credit.splits=[0,1]")
 ODE = ("sampler.kernel=ode", "times.count=2")
+TAUGHT = "policy.teachers=[{guidance_scale: 3}]"
 CASES: dict[str, tuple[str, ...]] = {
     "trajectories": (),
     "means": ("objective.name=guard",),
@@ -51,6 +52,8 @@ CASES: dict[str, tuple[str, ...]] = {
     "final latents": ("recipe=forward", *ODE),
     "pairs": ("recipe=preference", *ODE),
     "pairs of paths": ("recipe=preference", "objective.name=d3po", "same_latent=true"),
+    "states": ("recipe=visited", "sampler.kernel=ode", TAUGHT),
+    "states of stochastic steps": ("recipe=visited", "objective.options.states=1", TAUGHT),
 }
 
 
@@ -92,7 +95,7 @@ class Watch:
             monkeypatch.setattr(room, "host_rows", host_rows)
         monkeypatch.setattr(Draws, "normals", host_normals)
         monkeypatch.setattr(paths, "rollout", piece)
-        for recipe, name in ((grpo, "sample_paths"), (forward, "sample"), (preference, "sample")):
+        for recipe, name in ((grpo, "sample_paths"), (forward, "sample"), (preference, "sample"), (visited, "sample")):
             self._watch(monkeypatch, recipe, name)
 
     def _watch(self, monkeypatch: pytest.MonkeyPatch, recipe: Any, name: str) -> None:
