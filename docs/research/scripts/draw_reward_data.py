@@ -14,7 +14,6 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Any
 from unittest.mock import patch
 
 import numpy as np
@@ -49,10 +48,10 @@ def draw_pairs(folder: Path) -> None:
         best, worst = int(values.argmax()), int(values.argmin())
         if values[best] == values[worst]:
             continue
-        line: dict[str, Any] = {"prompt": prompt.text, "margin": round(float(values[best] - values[worst]), 4)}
-        for kind, chosen in (("winner", best), ("loser", worst)):
-            line[kind] = f"{place:03d}_{kind}.png"
-            Image.fromarray(images[place * SEEDS + chosen].numpy()).save(folder / line[kind])
+        names = {kind: f"{place:03d}_{kind}.png" for kind in ("winner", "loser")}
+        for name, chosen in zip(names.values(), (best, worst), strict=True):
+            Image.fromarray(images[place * SEEDS + chosen].numpy()).save(folder / name)
+        line = {"prompt": prompt.text, "margin": round(float(values[best] - values[worst]), 4), **names}
         lines.append(json.dumps(line))
     write_atomically(folder / "pairs.jsonl", "\n".join(lines) + "\n")
     print(f"{len(lines)} pairs of {len(distinct)} prompts")
