@@ -14,6 +14,8 @@ from flowrl import cli
 from flowrl.config.base import find_config
 from flowrl.config.train import load_config
 from flowrl.pipelines import family_for
+from flowrl.planning.bases import Wish
+from flowrl.planning.first_run import first_run
 from flowrl.planning.hours import Hours, Speed, Work, in_time, rounded
 from flowrl.planning.recommended import recommended
 from flowrl.planning.shorter import LEAST_GROUP, LEAST_ITERATIONS, LEAST_PROMPTS, RESERVE, batches_of, length_within
@@ -211,3 +213,29 @@ def test_numbers_above_zero_are_asked_for() -> None:
             flowrl.plan("tiny_g2rpo", **wrong)
     with pytest.raises(flowrl.FlowrlError, match="`out` is written for some `hours`"):
         flowrl.plan("tiny_g2rpo", out=os.devnull)
+
+
+@pytest.mark.slow
+def test_what_does_not_fit_takes_no_time_and_files_name_their_command() -> None:
+    planned = flowrl.plan("wan22_i2v_grpo", card=24)
+    assert planned.text.startswith("wan22_i2v_grpo: does not fit 24 GB\n")
+    assert planned.hours is None
+    assert "too long" not in planned.text
+    assert "'flowrl data list i2v' says how to get it" in " ".join(planned.missing)
+
+
+@pytest.mark.slow
+def test_a_first_run_takes_a_smaller_lora_where_nothing_else_fits() -> None:
+    text = " ".join(flowrl.plan("Qwen/Qwen-Image", card=24).text.split())
+    assert text.startswith("Qwen-Image: fits 24 GB")
+    assert "set for this card: policy.lora_rank=32 policy.lora_alpha=64" in text
+
+
+def test_plain_prompts_are_scored_by_a_reward_that_they_serve(tmp_path: Path) -> None:
+    plain = tmp_path / "plain.txt"
+    plain.write_text("a red circle\na blue square\n")
+    made = first_run(Wish(model="asset:tiny-sd3", card=24, prompts=str(plain), recommended=True))
+    assert [reward.name for reward in made.config.rewards] == ["clip_score", "jpeg_compressibility"]
+    assert any(note.startswith("its reward is CLIPScore, because geneval") for note in made.notes)
+    wished = first_run(Wish(model="asset:tiny-sd3", card=24, prompts=str(plain), reward="aesthetic", recommended=True))
+    assert wished.config.rewards[0].name == "aesthetic"
