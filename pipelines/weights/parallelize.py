@@ -52,7 +52,7 @@ def without_weights(cls: Any, config: Mapping[str, Any]) -> nn.Module:
     return network
 
 
-def done_by_first(split: Split, work: Callable[[], None]) -> bool:
+def done_by_first(split: Split, work: Callable[[], object]) -> bool:
     """Has the first process of a group do some work; whether this is the one.
 
     Raises:
@@ -104,9 +104,9 @@ def split_over(network: nn.Module, split: Split, *, masters: bool = False) -> No
     whole = {name: parameter.detach() for name, parameter in network.named_parameters()} if first else {}
     facts = _of_first(split, _facts(network) if first else None)
     for name, (kind, dtype, tensors) in facts["quantised"].items() if not first else ():
-        made = kind(network.get_submodule(name).to(dtype), **tensors)
-        made.become_parameters()
-        network.set_submodule(name, made)
+        layer = kind(network.get_submodule(name).to(dtype), **tensors)
+        layer.become_parameters()
+        network.set_submodule(name, layer)
     for name, parameter in network.named_parameters():
         if parameter.is_meta:
             parameter.data = parameter.data.to(facts["dtypes"][name])
