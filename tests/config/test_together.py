@@ -27,6 +27,7 @@ GIVEN = {
 PAIRS = [
     (one, other)
     for names in combinations(SETTINGS, 2)
+    if names[0].partition("=")[0] != names[1].partition("=")[0]
     for one in GIVEN.get(names[0], names[:1])
     for other in GIVEN.get(names[1], names[1:])
 ]
