@@ -70,6 +70,8 @@ OTHERS = {
     "workers.staleness": "workers.staleness=1",
     "curriculum.sampling": "curriculum.sampling=replay",
     "curriculum.max_rounds": "curriculum.max_rounds=2",
+    "sampler.trained_fraction": "sampler.trained_fraction=0.5",
+    "updates_per_rollout": "updates_per_rollout=2",
     "sampler.calibration.iterations": "sampler.calibration.iterations=1",
 }
 OTHER_PAIRS = [one.settings for one in EXCLUSIONS if not {*one.settings} <= {*SETTINGS}]
