@@ -258,11 +258,7 @@ def _choices(plan: Plan, family: ModelFamily) -> Choices:
         if not left and ranks % shard == 0:
             sizes[shard] = allowed_sizes(images, plan.counts.multiple)
     forms = [
-        form
-        for form in ("int8", "nf4")
-        if own
-        and _passes(check_quantize, form, device)
-        and _passes(check_together, replace(config, pipeline=replace(pipeline, quantize=form)))
+        form for form in ("int8", "nf4") if own and _passes(check_quantize, form, device, compile=pipeline.compile)
     ]
     found = Choices(sizes=sizes, videos=family.videos, forms=forms, copies=copies)
     if facts is None:

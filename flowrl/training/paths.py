@@ -377,19 +377,12 @@ def check_graphs(config: TrainConfig) -> None:
     Raises:
         ValueError: names the key.
     """
-    geometry, sampler = config.resolve_batch(data_ranks(config)), config.sampler
+    geometry = config.resolve_batch(data_ranks(config))
     micro, rollout_batch = geometry.micro_batch_size, geometry.rollout_batch_size
-    reasons = {
-        f"updates_per_rollout is {config.updates_per_rollout}": config.updates_per_rollout > 1,
-        f"micro_batch_size is {micro} and rollout_batch_size {rollout_batch}": micro != rollout_batch,
-        f"sampler.trained_fraction is {sampler.trained_fraction:g}": sampler.trained_fraction < 1,
-        f"curriculum.max_rounds is {config.curriculum.max_rounds}": config.curriculum.max_rounds > 1,
-        "sampler.sde_window_by is prompt": sampler.sde_window_by == "prompt",
-    }
-    if found := [reason for reason, holds in reasons.items() if holds]:
+    if micro != rollout_batch:
         raise ValueError(
-            "keep_graphs backpropagates through the rollout's own evaluations, once and batch by batch, but "
-            f"{' and '.join(found)}: set keep_graphs=false, or one update of equal batches from one round"
+            "keep_graphs walks the rollout's own evaluations back, batch by batch, but micro_batch_size is "
+            f"{micro} and rollout_batch_size {rollout_batch}: set keep_graphs=false, or give equal batches"
         )
 
 

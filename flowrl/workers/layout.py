@@ -33,19 +33,6 @@ def check_workers(config: TrainConfig, only_here: str, *, here: bool = True) -> 
             f"each of the {world} processes that learn has as many workers, and workers.rollouts ({workers.rollouts}) "
             f"does not divide by {world}: set it to a multiple"
         )
-    way, rounds = config.curriculum.sampling, config.curriculum.max_rounds
-    calibrates = config.sampler.calibration.iterations
-    reasons = {
-        f"curriculum.sampling={way} chooses prompts by the rewards of the iteration before": way != "shuffled",
-        f"curriculum.max_rounds={rounds} samples again by the rewards of a round": rounds > 1,
-        f"sampler.calibration.iterations={calibrates} moves noise levels by the rewards before": calibrates > 0,
-    }
-    found = [reason for reason, holds in reasons.items() if holds]
-    if workers.staleness and found:
-        raise ValueError(
-            f"workers.staleness=1 draws an iteration while the one before is scored, but {' and '.join(found)}: set "
-            "workers.staleness=0, or remove the other"
-        )
     if here:
         check_extra(f"workers.rollouts={workers.rollouts}")
 

@@ -70,8 +70,8 @@ class SampleGradients:
             probe = torch.zeros_like(total)
             self._back(loss_b, alone[sample], _weights_of(new), probe, again=True)
             probe[sample] = 0
-            mixed = self._agreed([any(bool(part.any()) for part in self._of(layer, probe)) for layer in new])
-            self._mixed.update(compress(new, mixed))
+            mixing = self._agreed([any(bool(part.any()) for part in self._of(layer, probe)) for layer in new])
+            self._mixed.update(compress(new, mixing))
         self._looked |= unknown
         served = _weights_of(self._met - self._mixed) if samples > 1 else []
         known = {id(parameter) for parameter in served}

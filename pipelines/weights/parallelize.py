@@ -104,9 +104,9 @@ def split_over(network: nn.Module, split: Split, *, masters: bool = False) -> No
     whole = {name: parameter.detach() for name, parameter in network.named_parameters()} if first else {}
     facts = _of_first(split, _facts(network) if first else None)
     for name, (kind, dtype, tensors) in facts["quantised"].items() if not first else ():
-        restored = kind(network.get_submodule(name).to(dtype), **tensors)
-        restored.become_parameters()
-        network.set_submodule(name, restored)
+        layer = kind(network.get_submodule(name).to(dtype), **tensors)
+        layer.become_parameters()
+        network.set_submodule(name, layer)
     for name, parameter in network.named_parameters():
         if parameter.is_meta:
             parameter.data = parameter.data.to(facts["dtypes"][name])

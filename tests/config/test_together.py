@@ -27,6 +27,7 @@ GIVEN = {
 PAIRS = [
     (one, other)
     for names in combinations(SETTINGS, 2)
+    if names[0].partition("=")[0] != names[1].partition("=")[0]
     for one in GIVEN.get(names[0], names[:1])
     for other in GIVEN.get(names[1], names[1:])
 ]
@@ -39,8 +40,10 @@ def load(tmp_path_factory: pytest.TempPathFactory) -> Load:
     folder = tmp_path_factory.mktemp("together")
 
     def loaded(*settings: str) -> TrainConfig:
-        config, _out, *own = command(folder, "flux", "grpo", folder / "run")
-        return load_config(config, [*own, *["policy.lora_rank=null"] * ("policy.train=full" in settings), *settings])
+        config, _out, *own = command(folder, "flux", "grpo", folder / "run", "sampler.noise_level=0.7")
+        own += ["policy.lora_rank=null"] * ("policy.train=full" in settings)
+        own += ["workers.rollouts=1"] * ("workers.staleness=1" in settings)
+        return load_config(config, [*own, *settings])
 
     return loaded
 
@@ -64,6 +67,12 @@ OTHERS = {
     "policy.lora_alpha": "policy.lora_alpha=4",
     "policy.init_lora": "policy.init_lora=runs/a/lora",
     "optim.offload": "optim.offload=true",
+    "workers.staleness": "workers.staleness=1",
+    "curriculum.sampling": "curriculum.sampling=replay",
+    "curriculum.max_rounds": "curriculum.max_rounds=2",
+    "sampler.trained_fraction": "sampler.trained_fraction=0.5",
+    "updates_per_rollout": "updates_per_rollout=2",
+    "sampler.calibration.iterations": "sampler.calibration.iterations=1",
 }
 OTHER_PAIRS = [one.settings for one in EXCLUSIONS if not {*one.settings} <= {*SETTINGS}]
 

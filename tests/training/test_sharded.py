@@ -142,9 +142,9 @@ def test_a_process_holds_half_of_the_weights(runs: Path, name: str) -> None:
     # A weight of one row, such as a table of one, lies whole on the first process.
     assert held["whole"] / 2 <= held["held"] <= 0.51 * held["whole"]
     if name in FORMS:
-        network = FAMILY.meta_denoiser(str(runs / "model-sd3"))
-        assert network is not None
-        weights = weights_of(network)
+        denoiser = FAMILY.meta_denoiser(str(runs / "model-sd3"))
+        assert denoiser is not None
+        weights = weights_of(denoiser)
         numbers = 4 * sum(weights.matrices.values()) * (name == "nf4")  # of each layer one that is not split
         assert base_bytes(weights, name, 4) == held["whole"] + numbers
 

@@ -29,7 +29,11 @@ def text() -> str:
     """Both tables: of all pairs, and of the reasons."""
     rows = []
     for place, name in enumerate(SETTINGS[1:], 1):
-        cells = [", ".join(map(str, refused(name, other))) or "yes" for other in SETTINGS[:place]]
+        key = name.partition("=")[0]
+        cells = [
+            "" if other.startswith(key) else ", ".join(map(str, refused(name, other))) or "yes"
+            for other in SETTINGS[:place]
+        ]
         rows.append([f"`{name}`", *cells, *[""] * (len(SETTINGS) - 1 - place)])
     pairs = table(["", *(f"`{name}`" for name in SETTINGS[:-1])], rows)
     reasons = [
