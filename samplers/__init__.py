@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-from flowrl.samplers.guidance import Network, Velocity
-from flowrl.samplers.kernels import KERNELS, Kernel
-from flowrl.samplers.rollout import ode_rollout, rollout
-from flowrl.samplers.schedules import build_schedule
-from flowrl.samplers.transition import Transition, gaussian_kl, gaussian_log_prob, published_kl
-
-__all__ = [
-    "KERNELS",
-    "Kernel",
-    "Network",
-    "Transition",
-    "Velocity",
-    "build_schedule",
-    "gaussian_kl",
-    "gaussian_log_prob",
-    "ode_rollout",
-    "published_kl",
-    "rollout",
-]
+from flowrl.samplers.guidance import Network as Network
+from flowrl.samplers.guidance import Velocity as Velocity
+from flowrl.samplers.kernels import KERNELS as KERNELS
+from flowrl.samplers.kernels import Kernel as Kernel
+from flowrl.samplers.rollout import ode_rollout as ode_rollout
+from flowrl.samplers.rollout import rollout as rollout
+from flowrl.samplers.schedules import build_schedule as build_schedule
+from flowrl.samplers.transition import Transition as Transition
+from flowrl.samplers.transition import gaussian_kl as gaussian_kl
+from flowrl.samplers.transition import gaussian_log_prob as gaussian_log_prob
+from flowrl.samplers.transition import published_kl as published_kl

@@ -14,8 +14,9 @@ from flowrl.cli import COMMANDS
 from flowrl.config.source_syntax import find_definition, module_path, text_after, tree_of
 
 CONTRACTS = (
-    "flowrl.rewards", "flowrl.rewards.base.user_code", "flowrl.pipelines", "flowrl.samplers.kernels",
-    "flowrl.trajectory", "flowrl.runtime.randomness", "flowrl.runtime.capabilities",
+    "flowrl.rewards", "flowrl.rewards.base.user_code", "flowrl.pipelines", "flowrl.samplers", "flowrl.samplers.kernels",
+    "flowrl.advantages", "flowrl.prompts.loading", "flowrl.trajectory", "flowrl.runtime.randomness",
+    "flowrl.runtime.capabilities",
 )  # fmt: skip
 """Modules whose public names are for users although they have no `__all__`: what an own reward, family or method is."""
 LOOSE = ("rlg_pipeline", "slot_network")

@@ -1,5 +1,3 @@
 """Rewards relative to their group: calibration, normalisation, aggregation, shaping."""
 
-from flowrl.advantages.normalise import group_advantages
-
-__all__ = ["group_advantages"]
+from flowrl.advantages.normalise import group_advantages as group_advantages

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from flowrl.config.locations import at_revision
+from flowrl.config.strict_yaml import read_mapping
 from flowrl.config.train import TrainConfig, load_config
 from flowrl.generation.sampling_options import SamplingOptions
 from flowrl.prompts.loading import Prompt
@@ -27,24 +28,8 @@ WORLD_MODELS = (EMBEDDED, "asset:tiny-sd15")
 EMBEDDED_VIDEO = "asset:tiny-wan"
 """The one that draws its clips."""
 
-SHIPPED: dict[str, dict[str, Any]] = {
-    "asset:tiny-kontext": {
-        "num_steps": 8,
-        "guidance_scale": 2.5,
-        "max_sequence_length": 16,
-        "options": {"height": 64, "width": 64},
-    },
-    "asset:tiny-sd15": {"num_steps": 20, "guidance_scale": 3.0, "max_sequence_length": 16},
-    "asset:tiny-sd3": {"num_steps": 10, "guidance_scale": 3.0, "max_sequence_length": 16},
-    "asset:tiny-wan": {
-        "num_steps": 10,
-        "guidance_scale": 3.0,
-        "max_sequence_length": 16,
-        "options": {"num_frames": 9, "fps": 8.0, "height": 64, "width": 64},
-    },
-}
+SHIPPED: dict[str, dict[str, Any]] = read_mapping(Path(__file__).with_name("shipped_models.yaml"))
 """How the models that ship with flowrl are sampled unless told otherwise."""
-
 
 SAMPLING = "flowrl_sampling.json"
 """Of the folder of a merged model: what its run drew evaluations with."""

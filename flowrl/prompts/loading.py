@@ -16,21 +16,11 @@ from torch import Tensor
 
 from flowrl.prompts.datasets import is_dataset, read_dataset
 from flowrl.prompts.identity import keys_of
-from flowrl.prompts.prompt_files import Prompt, read_file
+from flowrl.prompts.prompt_files import Prompt as Prompt
+from flowrl.prompts.prompt_files import read_file
 from flowrl.prompts.source_images import Size, read_image
 from flowrl.runtime.randomness import counter_shuffle
 from flowrl.runtime.shapes import Float
-
-__all__ = [
-    "EvalItem",
-    "Prompt",
-    "eval_items",
-    "load_prompts",
-    "load_sources",
-    "prompts_of_iteration",
-    "read_prompts",
-    "spread",
-]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -34,17 +34,10 @@ MAX_TOLD = 18
 """Mistakes that one message names."""
 _LONGEST_NAME = 300  # characters of a file's name that are shown
 _MOST = 800  # characters of a foreign message that are shown
-_ALLOCATION = re.compile(
-    r"out of memory|can't allocate memory|not enough memory|cannot allocate memory|unable to allocate|ALLOC_FAILED",
-    re.IGNORECASE,
+_ALLOCATION, _LOST_PROCESS = (
+    re.compile("|".join(WORDS[kind]), re.IGNORECASE) for kind in ("allocation", "lost_process")
 )
-_LOST_PROCESS = re.compile(
-    r"connection (closed|reset|refused) by peer|Connection was likely closed|Broken pipe|heartbeat|pair closure|"
-    r"Connection (reset|refused)|socket closed|Timed out waiting \d+ms for (recv|send)|remote process exited|"
-    r"ncclRemoteError|NCCL communicator was aborted|collective operation timeout",
-    re.IGNORECASE,
-)
-"""What gloo, NCCL and torch's store say of a process that is gone."""
+"""What is said where memory is used up; what gloo, NCCL and torch's store say of a process that is gone."""
 _ASKED = re.compile(r"tried to allocate (\d+(?:\.\d+)? \w+)", re.IGNORECASE)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
@@ -63,19 +63,9 @@ COMPILER = "torch._dynamo"
 """The module whose import takes seconds; a plan does without (`flowrl.planning.light_libraries`)."""
 SIZES = "torch.fx.experimental.symbolic_shapes"
 """The module that torch asks what is known of sizes, which takes SymPy with it; likewise."""
-NOTES: Mapping[str, str] = {
-    "torch.utils._pytree": "register_constant() on Enum",
-    "diffusers.quantizers.torchao.torchao_quantizer": "Unable to import `torchao` Tensor objects",
-}
+NOTES: Mapping[str, str] = _TABLES["notes"]
 """What torch and diffusers say, by logger, wherever torchao is installed, of classes of it that nothing here uses."""
-LIGHT_MODULES = (
-    "torch.utils.flop_counter",
-    "diffusers.utils.torch_utils",
-    "diffusers.hooks",
-    "diffusers.models.attention_dispatch",
-    "diffusers.models.transformers",
-    "diffusers.models.unets",
-)
+LIGHT_MODULES: Sequence[str] = _TABLES["light_modules"]
 """What a plan needs of torch and diffusers, each imported once while heavy packages are absent."""
 
 

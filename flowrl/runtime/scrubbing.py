@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Mapping
 from functools import cache, lru_cache
+from pathlib import Path
 from typing import Any, TextIO
 from urllib.parse import quote
 
@@ -41,48 +42,17 @@ _VALUE = (
     r"(?!(?:[Nn]one|null|true|false|True|False|TOKEN|SECRET)\b|[$<{*]|%(?:25){0,4}3[Dd])"
     r"(?:(?!%(?:25){0,4}26)[^\s'\"&,;<>)\]}\\])+"
 )
-_FORMS = (
-    r"hf_(?:(?=[A-Za-z]{0,80}\d)[A-Za-z0-9]{8,}|[A-Za-z0-9]{20,})",
-    r"hf_(?:\n?[A-Za-z0-9]){34}(?![A-Za-z0-9])",  # wrapped by a terminal
-    r"sk-(?:(?=[A-Za-z_-]{0,80}\d)[\w-]{16,}|[A-Za-z]{32,})",
-    r"[spr]k_(?:live|test)_\w{10,}",
-    r"gh[pousr]_\w{16,}",
-    r"github_pat_\w{20,}",
-    r"gl(?:pat|rt|dt|cbt|ptt)-[\w-]{16,}",
-    r"xox[abeprs]-[\w-]{10,}",
-    r"xapp-[\w-]{20,}",
-    r"A[KS]IA[0-9A-Z]{16}",
-    r"AIza[\w-]{35}",
-    r"ya29\.[\w-]{10,}",
-    r"1//0[\w-]{20,}",
-    r"eyJ[\w-]{8,2000}(?:\.[\w-]*){2,4}",
-    r"pypi-[\w-]{20,}",
-    r"npm_[A-Za-z0-9]{30,}",
-    r"dckr_pat_[\w-]{16,}",
-    r"SG\.[\w-]{16,}\.[\w-]{16,}",
-    r"SK[0-9a-f]{32}\b",
-    r"(?:r8|gsk|rpa|csk)_[A-Za-z0-9]{20,}",
-    r"(?:nvapi|xai|pplx)-[\w-]{20,}",
-    r"shp(?:at|ca|pa|ss)_[0-9a-f]{32}",
-    r"dapi[0-9a-f]{32}",
-    r"hvs\.[\w-]{20,}",
-    r"dop_v1_[0-9a-f]{40,}",
+_FORMS, _HOOKS = (
+    "|".join(line for line in part.splitlines() if not line.startswith("#"))
+    for part in Path(__file__).with_name("secret_forms.txt").read_text(encoding="utf-8").split("\n\n")
 )
-"""Tokens that are known by their form, as their givers describe it."""
-_HOOKS = (
-    r"hooks\.slack(?:-gov)?\.com/\w+/",
-    r"discord(?:app)?\.com/api/(?:v\d+/)?webhooks/",
-    r"api\.telegram\.org/(?:file/)?bot",
-    r"webhook\.office\.com/",
-    r"outlook\.office\.com/webhook/",
-)
-"""Addresses whose path is the secret."""
+"""Patterns of tokens that are known by their form, and of addresses whose path is the secret."""
 _SHAPES = tuple(
     (re.compile(pattern), by)
     for pattern, by in (
         (r"-----BEGIN [A-Z ]{0,30}PRIVATE KEY(?: BLOCK)?-----[\s\S]*?"
          r"(?:-----END [A-Z ]{0,30}PRIVATE KEY(?: BLOCK)?-----|\Z)", SECRET),
-        (rf"({'|'.join(_HOOKS)})[^\s'\"<>]+", rf"\1{SECRET}"),
+        (rf"({_HOOKS})[^\s'\"<>]+", rf"\1{SECRET}"),
         # user:password@ of an address; the last @ before its path, as passwords may hold one, and a slash where what
         # follows the colon is no port
         (rf"(?<=[A-Za-z0-9])({_COLON}(?:(?<=https:)|(?<=http:)|{_SLASH}){_SLASH})(?!git@)"
@@ -108,7 +78,7 @@ _SHAPES = tuple(
         (rf"({_FIRST}(?i:{_NAMES})\\?['\"]?\s?=\s?\\?['\"]?)(?=\S{{0,300}}\d)(?!\d{{1,5}}\b){_VALUE}", rf"\1{SECRET}"),
         (rf"({_FIRST}(?i:x-[\w-]{{0,40}}(?:key|token|secret)|(?:api|access|secret)[_-]key|passw(?:or)?d"
          rf"|(?:access|auth)[_-]token)\s*:\s+['\"]?)(?=\S{{0,300}}\d)(?!\d+\b){_VALUE}", rf"\1{SECRET}"),
-        (rf"(?=[a-zAES1]){_START}(?:{'|'.join(_FORMS)})", SECRET),
+        (rf"(?=[a-zAES1]){_START}(?:{_FORMS})", SECRET),
         (rf"({_FIRST}(?i:{_SAID}){_BETWEEN}){_RANDOM}", rf"\1{SECRET}"),
         (r"(?i)((?:api[_ -]?key|wandb|login)(?:\W{1,4}|\s+is\s+|\W+(?:api\W?)?key\W{1,4}|\W+login\W{1,3}))(?:local-)?"
          r"[0-9a-f]{40}\b", rf"\1{SECRET}"),
