@@ -57,7 +57,8 @@ def base_for(wish: Wish) -> str:
         trained = data.get("policy", {}).get("train", "lora") != wish.train
         away = wish.reward not in (None, *rewards)
         embedded = model.startswith("asset:") != wish.model.startswith("asset:")
-        first = (embedded, trained, wish.recommended and not suits, not same, away, card is None, other)
+        served = any("server" in (reward.get("options", {}).get("judge") or ()) for reward in data["rewards"])
+        first = (embedded, trained, wish.recommended and not suits, not same, away, served, card is None, other)
         ranked.append((*first, len(rewards), len(data), name))
     if not ranked:
         raise ValueError(

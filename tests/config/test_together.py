@@ -43,6 +43,7 @@ def load(tmp_path_factory: pytest.TempPathFactory) -> Load:
         config, _out, *own = command(folder, "flux", "grpo", folder / "run", "sampler.noise_level=0.7")
         own += ["policy.lora_rank=null"] * ("policy.train=full" in settings)
         own += ["workers.rollouts=1"] * ("workers.staleness=1" in settings)
+        own += ["sampler.sde_window_size=1"] * ("sampler.sde_window_by=prompt" in settings)
         return load_config(config, [*own, *settings])
 
     return loaded

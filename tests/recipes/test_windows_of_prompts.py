@@ -150,8 +150,6 @@ REFUSED: list[tuple[tuple[str, ...], str]] = [
     ((TWO, "sampler.trained_fraction=0.5"), "trained_fraction 0.5"),
     ((ALL,), "sde_window_size 0 all begin"),
     (("sampler.sde_window_size=5",), "give a size from 1 to 4"),
-    (("keep_graphs=true",), "sampler.sde_window_by is prompt"),
-    (("keep_graphs=gradients",), "sampler.sde_window_by is prompt"),
     (("credit.method=dense_grpo",), "credit method dense_grpo"),
     (("credit.method=tempflow",), "credit method tempflow"),
     (("credit.method=branch_grpo", "credit.splits=[0, 1]"), "credit method branch_grpo"),
@@ -174,3 +172,5 @@ def test_pairs_and_split_weights_refuse_windows_of_prompts(toy: Path) -> None:
         ValueError, match=r"sampler\.sde_window_by=prompt do not go together, because processes that share weights"
     ):
         check_together(toy_config(toy, *BY_PROMPT, "parallel.shard=2"))
+    with pytest.raises(ValueError, match=r"keep_graphs=true and sampler\.sde_window_by=prompt do not go together"):
+        check_together(toy_config(toy, *BY_PROMPT, "keep_graphs=true"))

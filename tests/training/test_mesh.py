@@ -30,7 +30,7 @@ def test_the_copies_are_what_the_processes_suffice_for(
     ("settings", "world", "words"),
     [
         ({"shard": 2}, 1, "1 process was launched.*launch a multiple of 2"),
-        ({"shard": 2, "context": 2}, 6, "is 4 processes .* and 6 processes were launched"),
+        ({"shard": 2, "context": 2}, 6, "over 4 processes, and 6 processes were launched"),
         ({"shard": 2, "replicate": 4}, 4, "set parallel.replicate to 2"),
         ({"replicate": 2}, 1, "set parallel.replicate to 1"),
     ],

@@ -224,7 +224,7 @@ def evaluated(reached: float, *values: tuple[float, float], error: float = 0.02,
 
 def test_a_trained_reward_that_rises_while_every_held_out_one_falls_is_hacked() -> None:
     said = evaluated(0.7, (0.9, 0.8), (0.5, 0.4))["reward_hacking"]
-    assert "got better (trained 0.5 -> 0.7)" in said
+    assert "rose (trained 0.5 -> 0.7)" in said
     assert "r0 0.9 -> 0.8, r1 0.5 -> 0.4" in said
     assert evaluated(0.3, (0.9, 0.8), weight=-1.0)  # a penalty that falls
     assert evaluated(0.7, (0.9, 0.8), error=0.0)
