@@ -91,5 +91,4 @@ def _said(rows: list[dict[str, Any]], config: TrainConfig) -> Iterator[Check]:
     for row in rows:
         warned = dict(row.get("warnings", {})) | warned
     for sentence in warned.values():
-        found, cure = divided(sentence)
-        yield Check("step", "warning", found, cure)
+        yield Check("step", "warning", *divided(sentence))

@@ -33,5 +33,4 @@ def divided(sentence: str) -> tuple[str, str]:
 
 def faulty(name: str, sentence: str) -> Check:
     """The check that such an error fails."""
-    found, cure = divided(sentence)
-    return Check(name, "fault", found, cure)
+    return Check(name, "fault", *divided(sentence))

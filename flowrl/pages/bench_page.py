@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from flowrl.pages.bench_figures import BarPair, paired_bars
@@ -22,7 +21,7 @@ from flowrl.profiling.text import (
 )
 from flowrl.profiling.text import time as written
 from flowrl.rendering.document import document
-from flowrl.rendering.markup import DASH, card, code, esc, fold, notes_box, section, table, tiles
+from flowrl.rendering.markup import DASH, card, code, esc, facts_table, fold, notes_box, section, table, tiles
 from flowrl.runtime.files import write_atomically
 
 FOOTER = "Written by <code>flowrl bench</code>."
@@ -60,12 +59,8 @@ def render(bench: Bench) -> str:
 
 def _settings(bench: Bench) -> str:
     """What was measured where, folded."""
-    given = {
-        key: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-        for key, value in bench.facts.items()
-    }
-    told = table("Facts", ["fact", "value"], [[esc(key), f"<code>{esc(text)}</code>"] for key, text in given.items()])
-    return (fold("Machine and software", told) if given else "") + (
+    told = facts_table("Facts", ["fact", "value"], bench.facts)
+    return (fold("Machine and software", told) if bench.facts else "") + (
         fold("Configuration", code(bench.config)) if bench.config else ""
     )
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 
 from flowrl.evaluation.benchmark import Result
 from flowrl.rendering.bars import Mark, forest, forest_of_two
 from flowrl.rendering.charts import WIDER
 from flowrl.rendering.document import document
-from flowrl.rendering.markup import card, code, esc, fold, notes_box, section, table, titled_table
+from flowrl.rendering.markup import card, code, esc, facts_table, fold, notes_box, section, titled_table
 
 
 def render(result: Result, *, title: str, names: Sequence[str], command: str) -> str:
@@ -22,11 +21,7 @@ def render(result: Result, *, title: str, names: Sequence[str], command: str) ->
         command: that made it.
     """
     tables = "".join(titled_table(part.title, part.head, part.rows, part.note) for part in result.tables)
-    rows = [
-        [esc(key), f"<code>{esc(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))}</code>"]
-        for key, value in result.facts.items()
-    ]
-    listed = table("Judge, settings and times", ["Key", "Value"], rows)
+    listed = facts_table("Judge, settings and times", ["Key", "Value"], result.facts)
     sides, said = (result.base_intervals, result.intervals), "scores with intervals"
     scores = forest_of_two(*sides, (names[-1], names[0]), x_label="score", description=said, wide=WIDER)
     changed = [(name.replace("_", " "), [Mark(interval=interval)]) for name, interval in result.differences.items()]

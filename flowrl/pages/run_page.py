@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from pathlib import Path
 
@@ -10,7 +9,7 @@ from flowrl.pages.health_section import health, time_by_stage
 from flowrl.pages.run_curves import curves, summary, tasks, tiles
 from flowrl.pages.shown_samples import images
 from flowrl.rendering.document import MEDIA_POLICY, POLICY, document
-from flowrl.rendering.markup import code, esc, fold, notes_box, plural, section, table
+from flowrl.rendering.markup import code, esc, facts_table, fold, notes_box, plural, section
 from flowrl.runs.held_out_result import held_out
 from flowrl.runs.run_data import RunData
 
@@ -81,12 +80,7 @@ def provenance(run: RunData) -> str:
     """The manifest and the resolved configuration, folded."""
     parts = ""
     if run.manifest:
-        said = {
-            key: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
-            for key, value in run.manifest.items()
-        }
-        rows = [[esc(key), f"<code>{esc(value)}</code>"] for key, value in said.items()]
-        parts += fold("Manifest", table("Versions, machine and command", ["Key", "Value"], rows))
+        parts += fold("Manifest", facts_table("Versions, machine and command", ["Key", "Value"], run.manifest))
     if run.config_text:
         parts += fold("Resolved configuration", code(run.config_text))
     return section("provenance", "Settings and versions", parts)

@@ -12,6 +12,7 @@ from urllib.parse import quote
 from flowrl.evaluation.board.row_values import Values
 from flowrl.evaluation.board.standings import Ranking, Standing
 from flowrl.media.lossless import CLIPS
+from flowrl.prompts.loading import spread
 from flowrl.rendering.embedded_images import image_element, image_table
 from flowrl.rendering.markup import DASH, esc
 from flowrl.statistics.means import Key
@@ -85,8 +86,7 @@ def _chosen(scores: Sequence[Mapping[Key, float]], known: Sequence[Values]) -> l
     best = _of_each_prompt([key for key in order if ahead[key] > 0])
     worst = _of_each_prompt([key for key in reversed(order) if ahead[key] < 0])
     prompts = _of_each_prompt(keys, limit=len(keys))
-    count = min(PROMPTS, len(prompts))
-    evenly = [prompts[(2 * place + 1) * len(prompts) // (2 * count)] for place in range(count)]
+    evenly = [prompts[place] for place in spread(len(prompts), PROMPTS)]
     return [
         ("Where the first is furthest above the others", best),
         ("Where the first is furthest below the others", worst),

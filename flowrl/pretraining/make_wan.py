@@ -80,23 +80,13 @@ class WanConfig(WrongCaptions):
     """Shift of the training noise levels."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Clips:
-    """Drawn clips.
+def clip_batch(numbers: range, seed: int, stage: str, wrong: float = 0.0) -> tuple[Tensor, Tensor, list[str]]:
+    """Draws clips by number, a share of them `wrong`: they go the opposite way to what their prompt says.
 
-    Attributes:
-        clips: float32 `[n, 3, 9, 64, 64]` in [-1, 1].
-        labels: uint8 `[n, 3, 8, 8]`, what each patch shows in the last frame of each latent one.
-        prompts: what their captions say.
+    Returns:
+        Clips, float32 `[n, 3, 9, 64, 64]` in [-1, 1]; labels, uint8 `[n, 3, 8, 8]`, what each patch shows in the last
+        frame of each latent one; prompts, what their captions say.
     """
-
-    clips: Tensor
-    labels: Tensor
-    prompts: list[str]
-
-
-def clip_batch(numbers: range, seed: int, stage: str, wrong: float = 0.0) -> Clips:
-    """Draws clips by number, a share of them `wrong`: they go the opposite way to what their prompt says."""
     train, held_out = motion_records()
     records = train + held_out
     clips, labels, prompts = [], [], []
@@ -109,13 +99,13 @@ def clip_batch(numbers: range, seed: int, stage: str, wrong: float = 0.0) -> Cli
         labels.append(np.stack([label_map([shape]) for shape in shapes[::4]]))
         prompts.append(str(record["prompt"]))
     stack = torch.from_numpy(np.stack(clips)).permute(0, 4, 1, 2, 3).float()
-    return Clips(clips=stack / 127.5 - 1.0, labels=torch.from_numpy(np.stack(labels)), prompts=prompts)
+    return stack / 127.5 - 1.0, torch.from_numpy(np.stack(labels)), prompts
 
 
 def reconstruction_loss(pipe: WanPipeline, config: WanConfig, step: int) -> Tensor:
     """Absolute error of reconstructed clips, shapes weighted up, plus the weighted KL of their posteriors."""
     first = step * config.vae_batch_size
-    clips = clip_batch(range(first, first + config.vae_batch_size), config.seed, "vae").clips
+    clips = clip_batch(range(first, first + config.vae_batch_size), config.seed, "vae")[0]
     decoded, kl = reconstruct(pipe.vae, clips, config.seed, step)
     shown = ((clips - _GROUND).abs().amax(1, keepdim=True) > 0.1).float()  # a tenth of the pixels
     near = nn.functional.max_pool3d(shown, (1, 5, 5), stride=1, padding=(0, 2, 2))  # a corner is rounded on both sides
@@ -128,7 +118,7 @@ def set_latent_statistics(pipe: WanPipeline, seed: int) -> None:
     """Writes mean and deviation of every latent channel, over some clips, into the autoencoder's configuration."""
     latents = torch.cat(
         [
-            pipe.vae.encode(clip_batch(range(first, first + 32), seed, "latent statistics").clips).latent_dist.mean
+            pipe.vae.encode(clip_batch(range(first, first + 32), seed, "latent statistics")[0]).latent_dist.mean
             for first in range(0, _MEASURED, 32)
         ]
     )
@@ -148,10 +138,10 @@ def clip_examples(vae: Any, config: WanConfig, out: Path) -> Callable[..., tuple
 
     def examples(name: str, count: int, wrong: float) -> tuple[list[Tensor], list[str]]:
         def encode(numbers: range) -> tuple[dict[str, Tensor], list[str]]:
-            drawn = clip_batch(numbers, config.seed, name, wrong)
+            clips, labels, texts = clip_batch(numbers, config.seed, name, wrong)
             with in_low_precision():
-                encoded = vae.encode(drawn.clips).latent_dist.mean.float()
-            return {"latents": ((encoded - mean) / std).half(), "labels": drawn.labels}, drawn.prompts
+                encoded = vae.encode(clips).latent_dist.mean.float()
+            return {"latents": ((encoded - mean) / std).half(), "labels": labels}, texts
 
         found, prompts = encode_once("clips", out / f"clips-{name}.pt", count, 32, encode)
         return [found["latents"], by_tokens(found["labels"], 2).flatten(1, 2)], prompts

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import html
+import json
 import math
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from flowrl.runtime.scrubbing import without_secrets
 
@@ -64,6 +65,15 @@ def duration(seconds: float) -> str:
 def plural(count: int, word: str) -> str:
     """ "1 image", "2 images", with thousands set apart."""
     return f"{count:,}".replace(",", "\u202f") + f" {word}{'' if count == 1 else 's'}"
+
+
+def facts_table(caption: str, head: Sequence[str], facts: Mapping[str, Any]) -> str:
+    """A table of names with their values as code; what is no text is written as JSON."""
+    said = {
+        key: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+        for key, value in facts.items()
+    }
+    return table(caption, head, [[esc(key), f"<code>{esc(text)}</code>"] for key, text in said.items()])
 
 
 def table(caption: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

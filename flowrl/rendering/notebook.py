@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import base64
 import io
 from collections.abc import Mapping, Sequence
 
 from PIL import Image
 
 from flowrl.media.reading import as_rgb
+from flowrl.rendering.embedded_images import data_address
 from flowrl.rendering.markup import bounds, esc, number, signed
 from flowrl.statistics.bootstrap import Interval
 
@@ -48,10 +48,9 @@ def images_row(images: Sequence[Image.Image], captions: Sequence[str]) -> str:
         shown.thumbnail((320, 320))
         buffer = io.BytesIO()
         as_rgb(shown).save(buffer, format="PNG")
-        data = base64.b64encode(buffer.getvalue()).decode("ascii")
         cells += (
             '<figure style="display:inline-block;margin:4px;max-width:160px">'
-            f'<img src="data:image/png;base64,{data}" alt="{esc(words)}" style="max-width:160px">'
+            f'<img src="{data_address(buffer.getvalue(), "image/png")}" alt="{esc(words)}" style="max-width:160px">'
             f"<figcaption>{esc(words)}</figcaption></figure>"
         )
     more = len(images) - SHOWN

@@ -17,14 +17,7 @@ CONFIG, MANIFEST = "config.yaml", "manifest.json"
 _FIRST = {CONFIG, MANIFEST, *FOLDERS}
 """What a run writes before it trains."""
 _LOOSE = (
-    "model",
-    ".model.good",
-    "model.diverged",
-    ".model.writing",
-    ".model.aside",
-    ".shipped.keeping",
-    ".shipped.restoring",
-    "wandb",
+    "model .model.good model.diverged .model.writing .model.aside .shipped.keeping .shipped.restoring wandb".split()
 )
 """Folders of a run that may hold links to elsewhere: frozen parts of a model, and what W&B keeps."""
 

@@ -27,19 +27,12 @@ _IDLE = 0.02  # seconds to the next look where no answer is awaited
 
 
 @dataclass(frozen=True, slots=True)
-class PolicyWeights:
-    """A version of the policy's tensors, and Ray's reference to it."""
-
-    version: int
-    reference: Any
-
-
-@dataclass(frozen=True, slots=True)
 class Order:
-    """A piece as it is given to a worker."""
+    """A piece as it is given to a worker, with a version of the policy's tensors and Ray's reference to it."""
 
     request: Request
-    weights: PolicyWeights
+    version: int
+    reference: Any
 
 
 class RayBackend:
@@ -62,10 +55,10 @@ class RayBackend:
         """The time."""
         return time.monotonic()
 
-    def weights(self, tensors: Mapping[str, Tensor]) -> PolicyWeights:
-        """Hands a version of the weights to Ray, from which workers fetch it once each."""
+    def weights(self, tensors: Mapping[str, Tensor]) -> tuple[int, Any]:
+        """Hands a version of the weights to Ray, from which workers fetch it once each; its number and reference."""
         self._versions += 1
-        return PolicyWeights(self._versions, self._ray.put(dict(tensors)))
+        return self._versions, self._ray.put(dict(tensors))
 
     def start(self, worker: int) -> None:
         """Starts an actor in the place of the one before."""
@@ -75,8 +68,7 @@ class RayBackend:
 
     def submit(self, worker: int, ticket: int, piece: Order) -> None:
         """Asks an actor for a piece."""
-        call = self._actors[worker].draw
-        reference = call.remote(piece.request, piece.weights.version, [piece.weights.reference])
+        reference = self._actors[worker].draw.remote(piece.request, piece.version, [piece.reference])
         self._awaited[reference] = worker, ticket
 
     def wait(self, seconds: float) -> list[Answer]:

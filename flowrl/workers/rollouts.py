@@ -64,7 +64,7 @@ class Rollouts:
         refuse_ended()
         kept = self.backend.weights(weights)
         with self._lock:
-            return self.dispatcher.add(Order(request, kept) for request in requests)
+            return self.dispatcher.add(Order(request, *kept) for request in requests)
 
     def collect(self, tickets: Sequence[int]) -> Iterator[Drawn]:
         """The pieces in order, each as soon as it is there.

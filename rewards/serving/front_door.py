@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from flowrl.rewards.serving.own_names import own_requests_only
+from flowrl.rewards.serving.retries import RawReply
 from flowrl.rewards.serving.server_requests import Service, has_token, read_body, refusal, unless_gone
 from flowrl.rewards.serving.wire import Limits, read_json_body
 from flowrl.rewards.serving.wire_images import WireError, bad_request, short, too_many_images
@@ -34,15 +35,6 @@ class ServerBackend:
     port: int | None = None
     rewards: dict[str, Any] = field(default_factory=dict)
     limits: dict[str, int] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Answer:
-    """What a server answered."""
-
-    status: int
-    headers: Mapping[str, str]
-    body: bytes
 
 
 def make_door(
@@ -78,7 +70,7 @@ async def look(backend: ServerBackend, inner: str) -> None:
         OSError, ValueError, asyncio.TimeoutError: it does not answer.
     """
     async with asyncio.timeout(_HEALTH_SECONDS):
-        said = json.loads((await _ask(backend, "GET", "/health", inner)).body)
+        said = json.loads((await _ask(backend, "GET", "/health", inner)).content)
     about: dict[str, Any] = said["rewards"]
     backend.rewards = {name: {**one, "videos": said.get("videos", [])} for name, one in about.items()}
     backend.limits = said["limits"]
@@ -117,7 +109,7 @@ async def _forward(request: Request, content_type: str) -> Response:
             ) from error
         request.scope.get("state", {})["served"] = answer.status == 200
         kept = {key: value for key, value in answer.headers.items() if key in ("retry-after", "content-type")}
-        response = Response(answer.body, answer.status, kept)
+        response = Response(answer.content, answer.status, kept)
     except WireError as error:  # what the server behind answered, it has counted itself
         response = refusal(error)
         service.metrics.requests.labels(name, response.status_code).inc()
@@ -163,7 +155,7 @@ async def _ask(
     inner: str,
     body: bytes = b"",
     content_type: str = "application/json",
-) -> _Answer:
+) -> RawReply:
     """One request on a connection of its own.
 
     Raises:
@@ -181,11 +173,8 @@ async def _ask(
             await writer.drain()
         status, *lines = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
         headers = {key.lower(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
-        return _Answer(
-            status=int(status.split()[1]),
-            headers=headers,
-            body=await reader.readexactly(int(headers["content-length"])),
-        )
+        content = await reader.readexactly(int(headers["content-length"]))
+        return RawReply(int(status.split()[1]), headers, content)
     except (LookupError, asyncio.LimitOverrunError) as error:
         raise ValueError("no answer in HTTP") from error
     finally:
@@ -233,7 +222,7 @@ async def _metrics(request: Request) -> Response:
                 backend.port
                 and (answer := await _ask(backend, "GET", "/metrics", request.app.state.inner)).status == 200
             ):
-                texts.append(answer.body.decode())
+                texts.append(answer.content.decode())
     return Response(join_metrics(texts), media_type=content_type)
 
 

@@ -17,16 +17,16 @@ import ssl
 import threading
 import time
 import weakref
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import httpx2
 
-from flowrl.rewards.serving.retries import MAX_REPLY_BYTES, Failure, is_loopback, read_json_reply
+from flowrl.rewards.serving.retries import MAX_REPLY_BYTES, Failure, RawReply, is_loopback, read_json_reply
 from flowrl.rewards.serving.server_pool import ServerPool
 from flowrl.runtime.scrubbing import remember_secret
 
@@ -52,14 +52,6 @@ class Body:
 
     data: bytes
     content_type: str = "application/json"
-
-
-class RawReply(NamedTuple):
-    """What a server answered."""
-
-    status: int
-    headers: Mapping[str, str]
-    content: bytes
 
 
 class ServerLine:

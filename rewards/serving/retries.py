@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
 from flowrl.runtime.randomness import counter_seed
@@ -43,6 +43,14 @@ class Failure:
     again: bool = True
     retry_after: float | None = None
     message: str = ""
+
+
+class RawReply(NamedTuple):
+    """What a server answered."""
+
+    status: int
+    headers: Mapping[str, str]
+    content: bytes
 
 
 def call_with_retries(

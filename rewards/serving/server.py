@@ -18,7 +18,7 @@ import importlib
 import math
 import socket
 import time
-from collections.abc import AsyncIterator, Collection, Mapping
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -96,14 +96,17 @@ def make_app(
     return app
 
 
-def check_extra() -> None:
-    """Refuses to go on where a package of the extra `serve` is not installed."""
-    for package in ("fastapi", "uvicorn", "python_multipart", "prometheus_client"):
+def check_extra(
+    what: str = "a reward server",
+    packages: Sequence[str] = ("fastapi", "uvicorn", "python_multipart", "prometheus_client"),
+) -> None:
+    """Refuses to go on where a package of the extra `serve` that `what` needs is not installed."""
+    for package in packages:
         try:
             importlib.import_module(package)
         except ImportError as error:
             raise ValueError(
-                f"a reward server needs {package} ({error}): in flowrl's folder, pip install -e '.[serve]'."
+                f"{what} needs {package} ({error}): in flowrl's folder, pip install -e '.[serve]'."
             ) from error
 
 

@@ -248,12 +248,10 @@ def test_shipped_models_are_small_and_complete(name: str) -> None:
 
 def test_some_clips_go_the_opposite_way() -> None:
     def ways(wrong: float) -> list[bool]:
-        drawn = clip_batch(range(40), 0, "x", wrong)
-        pixels = ((drawn.clips + 1) * 127.5).round().byte().permute(0, 2, 3, 4, 1).numpy()
+        clips, _, prompts = clip_batch(range(40), 0, "x", wrong)
+        pixels = ((clips + 1) * 127.5).round().byte().permute(0, 2, 3, 4, 1).numpy()
         records = {str(record["prompt"]): record for part in motion_records() for record in part}
-        return [
-            motion_verdict(clip, records[prompt]).correct for clip, prompt in zip(pixels, drawn.prompts, strict=True)
-        ]
+        return [motion_verdict(clip, records[prompt]).correct for clip, prompt in zip(pixels, prompts, strict=True)]
 
     assert all(ways(0.0))
     assert not any(ways(1.0))
@@ -261,9 +259,9 @@ def test_some_clips_go_the_opposite_way() -> None:
 
 
 def test_labels_are_what_each_latent_frame_shows_last() -> None:
-    drawn = clip_batch(range(4), 0, "x")
-    pixels = ((drawn.clips + 1) * 127.5).round().byte().permute(0, 2, 3, 4, 1).numpy()
-    for clip, labels in zip(pixels, drawn.labels, strict=True):
+    clips, drawn, _ = clip_batch(range(4), 0, "x")
+    pixels = ((clips + 1) * 127.5).round().byte().permute(0, 2, 3, 4, 1).numpy()
+    for clip, labels in zip(pixels, drawn, strict=True):
         for frame, cells in zip(clip[::4], labels, strict=True):
             (found,) = detect_shapes(frame)
             label = 1 + 4 * SHAPES.index(found.label) + list(COLORS).index(color_of(frame, found))

@@ -188,7 +188,7 @@ def test_entries_that_are_refused_before_anything_starts(tmp_path: Path) -> None
 
 def test_the_door_counts_what_it_refuses_itself_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
     async def asked(*_: Any) -> Any:
-        return front_door._Answer(status=413, headers={"content-type": "application/json"}, body=b"{}")
+        return front_door.RawReply(status=413, headers={"content-type": "application/json"}, content=b"{}")
 
     monkeypatch.setattr(front_door, "_ask", asked)
     backends = [front_door.ServerBackend(rewards={"a": {}}), front_door.ServerBackend(rewards={"b": {}}, port=1)]

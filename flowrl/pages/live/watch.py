@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import secrets
 import socket
 import time
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING
 from flowrl.pages.live.followed_runs import Followed, Watched
 from flowrl.pages.live.run_view import list_row
 from flowrl.rendering.markup import plural
-from flowrl.rewards.serving.server import open_socket
+from flowrl.rewards.serving.server import check_extra, open_socket
 from flowrl.runtime.scrubbing import say as print
 
 if TYPE_CHECKING:
@@ -77,13 +76,7 @@ def make_server(watched: Watched, port: int) -> tuple[uvicorn.Server, str, socke
     Raises:
         ValueError: as `watch`.
     """
-    for package in ("starlette", "uvicorn"):
-        try:
-            importlib.import_module(package)
-        except ImportError as error:
-            raise ValueError(
-                f"flowrl watch needs {package} ({error}): in flowrl's folder, pip install -e '.[serve]'."
-            ) from error
+    check_extra("flowrl watch", ("starlette", "uvicorn"))
     import uvicorn
 
     from flowrl.pages.live.watch_app import make_app
