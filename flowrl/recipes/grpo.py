@@ -32,7 +32,7 @@ from flowrl.credit import CREDIT
 from flowrl.objectives.policy_gradient import OBJECTIVES
 from flowrl.objectives.terms import approx_kl
 from flowrl.recipes.counting import only_here, trained_scale
-from flowrl.recipes.grpo_counts import counts
+from flowrl.recipes.grpo_counts import counts, keeps_pieces
 from flowrl.rewards import RewardOutput
 from flowrl.rewards.base.outputs import join_outputs
 from flowrl.runs.vital_signs import DISAGREE, FAULT
@@ -225,9 +225,7 @@ def update(
     subset = config.sampler.trained_fraction < 1 and config.sampler.trained_steps == "random"
     blocks = micro_batches(rows, micro, config.updates_per_rollout, wanted_M=counted_M if subset else None)
     stale = config.workers.staleness > 0  # drawn with weights that are not those before this update
-    # Else the pieces of later updates are not those of the rollout.
-    alike = micro == loop.geometry.rollout_batch_size and config.sampler.sde_window_by == "iteration"
-    pieces = alike and not subset and method.whole_paths
+    pieces = keeps_pieces(config, loop.geometry)
     first_update = True
     for number, own_blocks in enumerate(blocks):
         weight_M = loss_weights(loop, rows, counted_M, own_blocks)

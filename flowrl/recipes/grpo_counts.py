@@ -15,6 +15,14 @@ from flowrl.training.kept_graphs import by_step, walks
 from flowrl.training.paths import stochastic_steps, tree_steps
 
 
+def keeps_pieces(config: TrainConfig, geometry: Geometry) -> bool:
+    """Whether an update takes all rows in the batches in which they were sampled."""
+    sampler, sizes = config.sampler, {geometry.micro_batch_size, geometry.rollout_batch_size}
+    subset = sampler.trained_fraction < 1 and sampler.trained_steps == "random"
+    alike = len(sizes) == 1 and sampler.sde_window_by == "iteration" and not subset
+    return alike and CREDIT[config.credit.method].whole_paths
+
+
 def counts(config: TrainConfig) -> RecipeCounts:
     """What a run counts before it starts."""
     sampler, method = config.sampler, CREDIT[config.credit.method]
@@ -34,9 +42,7 @@ def counts(config: TrainConfig) -> RecipeCounts:
         # them.
         updates = config.updates_per_rollout
         subset = sampler.trained_fraction < 1 and sampler.trained_steps == "random"
-        alike = geometry.micro_batch_size == geometry.rollout_batch_size and sampler.sde_window_by == "iteration"
-        alike &= method.whole_paths and not subset
-        times = (not alike or not rounds_alike(config)) + (config.ratio != "step")
+        times = (not keeps_pieces(config, geometry) or not rounds_alike(config)) + (config.ratio != "step")
         again = times * (trained if subset else everything) * (updates - 1) // updates
         rows = passes(sampler.guidance_scale)
         replayed = 0 if config.keep_graphs else again + trained

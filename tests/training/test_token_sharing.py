@@ -131,7 +131,7 @@ def test_of_processes_that_share_an_image_the_first_is_heard() -> None:
 # ---- what is refused -------------------------------------------------------------------------------------------------
 
 REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
-    "launched alone": ((), r"parallel.shard \(1\) x parallel.context \(2\) splits one copy of the model over 2 processes"),
+    "launched alone": ((), r"parallel.shard \(1\) x parallel.context \(2\) splits one copy of the model over 2"),
     "heads": (("parallel.context=3",), "2 heads do not divide by 3: choose one of 1, 2"),
     "tokens": (("pipeline.height=48", "pipeline.num_frames=1"), "48 x 48 x 1 frames is 9 tokens"),
     "tokens of evaluations": (
