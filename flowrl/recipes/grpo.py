@@ -221,7 +221,7 @@ def update(
     The share of rows whose gradient the objective cuts is noted as `cut_name`.
     """
     loop, config, run = record.loop, record.loop.config, record.loop.run
-    micro, method = loop.geometry.micro_batch_size, loop.ready.method
+    micro = loop.geometry.micro_batch_size
     subset = config.sampler.trained_fraction < 1 and config.sampler.trained_steps == "random"
     blocks = micro_batches(rows, micro, config.updates_per_rollout, wanted_M=counted_M if subset else None)
     stale = config.workers.staleness > 0  # drawn with weights that are not those before this update
