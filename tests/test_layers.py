@@ -38,7 +38,7 @@ LOOSE = {"__init__", "__main__", "cli", "trajectory"}
 """What may lie in flowrl/ itself."""
 HEAVY = {"diffusers", "transformers", "peft", "accelerate", "safetensors", "tokenizers", "torchvision", "tensorboard"}
 PUBLIC = ("rlg_pipeline", "slot_network", "backends_here")
-"""Definitions that no product code uses, because they are for users; so are names that a package imports as themselves."""
+"""Definitions that no product code uses, since users do; so are names that a package imports as themselves."""
 _NAME = re.compile(r"[:.]([A-Za-z_]\w*)$|^([A-Za-z_]\w*)$")  # the end of "module:name", or a name alone
 
 
