@@ -45,6 +45,12 @@ BENCHMARKS: dict[str, Benchmark] = {
     name: Benchmark(**known) for name, known in read_mapping(Path(__file__).with_name("benchmarks.yaml")).items()
 }
 
+
+def are_shares(benchmark: str) -> bool:
+    """Whether numbers of a benchmark that lie from 0 to 1 have to: a panel's are those of any scorer."""
+    return not BENCHMARKS[benchmark].rules.endswith("panel")
+
+
 NO_TRAINING = ", not another training of the same model"
 
 

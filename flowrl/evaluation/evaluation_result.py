@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import replace
 from pathlib import Path
 
-from flowrl.evaluation.benchmark import BENCHMARKS, Result
+from flowrl.evaluation.benchmark import BENCHMARKS, Result, are_shares
 from flowrl.generation.subject import Settings
 from flowrl.rendering.markup import bounds, estimate, number, signed
 from flowrl.rendering.terminal_text import COLUMNS, Table, as_table
@@ -99,7 +99,9 @@ def over_models(results: Sequence[Result], labels: Sequence[str]) -> Result:
     if not any(result.metrics for result in results):  # drawn for a judge that is to come
         headline = " ".join(result.headline for result in results)
         return Result(headline=headline, rows=(), metrics={}, tables=(), notes=notes)
-    means, changes = over_runs([one.metrics for one in results]), over_runs([*map(_changes, results)], changes=True)
+    shares = all(are_shares(name.split("/")[1]) for result in results for name in result.metrics)
+    means = over_runs([one.metrics for one in results], shares=shares)
+    changes = over_runs([*map(_changes, results)])
     short = {name: name.split("/", 2)[-1] for name in means if not name.endswith(("_low", "_high"))}
     first = next(iter(short))
     head: tuple[str, ...] = ("", "mean", "95 %")

@@ -15,7 +15,7 @@ from flowrl.runs.held_out_result import HeldOut, conclusion
 from flowrl.runs.run_data import RunData, column, keys_below
 from flowrl.runtime.shapes import Float
 from flowrl.statistics.bootstrap import LEVEL, Interval
-from flowrl.statistics.means import range_of
+from flowrl.statistics.means import ends_of
 from flowrl.statistics.student import student_quantile
 
 EXPLAINED = {
@@ -173,7 +173,7 @@ def training_series(run: RunData, *, label: str = "training reward", color: int 
     x, y = thin(iteration), thin(reward)
     line, spread = smooth(y, thinned_error)
     half = student_quantile(LEVEL, _degrees(run, runs, y)) * spread if len(spread) else spread
-    ends = range_of(reward) or (-math.inf, math.inf)
+    ends = ends_of(reward, changes=False) or (-math.inf, math.inf)
     series = Series(
         label=label,
         x=x,

@@ -126,11 +126,10 @@ def holm(p: Mapping[str, float]) -> dict[str, float]:
 
 
 def aligned(curves: Sequence[Curve]) -> tuple[Float[np.ndarray, " n"], Float[np.ndarray, " s n"]]:
-    """Curves on common costs: point by point at the mean of the seeds' costs; where they are of unequal lengths,
-    interpolated linearly at every cost that one of them has."""
-    if len({len(cost) for cost, _ in curves}) == 1:
-        return np.mean([cost for cost, _ in curves], axis=0), np.array([score for _, score in curves], np.float64)
+    """Curves interpolated linearly at every cost that one of them has, as far as all of them go: so how costs differ
+    between seeds is part of their spread."""
     costs = np.unique(np.concatenate([np.asarray(cost, dtype=np.float64) for cost, _ in curves]))
+    costs = costs[costs <= min(max(cost) for cost, _ in curves)]
     return costs, np.stack([np.interp(costs, cost, score) for cost, score in curves])
 
 
@@ -154,8 +153,8 @@ def cost_interval(curves: Sequence[Curve], target: float) -> Interval:
     """What it costs until the mean of the seeds' curves reaches `target`, with bounds over other seeds.
 
     The bounds hold every cost at which Student's test over the seeds does not tell their scores, interpolated linearly,
-    from the target (the inversion of Fieller 1954). `high` is infinite where that holds of the last: the mean of other
-    seeds might never get there. NaN bounds for one seed, where all agree, and where the mean does not reach it.
+    from the target (the inversion of Fieller 1954), up to where they have passed it. `high` is infinite where that
+    holds of the last: the mean of other seeds might never get there. NaN bounds for one seed, where all agree, and where the mean does not reach it.
     """
     costs, score_SN = aligned(curves)
     mean = cost_to_reach(costs, score_SN.mean(axis=0), target)
@@ -167,8 +166,10 @@ def cost_interval(curves: Sequence[Curve], target: float) -> Interval:
     near = np.flatnonzero(np.abs(score_SP.mean(axis=0) - target) <= half_P)
     if not len(near) or half_P[near].max() < 1e-12:
         return point(mean)
-    low, high = np.interp(place[near[[0, -1]]], np.arange(len(costs)), costs).tolist()
-    return bound(mean, low, math.inf if near[-1] == len(place) - 1 else high, None)
+    costs_P = np.interp(place, np.arange(len(costs)), costs)
+    ends = [part[-1] for part in np.split(near, np.flatnonzero(np.diff(near) > 1) + 1)]
+    last = next((end for end in ends if costs_P[end] >= mean), near[-1])
+    return bound(mean, float(costs_P[near[0]]), math.inf if last == len(place) - 1 else float(costs_P[last]), None)
 
 
 def cost_ratio(reference: Sequence[Curve], method: Sequence[Curve], target: float) -> Interval:

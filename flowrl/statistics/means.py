@@ -217,17 +217,17 @@ def partners(*sides: Rows) -> list[list[ScoreRow]]:
     return [[table[key] for key in shared] for table in tables]
 
 
-def over_seeds(score_of_seed: ArrayLike, *, scores: bool = False) -> Interval:
+def over_seeds(score_of_seed: ArrayLike, *, shares: bool = False) -> Interval:
     """Mean over S independent training runs with Student's t interval: mean ± t(0.95, S-1) · s / sqrt(S).
 
-    `score_of_seed` holds one number per seed: a score, or a difference to the run's own start. Of `scores` that all lie
+    `score_of_seed` holds one number per seed: a score, or a difference to the run's own start. Of `shares` that all lie
     from 0 to 1 the bounds do too. It speaks of other trainings, judged by the same prompts and start noise. NaN bounds
     for one seed, and where all agree. Raises ValueError: no seeds, or a number that is not finite.
     """
     value_S = _check(score_of_seed)
     mean, count = float(value_S.mean()), len(value_S)
     variance = float(value_S.var(ddof=1)) / count if count > 1 else math.nan
-    ends = range_of(value_S) if scores else None
+    ends = range_of(value_S) if shares else None
     return student(Part(mean=mean, centre=mean, variance=variance, degrees=count - 1), ends)
 
 

@@ -87,12 +87,12 @@ def detectable(interval: Interval, *, paired: bool) -> float:
     return DETECTABLE_ERRORS * error * (1.0 if paired else 2.0**0.5)
 
 
-def over_runs(metrics: Sequence[Mapping[str, float]], *, changes: bool = False) -> dict[str, Interval]:
+def over_runs(metrics: Sequence[Mapping[str, float]], *, shares: bool = False) -> dict[str, Interval]:
     """Mean of every metric over several trainings of one method, with Student's t interval (`over_seeds`).
 
-    Metrics that are not there for all runs, or not finite for one, are left out. Unless they are `changes`, bounds of
-    metrics that lie from 0 to 1 in all runs are cut to that.
+    Metrics that are not there for all runs, or not finite for one, are left out. With `shares`, bounds of those
+    that lie from 0 to 1 in all runs are cut to that.
     """
     shared = [name for name in metrics[0] if all(name in row and np.isfinite(row[name]) for row in metrics)]
     found = {name: [row[name] for row in metrics] for name in shared}
-    return {name: over_seeds(values, scores=not changes) for name, values in found.items()}
+    return {name: over_seeds(values, shares=shares) for name, values in found.items()}

@@ -195,8 +195,8 @@ def all_ends(loop: Loop, batch: Batch, sampled: Sampled, output: RewardOutput) -
 
 def all_compared(loop: Loop, sampled: Sampled, output: RewardOutput, ends: Ends) -> Compared | None:
     """All that was scored of all processes, completions on the way too, which advantages compare within groups; None
-    with a virtual member of every group, from which equal rewards differ too."""
-    if loop.config.adv_virtual_max is not None:
+    with a virtual member of every group, from which equal rewards differ too, and where groups of one label teach."""
+    if loop.config.adv_virtual_max is not None or loop.config.shaping.name == "real":
         return None
     if len(sampled.finished_group[sampled.ends]) == len(sampled.finished_group):  # on the host already: no second wait
         return ends.reward, ends.group
@@ -307,6 +307,28 @@ def check_advantages(config: TrainConfig) -> None:
         )
 
 
+def check_labels(config: TrainConfig, shaping: Real) -> None:
+    """Refuses what shaping real cannot do, or what its advantages, made of verdicts alone, would not read."""
+    largest, weights = config.group_size / (2 * shaping.tau), [one.weight for one in config.rewards if one.weight]
+    if config.updates_per_rollout > 1 or config.adv_clip_range < largest:
+        raise ValueError(
+            f"shaping real weighs images as a rollout's first update does, by up to group_size / (2 tau) = {largest:g}: "
+            f"set updates_per_rollout to 1 (got {config.updates_per_rollout}), and adv_clip_range to {largest:g} or more "
+            f"(got {config.adv_clip_range:g})"
+        )
+    if weights != [1] or config.reward_aggregation != "sum":
+        raise ValueError(
+            "shaping real takes the verdicts of one reward of weight 1, and here are rewards of weights "
+            f"{', '.join(f'{weight:g}' for weight in weights)}: give one, and measure others with weight 0"
+        )
+    first = {one.name: one.default for one in fields(TrainConfig)}
+    keys = ("adv_std", "adv_baseline", "adv_eps", "adv_correction", "adv_min_std", "adv_virtual_max")
+    if unread := [key for key in keys if getattr(config, key) != first[key]]:
+        raise ValueError(
+            f"shaping real makes advantages of verdicts alone and does not read {', '.join(unread)}: remove it"
+        )
+
+
 def check_assignment(config: TrainConfig, method: Method) -> None:
     """Refuses settings between reward and advantage that cannot work together."""
     credit = config.credit.method
@@ -319,11 +341,8 @@ def check_assignment(config: TrainConfig, method: Method) -> None:
             f"shaping {config.shaping.name} compares a prompt's finished images: it goes with credit.method=outcome "
             f"(got {credit}) and curriculum.max_rounds=1"
         )
-    if isinstance(shaping, Real) and config.updates_per_rollout > 1:
-        raise ValueError(
-            f"shaping real weighs images as a rollout's first update does, but updates_per_rollout is "
-            f"{config.updates_per_rollout}: set it to 1"
-        )
+    if isinstance(shaping, Real):
+        check_labels(config, shaping)
     if config.reward_aggregation in ("each", "gdpo") and method.merged:
         raise ValueError(
             f"credit method {credit} takes one reward, the weighted sum, so reward_aggregation="

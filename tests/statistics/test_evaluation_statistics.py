@@ -113,11 +113,12 @@ def test_a_difference_of_that_size_is_found_in_four_of_five() -> None:
 
 
 def test_several_trainings_have_students_interval() -> None:
-    found = over_runs([{"a": 0.5, "b": 1.0, "c": 2.0}, {"a": 0.7, "b": math.nan, "d": 1.0}])
+    rows = [{"a": 0.5, "b": 1.0, "c": 2.0}, {"a": 0.7, "b": math.nan, "d": 1.0}]
+    found = over_runs(rows, shares=True)
     assert list(found) == ["a"]
     assert found["a"].mean == pytest.approx(0.6)
     # t(0.95, 1 degree) = 12.7062, s = 0.141421
     assert (found["a"].low, found["a"].high) == (0.0, 1.0)  # as shares are
-    change = over_runs([{"a": 0.5}, {"a": 0.7}], changes=True)["a"]
+    change = over_runs(rows)["a"]  # of a scorer, or a change
     assert change.high - 0.6 == pytest.approx(12.7062 * 0.141421 / math.sqrt(2), rel=1e-4)
     assert not over_runs([{"a": 0.5}])["a"].known

@@ -287,8 +287,8 @@ def test_over_seeds_is_students_interval() -> None:
     assert over_seeds([1.0, 2.0, 3.0]).high == pytest.approx(2 + 4.30265 / math.sqrt(3), rel=1e-5)
     assert not over_seeds([0.4]).known
     assert not over_seeds([1.0, 1.0, 1.0]).known  # three of three is no certainty
-    assert over_seeds([0.9, 1.0], scores=True).high == 1.0
-    assert over_seeds([0.0, 0.1], scores=True).low == 0.0
+    assert over_seeds([0.9, 1.0], shares=True).high == 1.0
+    assert over_seeds([0.0, 0.1], shares=True).low == 0.0
     assert over_seeds([-1.0, 0.1], scores=True).low < -1.0
     assert over_seeds([0.9, 1.0]).high > 1.0
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from flowrl.benchmarks.temporal import LESS_IS_BETTER
 from flowrl.benchmarks.unigenbench.point_scores import OVERALL, Row, paired_intervals, score_intervals
+from flowrl.evaluation.benchmark import are_shares
 from flowrl.evaluation.board.comparable import PROMPTS, SAMPLES, Group, conditions
 from flowrl.evaluation.board.finished import BoardEntry
 from flowrl.evaluation.board.row_values import Values
@@ -155,7 +156,7 @@ def _by_points(
         scores = {}
         for name, part in lines.items():  # of one training over prompts, of several Student's over them
             found = [score_intervals(*sides[id(entry)])[OVERALL] for entry in part]
-            scores[name] = found[0] if len(found) == 1 else over_seeds([one.mean for one in found], scores=True)
+            scores[name] = found[0] if len(found) == 1 else over_seeds([one.mean for one in found], shares=True)
         notes.append(_COMMON.format(images))
     factor = factor_of_pairs(len(lines) * (len(lines) - 1) // 2)
     return Basis(scores=scores, changes=changes, factor=factor, images=images, notes=tuple(notes), ends=SHARE_CHANGES)
@@ -172,7 +173,8 @@ def _reported(part: Sequence[BoardEntry], metric: str) -> Interval:
     if len(part) == 1:
         return part[0].intervals.get(metric, point(part[0].metrics.get(metric, math.nan)))
     numbers = [entry.metrics.get(metric, math.nan) for entry in part]
-    return over_seeds(numbers, scores=True) if all(map(math.isfinite, numbers)) else point(math.nan)
+    known = all(map(math.isfinite, numbers))
+    return over_seeds(numbers, shares=are_shares(part[0].benchmark)) if known else point(math.nan)
 
 
 def _shared_points(values: Mapping[int, Values]) -> dict[int, Points]:

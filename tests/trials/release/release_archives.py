@@ -22,7 +22,7 @@ NEEDED = (
     "flowrl/benchmarks/panels.json",
     "flowrl/benchmarks/unigenbench/points.json",
     "flowrl/config/prompt_sets.yaml",
-    "flowrl/rewards/reproduces.yaml",
+    "flowrl/rewards/built_in.yaml",
     "flowrl/runs/metric_names.yaml",
     "flowrl/runtime/private_names.json",
     "flowrl/evaluation/benchmarks.yaml",
