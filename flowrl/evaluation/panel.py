@@ -49,8 +49,8 @@ class PanelPlan:
     @property
     def own_scorers(self) -> bool:
         """Whether the scorers are the benchmark's own; a panel without any takes all."""
-        named = [spec.called for spec in parse_reward_specs(self.specs)]
-        return not self.panel.rewards or named == list(self.panel.rewards)
+        own = list(self.panel.rewards)
+        return not own or [spec.called for spec in parse_reward_specs(self.specs)] == own
 
 
 def scorer_options(settings: Settings, known: Sequence[str], what: str) -> dict[str, str]:
