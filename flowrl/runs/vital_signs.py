@@ -89,7 +89,7 @@ def _without_spikes(values: Values) -> bool:
     return len(values) < 2 * RECENT or bool(values[-RECENT:].max() <= 10 * max(float(np.median(values)), 1e-12))
 
 
-_TESTS: dict[str, dict[str, Callable[[Values], Any]]] = {
+_SIGNS: dict[str, dict[str, Any]] = {
     "ratio_mean": {
         "is_healthy": lambda values: abs(float(values[0]) - 1) < 0.01 and abs(recent_mean(values) - 1) < 0.01,
         "tested": _first_and_recent,
@@ -103,7 +103,7 @@ _TESTS: dict[str, dict[str, Callable[[Values], Any]]] = {
         "tested": lambda values: f"{number(float(values.max()))} at most",
     },
 }
-SIGNS = tuple(Sign(key=key, **_words("signs", key), **tests) for key, tests in _TESTS.items())
+SIGNS = tuple(Sign(key=key, **_words("signs", key), **tests) for key, tests in _SIGNS.items())
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -118,23 +118,21 @@ class Alarm:
     """Whether what the run makes from then on is worth nothing; others may pass."""
 
 
-ALARMS = {
-    name: Alarm(test=test, **_words("alarms", name))
-    for name, test in {
-        "constant_images": lambda share: share > MOSTLY,
-        "collapse": lambda steady, narrow: steady and narrow >= COLLAPSED_FOR,
-        "exploding_rewards": lambda largest, usual: largest > HUGE or (usual > 0 and largest > JUMP * usual),
-        "one_image": lambda largest, second: largest > JUMP * max(second, 1.0),
-        "vanishing_rewards": lambda spread, eps: 0 < spread < eps,
-        "large_weights": lambda largest: largest > LARGE_WEIGHT,
-        "zero_gradient": lambda norm, live, equal: norm == 0 and live > 0 and equal < 1,
-        "ratio_deviation": lambda deviation: deviation > ALIKE,
-        "reward_hacking": bool,
-        "blur": lambda sure, share: sure and share < BLURRED,
-        "equal_groups": lambda iterations, values: iterations >= EQUAL_LIMIT - 1 and len(values) > 1,
-        "diverged": bool,
-    }.items()
+_TESTS: dict[str, Callable[..., bool]] = {
+    "constant_images": lambda share: share > MOSTLY,
+    "collapse": lambda steady, narrow: steady and narrow >= COLLAPSED_FOR,
+    "exploding_rewards": lambda largest, usual: largest > HUGE or (usual > 0 and largest > JUMP * usual),
+    "one_image": lambda largest, second: largest > JUMP * max(second, 1.0),
+    "vanishing_rewards": lambda spread, eps: 0 < spread < eps,
+    "large_weights": lambda largest: largest > LARGE_WEIGHT,
+    "zero_gradient": lambda norm, live, equal: norm == 0 and live > 0 and equal < 1,
+    "ratio_deviation": lambda deviation: deviation > ALIKE,
+    "reward_hacking": bool,
+    "blur": lambda sure, share: sure and share < BLURRED,
+    "equal_groups": lambda iterations, values: iterations >= EQUAL_LIMIT - 1 and len(values) > 1,
+    "diverged": bool,
 }
+ALARMS = {name: Alarm(test=test, **_words("alarms", name)) for name, test in _TESTS.items()}
 """Name of a warning -> what it is."""
 
 
