@@ -21,6 +21,7 @@ from flowrl.generation.named_rewards import reward_list
 from flowrl.rewards import build_reward
 from flowrl.rewards.serving import front_door
 from flowrl.rewards.serving.front_door import join_metrics
+from flowrl.rewards.serving.retries import RawReply
 from flowrl.rewards.serving.wire import Limits
 from flowrl.serving.environments import Environments, has_places
 from flowrl.serving.served import ServerSettings
@@ -188,7 +189,7 @@ def test_entries_that_are_refused_before_anything_starts(tmp_path: Path) -> None
 
 def test_the_door_counts_what_it_refuses_itself_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
     async def asked(*_: Any) -> Any:
-        return front_door.RawReply(status=413, headers={"content-type": "application/json"}, content=b"{}")
+        return RawReply(status=413, headers={"content-type": "application/json"}, content=b"{}")
 
     monkeypatch.setattr(front_door, "_ask", asked)
     backends = [front_door.ServerBackend(rewards={"a": {}}), front_door.ServerBackend(rewards={"b": {}}, port=1)]
