@@ -23,11 +23,15 @@ NEEDED = (
     "flowrl/benchmarks/unigenbench/points.json",
     "flowrl/config/prompt_sets.yaml",
     "flowrl/rewards/reproduces.yaml",
+    "flowrl/generation/shipped_models.yaml",
     "flowrl/runs/metric_names.yaml",
+    "flowrl/runs/vital_signs.yaml",
     "flowrl/runtime/private_names.json",
+    "flowrl/runtime/secret_forms.txt",
     "flowrl/evaluation/benchmarks.yaml",
     "flowrl/publishing/base_licences.yaml",
     "flowrl/publishing/how_to_use.md",
+    "flowrl/publishing/shown_settings.txt",
 )
 MACHINE_PATH = re.compile(rb"[\"'=\s:](?:/root|/home/\w+|/Users/\w+|/work|/tmp/\w+)/\w")
 """A path of one machine; tests and papers tell of such paths on purpose, what travels in a wheel does not."""
