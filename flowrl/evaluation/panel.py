@@ -24,10 +24,11 @@ from flowrl.generation.folders import ImageFile, is_folder_of_images, read_folde
 from flowrl.generation.generate import choose
 from flowrl.generation.image_folder import read_items
 from flowrl.generation.models import WORLD_MODELS
-from flowrl.generation.scorers import answers_of, load_scorers, score_images, scorer_names, scorer_specs, values_of
+from flowrl.generation.scorers import answers_of, load_scorers, score_images, scorer_specs, values_of
 from flowrl.generation.subject import Settings, Subject
 from flowrl.prompts.loading import Prompt, read_prompts
 from flowrl.rewards import Reward
+from flowrl.rewards.base.specs import parse_reward_specs
 
 _OWN = Panel(title="Panel", rewards=(), prompts=0, where="a file of your own", scale="")
 WORLD = "world"
@@ -48,7 +49,8 @@ class PanelPlan:
     @property
     def own_scorers(self) -> bool:
         """Whether the scorers are the benchmark's own; a panel without any takes all."""
-        return not self.panel.rewards or scorer_names(self.specs) == list(self.panel.rewards)
+        own = list(self.panel.rewards)
+        return not own or [spec.called for spec in parse_reward_specs(self.specs)] == own
 
 
 def scorer_options(settings: Settings, known: Sequence[str], what: str) -> dict[str, str]:

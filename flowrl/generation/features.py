@@ -36,8 +36,7 @@ def check_features(features: str, model: str | None) -> Features:
                 raise ValueError(f"{OWNER}: features pixels have no model, got {model!r}: leave feature_model out.")
             if known == "clip":
                 check_model(model or CLIP_MODEL, owner=OWNER, what="CLIP")
-            found: Features = known
-            return found
+            return known
     raise ValueError(unknown_name("features", features, get_args(Features)))
 
 

@@ -40,11 +40,6 @@ def scorer_specs(rewards: str, options: Mapping[str, str]) -> list[dict[str, Any
     return specs
 
 
-def scorer_names(specs: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The names under which scores are reported."""
-    return [spec.called for spec in parse_reward_specs(specs)]
-
-
 def load_rewards(specs: Sequence[Mapping[str, Any]], device: torch.device | str) -> dict[str, Reward]:
     """Checked and built rewards by key."""
     validate_reward_specs(specs)

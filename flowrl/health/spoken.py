@@ -5,17 +5,10 @@ from __future__ import annotations
 import re
 
 from flowrl.health.diagnosis import Check
+from flowrl.runtime.disk_errors import WORDS
 
-_ASKING = (
-    "accept add ask begin bound call change check choose compare complete continue convert correct delete do "
-    "download draw drop end fetch fill finish fix flatten free give have indent install keep launch leave let list "
-    "load look lower make map mark measure move name number pass pip put raise read remove rename repeat replace "
-    "resize restore return run say save see score send separate set shift sort start stop take train try turn "
-    "unpack use wait widen write"
-)
-"""The verbs that messages ask with."""
 _CURE = re.compile(
-    rf"[:.;,] (?=(?:{'|'.join(_ASKING.split())}|did you mean|allowed|the keys here are|in flowrl's folder|"
+    rf"[:.;,] (?=(?:{'|'.join(WORDS['asking'].split())}|did you mean|allowed|the keys here are|in flowrl's folder|"
     r"'?flowrl [a-z]+|is it|are they|are line breaks)\b)",
     re.IGNORECASE,
 )

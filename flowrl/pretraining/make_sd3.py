@@ -140,14 +140,13 @@ def flow_matching_loss(pipe: Any, clean: Tensor, prompts: list[str], config: Pre
         embeds, _, pooled, _ = pipe.encode_prompt(
             batch.prompts, batch.prompts, batch.prompts, do_classifier_free_guidance=False, max_sequence_length=CONTEXT
         )
-        velocity: Tensor = pipe.transformer(
+        return pipe.transformer(
             batch.x,
             timestep=1000 * batch.sigma,
             encoder_hidden_states=embeds,
             pooled_projections=pooled,
             return_dict=False,
         )[0]
-        return velocity
 
     return velocity_error(clean, prompts, config, step, predict)
 

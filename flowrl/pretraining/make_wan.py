@@ -156,8 +156,7 @@ def velocity_loss(pipe: WanPipeline, clean: Tensor, prompts: list[str], config: 
         embeds, _ = pipe.encode_prompt(
             batch.prompts, do_classifier_free_guidance=False, max_sequence_length=CONTEXT, device=torch.device("cpu")
         )
-        velocity: Tensor = pipe.transformer(batch.x, 1000 * batch.sigma, embeds, return_dict=False)[0]
-        return velocity
+        return pipe.transformer(batch.x, 1000 * batch.sigma, embeds, return_dict=False)[0]
 
     return velocity_error(clean, prompts, config, step, predict)
 

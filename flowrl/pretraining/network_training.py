@@ -145,8 +145,7 @@ def some_empty(prompts: Sequence[str], share: float, generator: torch.Generator)
 
 def batch_of(total: int, size: int, seed: int, step: int) -> list[int]:
     """Which examples an update learns from."""
-    drawn: list[int] = np.random.default_rng(counter_seed(seed, "batch", step)).integers(total, size=size).tolist()
-    return drawn
+    return np.random.default_rng(counter_seed(seed, "batch", step)).integers(total, size=size).tolist()
 
 
 def learning_rate(step: int, steps: int, peak: float) -> float:

@@ -56,8 +56,7 @@ def training_scene(rng: np.random.Generator) -> UInt8[np.ndarray, " 64 64 3"]:
         paint = _paint(int(rng.integers(4)) if color is None else color, (columns - x) / radius, flawed, rng)
         opacity = rng.uniform(0.1, 1.0) if flawed and rng.random() < 0.15 else 1.0
         canvas += opacity * np.clip(0.5 - distance, 0.0, 1.0)[..., None] * (paint - canvas)
-    image: UInt8[np.ndarray, " 64 64 3"] = np.clip(np.round(canvas), 0, 255).astype(np.uint8)
-    return image
+    return np.clip(np.round(canvas), 0, 255).astype(np.uint8)
 
 
 def _free_place(

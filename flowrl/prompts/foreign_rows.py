@@ -35,11 +35,6 @@ _IMAGE = re.compile(
 _SECOND = {"ctrl_image": "ref_image"}  # the second image of a pair, under a key that means nothing alone
 
 
-def foreign_prompt(row: Mapping[str, Any]) -> Any:
-    """What stands under another toolkit's key for the prompt; None where there is none."""
-    return next((row[key] for key in PROMPTS if row.get(key) is not None), None)
-
-
 def foreign_sources(row: Mapping[str, Any], where: str, find: Callable[[str], Path]) -> tuple[str, list[str]]:
     """The key of a row that names its source images, and their paths as written; no key where there is none.
 

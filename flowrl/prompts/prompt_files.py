@@ -271,8 +271,8 @@ def prompt_of(row: Any, where: str, *, find: Find, negative: str = "", missing: 
 
 def _texts(row: Any, where: str, missing: str) -> tuple[str, str | None]:
     """A record's prompt, and the negative prompt where it has one of its own."""
-    text = row.get("prompt") if isinstance(row, dict) else None
-    text = foreign_rows.foreign_prompt(row) if text is None and isinstance(row, dict) else text
+    keys = ("prompt", *foreign_rows.PROMPTS) if isinstance(row, dict) else ()
+    text = next((row[key] for key in keys if row.get(key) is not None), None)
     if not isinstance(text, str) or not text.strip():
         raise ValueError(f"{where}: {missing}")
     check_text(text, where)

@@ -25,13 +25,7 @@ from flowrl.statistics.bootstrap import LEVEL
 
 MADE = "<!-- written by flowrl push -->"
 """By which a card is known again."""
-SHOWN = (
-    "recipe", "seed", "num_iterations", "prompts_per_step", "group_size", "updates_per_rollout", "clip_range",
-    "kl_coef", "credit.method", "objective.name", "sampler.kernel", "sampler.noise_level", "sampler.num_steps",
-    "sampler.guidance_scale", "optim.lr", "policy.lora_rank", "policy.lora_alpha", "policy.lora_variant",
-    "policy.target_modules", "policy.init_lora", "policy.ema_decay", "pipeline.dtype", "pipeline.quantize",
-    "pipeline.height", "pipeline.width", "pipeline.num_frames",
-)  # fmt: skip
+SHOWN = read_text(Path(__file__).with_name("shown_settings.txt")).split()
 """Settings that a card names; all of them are in config.yaml."""
 _TRUE_GUIDANCE = ("qwen_image", "qwen_image_edit")  # whose stock class calls it true_cfg_scale
 

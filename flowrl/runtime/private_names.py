@@ -149,8 +149,7 @@ def share_attention(attend: Callable[..., Tensor]) -> None:
 
 def split_plan(network: Any) -> Mapping[str, Any]:
     """Where a network's tokens are split and joined."""
-    plan: Mapping[str, Any] = network._cp_plan
-    return plan
+    return network._cp_plan
 
 
 def repeated_classes(network: Any) -> tuple[str, ...]:
@@ -170,8 +169,7 @@ def kept_in_float32(network: Any) -> tuple[str, ...]:
 
 def part_types(stock: Any) -> Mapping[str, tuple[Any, ...]]:
     """Classes that the parts of a stock pipeline may be of, by their names."""
-    types: Mapping[str, tuple[Any, ...]] = stock._get_signature_types()
-    return types
+    return stock._get_signature_types()
 
 
 def sana_instruction(stock: str = "SanaPipeline") -> list[str]:

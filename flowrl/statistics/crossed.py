@@ -154,7 +154,8 @@ def cost_interval(curves: Sequence[Curve], target: float) -> Interval:
 
     The bounds hold every cost at which Student's test over the seeds does not tell their scores, interpolated linearly,
     from the target (the inversion of Fieller 1954), up to where they have passed it. `high` is infinite where that
-    holds of the last: the mean of other seeds might never get there. NaN bounds for one seed, where all agree, and where the mean does not reach it.
+    holds of the last: the mean of other seeds might never get there. NaN bounds for one seed, where all agree, and
+    where the mean does not reach it.
     """
     costs, score_SN = aligned(curves)
     mean = cost_to_reach(costs, score_SN.mean(axis=0), target)

@@ -310,11 +310,15 @@ def check_advantages(config: TrainConfig) -> None:
 def check_labels(config: TrainConfig, shaping: Real) -> None:
     """Refuses what shaping real cannot do, or what its advantages, made of verdicts alone, would not read."""
     largest, weights = config.group_size / (2 * shaping.tau), [one.weight for one in config.rewards if one.weight]
-    if config.updates_per_rollout > 1 or config.adv_clip_range < largest:
+    if config.updates_per_rollout > 1:
         raise ValueError(
-            f"shaping real weighs images as a rollout's first update does, by up to group_size / (2 tau) = {largest:g}: "
-            f"set updates_per_rollout to 1 (got {config.updates_per_rollout}), and adv_clip_range to {largest:g} or more "
-            f"(got {config.adv_clip_range:g})"
+            "shaping real weighs images as a rollout's first update does, but updates_per_rollout is "
+            f"{config.updates_per_rollout}: set it to 1"
+        )
+    if config.adv_clip_range < largest:
+        raise ValueError(
+            f"advantages of shaping real reach group_size / (2 tau) = {largest:g}, but adv_clip_range is "
+            f"{config.adv_clip_range:g}: set it to {largest:g} or more"
         )
     if weights != [1] or config.reward_aggregation != "sum":
         raise ValueError(
@@ -324,9 +328,7 @@ def check_labels(config: TrainConfig, shaping: Real) -> None:
     first = {one.name: one.default for one in fields(TrainConfig)}
     keys = ("adv_std", "adv_baseline", "adv_eps", "adv_correction", "adv_min_std", "adv_virtual_max")
     if unread := [key for key in keys if getattr(config, key) != first[key]]:
-        raise ValueError(
-            f"shaping real makes advantages of verdicts alone and does not read {', '.join(unread)}: remove it"
-        )
+        raise ValueError(f"shaping real makes advantages of verdicts alone and does not read {', '.join(unread)}")
 
 
 def check_assignment(config: TrainConfig, method: Method) -> None:

@@ -11,17 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from flowrl.runtime.disk_errors import WORDS
 from flowrl.training.draws import Request
 from flowrl.workers.actor import Duty, RolloutWorker
 from flowrl.workers.dispatch import Answer, PieceDone, PieceFailed, WorkerGone, WorkerReady
 
-_GONE = {
-    "ActorDiedError": "its process ended",
-    "ActorUnavailableError": "it does not answer",
-    "NodeDiedError": "its machine is gone",
-    "OutOfMemoryError": "its machine ran out of memory",
-    "ObjectLostError": "what it had drawn is gone with its machine",
-}
+_GONE: Mapping[str, str] = WORDS["worker_gone"]
 """Why an actor is gone, in few words, by Ray's error."""
 _IDLE = 0.02  # seconds to the next look where no answer is awaited
 

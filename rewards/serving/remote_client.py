@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -15,18 +15,12 @@ from flowrl.rewards.serving.wire import ScoreReply, WireItem
 from flowrl.rewards.serving.wire_adapters import Adapter
 from flowrl.rewards.serving.wire_bodies import RequestRoom, Way
 from flowrl.rewards.serving.wire_images import short
+from flowrl.runtime.disk_errors import WORDS
 from flowrl.runtime.randomness import counter_seed
 from flowrl.runtime.scrubbing import one_line
 
 # What repeating cannot help and no item is to blame for: the run should stop and say so.
-_ADVICE = {
-    **dict.fromkeys(
-        ("status_401", "status_403"), "give token_env, the environment variable that holds the server's token"
-    ),
-    **dict.fromkeys(("status_404", "status_405", "status_415"), "check url and protocol"),
-    "status_413": "raise the server's limits (--max-items, --max-mib, --max-mpixels, for videos --max-video-mib and "
-    "--max-video-mpixels), or lower batch_size where it states none",
-}
+_ADVICE: Mapping[str, str] = WORDS["server_refusals"]
 _NO_ROOM = "status_429"
 _HEALTH_TIMEOUT = 10.0
 _BACK_TIMEOUT = 2.0  # of the question whether a server is back, which is asked again

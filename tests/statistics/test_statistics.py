@@ -289,7 +289,7 @@ def test_over_seeds_is_students_interval() -> None:
     assert not over_seeds([1.0, 1.0, 1.0]).known  # three of three is no certainty
     assert over_seeds([0.9, 1.0], shares=True).high == 1.0
     assert over_seeds([0.0, 0.1], shares=True).low == 0.0
-    assert over_seeds([-1.0, 0.1], scores=True).low < -1.0
+    assert over_seeds([-1.0, 0.1], shares=True).low < -1.0
     assert over_seeds([0.9, 1.0]).high > 1.0
 
 

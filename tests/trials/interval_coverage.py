@@ -227,6 +227,8 @@ class Course:
     reference: Side
     method: Side
     share: float = SHARE
+    cost_sd: float = 0.0
+    """Spread of the costs of trainings, such as seconds, as a part of them."""
 
 
 AT = (0.0, 41.0, 83.0, 124.0, 165.0)
@@ -239,6 +241,9 @@ COURSES = (
     Course(name="plateau, to its end", reference=(AT, PLATEAU), method=FAST, share=1.0),
     Course(name="still rising, a faster method", reference=(AT, RISING), method=FAST),
     Course(name="still rising, the same method", reference=(AT, RISING), method=(AT, RISING)),
+    Course(name="plateau, a faster method, by time", reference=(AT, PLATEAU), method=FAST, cost_sd=0.1),
+    Course(name="plateau, the same method, by time", reference=(AT, PLATEAU), method=(AT, PLATEAU), cost_sd=0.1),
+    Course(name="still rising, the same method, by time", reference=(AT, RISING), method=(AT, RISING), cost_sd=0.1),
     Course(
         name="two evaluations",
         reference=((0.0, 20.0, 40.0), (0.554, 0.630, 0.667)),
@@ -247,12 +252,13 @@ COURSES = (
 )
 
 
-def drawn(course: Side, seeds: int, run_sd: float, rng: np.random.Generator) -> list[Curve]:
-    """Curves of S trainings: each has a level of its own after the start, and 0.01 at every evaluation."""
+def drawn(course: Side, seeds: int, run_sd: float, rng: np.random.Generator, cost_sd: float = 0.0) -> list[Curve]:
+    """Curves of S trainings: each has a level of its own after the start, 0.01 at every evaluation, and its pace."""
     costs, score_N = course[0], np.array(course[1])
     error_SN = rng.normal(0, run_sd, (seeds, 1)) + rng.normal(0, 0.01, (seeds, len(costs)))
     error_SN[:, 0] = 0.0
-    return [(costs, row) for row in (score_N + error_SN).tolist()]
+    paces = np.exp(rng.normal(0, cost_sd, seeds)) if cost_sd else np.ones(seeds)
+    return [(np.array(costs) * pace, row) for pace, row in zip(paces, (score_N + error_SN).tolist(), strict=True)]
 
 
 def cost_coverage(
@@ -265,7 +271,8 @@ def cost_coverage(
     hits = bounded = missing = 0
     factors = []
     for _ in range(repetitions):
-        reference, method = (drawn(side, seeds, run_sd, rng) for side in (asked.reference, asked.method))
+        sides = (asked.reference, asked.method)
+        reference, method = (drawn(side, seeds, run_sd, rng, asked.cost_sd) for side in sides)
         _, score_N = mean_curve(reference)
         target = score_N[0] + asked.share * (score_N[-1] - score_N[0])
         found = cost_ratio(reference, method, target)
@@ -320,7 +327,7 @@ def holds(interval: Interval, truth: float) -> bool:
 def training_coverage(level: float, seeds: int, repetitions: int, rng: np.random.Generator) -> float:
     """Means over trainings of a share that varies between them about `level`, drawn from a beta distribution."""
     draws = rng.beta(level * 60, (1 - level) * 60, (repetitions, seeds))
-    return float(np.mean([holds(over_seeds(share_S, scores=True), level) for share_S in draws]))
+    return float(np.mean([holds(over_seeds(share_S, shares=True), level) for share_S in draws]))
 
 
 def weighted_coverage(repetitions: int, rng: np.random.Generator) -> float:

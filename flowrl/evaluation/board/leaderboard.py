@@ -154,8 +154,7 @@ def as_content(rankings: Sequence[Ranking], *, command: str, version: str | None
                 for line in ranking.standings
             ],
         })  # fmt: skip
-    content: dict[str, Any] = plain({
+    return plain({
         "leaderboard": FORMAT, "command": command, "version": version, "summary": summary(rankings),
         "claims": claims(rankings), "tables": tables,
     })  # fmt: skip
-    return content

@@ -14,23 +14,18 @@ from release_part import BIN, ROOT, UV, Broken, Part, run
 LARGEST = 48e6
 """Bytes of an archive, as tests/test_packaging.py has it; indexes take 100 MB."""
 TAG = "v0.1.0"
-NEEDED = (
-    "flowrl/py.typed",
-    "flowrl/__init__.pyi",
-    "flowrl/pipelines/published.json",
-    "flowrl/config/foreign_words.yaml",
-    "flowrl/benchmarks/panels.json",
-    "flowrl/benchmarks/unigenbench/points.json",
-    "flowrl/config/prompt_sets.yaml",
-    "flowrl/rewards/built_in.yaml",
-    "flowrl/runs/metric_names.yaml",
-    "flowrl/runtime/private_names.json",
-    "flowrl/evaluation/benchmarks.yaml",
-    "flowrl/publishing/base_licences.yaml",
-    "flowrl/publishing/how_to_use.md",
-)
+NEEDED = ("flowrl/py.typed", "flowrl/__init__.pyi")
+DATA = (".yaml", ".json", ".txt", ".md", ".css", ".js", ".html")
+"""Endings of the files that packages read: each that is tracked has to be in the wheel."""
 MACHINE_PATH = re.compile(rb"[\"'=\s:](?:/root|/home/\w+|/Users/\w+|/work|/tmp/\w+)/\w")
 """A path of one machine; tests and papers tell of such paths on purpose, what travels in a wheel does not."""
+
+
+def needed() -> set[str]:
+    """What the wheel has to hold beside code."""
+    tracked = run("git", "ls-files", "flowrl", "rewards", "pipelines", "samplers").split()
+    data = {name if name.startswith("flowrl/") else f"flowrl/{name}" for name in tracked if name.endswith(DATA)}
+    return data | set(NEEDED)
 
 
 def version_of_tag(part: Part, scratch: Path) -> None:
@@ -156,7 +151,7 @@ def contents_of_wheel(part: Part, wheel: Path) -> None:
     part.refuse(foreign, f"the wheel holds what is no part of the package: {foreign[:5]}")
     junk = [name for name in names if re.search(r"__pycache__|\.pyc$|/tests?/|/test_[^/]*\.py$", name)]
     part.refuse(junk, f"the wheel holds tests or leftovers: {junk[:5]}")
-    part.refuse(missing := set(NEEDED) - set(names), f"the wheel lacks {sorted(missing)}")
+    part.refuse(missing := needed() - set(names), f"the wheel lacks {sorted(missing)}")
     part.refuse(not any(name.endswith(".dist-info/licenses/LICENSE") for name in names), "the wheel lacks LICENSE")
     for folder in ("assets", "configs"):
         here = {f"flowrl/{path.relative_to(ROOT)}" for path in (ROOT / folder).rglob("*") if path.is_file()}
