@@ -359,7 +359,8 @@ class Sft:
     """
 
     images: str
-    """A JSONL file of prompts and images, or a folder with `images.jsonl` (`flowrl.prompts.pairs`)."""
+    """A JSONL file of prompts and images, or a folder with `images.jsonl` (`flowrl.prompts.pairs`). An image of another
+    size is scaled until it covers that of the run, and what sticks out is cut off."""
 
     reads_old: ClassVar[bool] = False
 

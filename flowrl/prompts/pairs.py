@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from flowrl.prompts.prompt_files import read_objects
-from flowrl.prompts.source_images import read_image
+from flowrl.prompts.source_images import Size, read_image
 from flowrl.prompts.text_checks import check_text
 from flowrl.runtime.shapes import Float
 
@@ -91,13 +91,13 @@ def _read(path: Path, what: str, *keys: str) -> Iterator[tuple[str, dict[str, An
         yield where, row, texts["prompt"], images
 
 
-def load_images(paths: Sequence[Path]) -> Float[Tensor, " b 3 h w"]:
-    """Images of one size as float32 in [0, 1], as `flowrl.prompts.source_images.read_image` gives them.
+def load_images(paths: Sequence[Path], size: Size | None = None) -> Float[Tensor, " b 3 h w"]:
+    """Images of one size, or brought to `size`, as `flowrl.prompts.source_images.read_image` gives them.
 
     Raises:
         ValueError: one cannot be read, or they differ in size; names it.
     """
-    images = [read_image(path) for path in paths]
+    images = [read_image(path, size) for path in paths]
     for path, image in zip(paths, images, strict=True):
         if image.shape != images[0].shape:
             sizes = " and ".join(f"{one.shape[2]} x {one.shape[1]}" for one in (images[0], image))

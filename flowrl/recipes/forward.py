@@ -180,7 +180,8 @@ def images_of_files(loop: Loop, shown: list[Shown], iteration: int) -> tuple[Bat
     prompts, group = tuple(loop.prompts.more[line] for line in lines), torch.arange(own.start, own.stop)
     cond = encode_prompts(loop.pipeline, prompts)
     asked = AskedPrompts(groups=group, prompts=prompts, prompt_ids=tuple(lines), cond=cond)
-    clean = loop.pipeline.encode_images(load_images([shown[line].image for line in lines]))
+    size = loop.pipeline.image_shape[1], loop.pipeline.image_shape[2]
+    clean = loop.pipeline.encode_images(load_images([shown[line].image for line in lines], size))
     none, every = torch.zeros(count), torch.ones(count, dtype=torch.bool)
     images = Images(clean=clean, group=group, reward=none, advantage=none, keep=every)
     return Batch(iteration=iteration, own=own, group=group, asked=asked), images

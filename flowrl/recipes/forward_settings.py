@@ -13,6 +13,7 @@ from flowrl.prompts.pairs import read_shown
 from flowrl.recipes.counting import STEP, Counts, Passes, RecipeCounts, RolloutRecord, walked
 from flowrl.samplers.times import permuted_steps, steps_in_reach, strata
 from flowrl.training.assignment import check_advantages
+from flowrl.training.parts import model_family
 from flowrl.training.processes.mesh import data_ranks
 
 _SAMPLING_DECAY = "delayed"  # of crd's second copy, as published
@@ -169,6 +170,11 @@ def check(config: TrainConfig) -> None:
         readers += [] if method.group_complete or method.weighs_rewards else ["extremes"]
     else:
         read_shown(resolve_path(objective.images_file))
+        if (family := model_family(config.pipeline)).videos or (family.num_sources or (0, 0))[0] > 0:
+            raise ValueError(
+                "objective sft trains on images of a file, one to a prompt, and this model makes videos or edits: take "
+                "a model of images"
+            )
     readers += ["copies"] if slot_decays(config) else []
     refuse_unread(config, readers, f"objective {name} of recipe forward")
     check_advantages(config)

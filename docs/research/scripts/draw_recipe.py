@@ -119,7 +119,7 @@ def final(found: dict[str, Any], name: str) -> tuple[str, ...]:
     runs, target = found["curves"], target_of(found)
     ratios = [cost_ratio(columns(runs[BASE], column), columns(runs[name], column), target) for column in (0, 1)]
     less = ["" if name == BASE else "not reached" if np.isnan(ratio.mean) else ratio_text(ratio) for ratio in ratios]
-    score = over_seeds([end[2] for end in ends], scores=True)
+    score = over_seeds([end[2] for end in ends], shares=True)
     return (
         f"{np.mean([end[0] for end in ends]) / 1000:.1f}k", f"{np.mean([end[1] for end in ends]):.0f} s",
         f"{score.mean:.3f}", f"{score.low:.3f} to {score.high:.3f}" if score.known else "one seed",
