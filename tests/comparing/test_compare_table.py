@@ -289,6 +289,21 @@ def straight(*ends: float) -> list[tuple[list[float], list[float]]]:
     return [([0.0, 10.0], [0.0, end]) for end in ends]
 
 
+def test_costs_that_differ_between_seeds_are_part_of_the_spread() -> None:
+    curves = [([0.0, pace, 6 * pace], [0.0, 0.6, 0.9]) for pace in (83.0, 167.0, 250.0)]
+    found = cost_interval(curves, 0.6)
+    assert found.low < 83
+    assert found.high > 160
+    ratio = cost_ratio(curves, curves, 0.5)
+    assert ratio.low < 0.7
+    assert ratio.high > 1.4
+
+
+def test_a_score_that_was_passed_ends_the_interval_of_its_cost() -> None:
+    falling = [([0.0, 1.0, 2.0, 3.0], [0.0, peak, peak, 0.6]) for peak in (0.79, 0.80, 0.81)]
+    assert cost_interval(falling, 0.6).high < 1.0
+
+
 def test_the_cost_of_a_score_has_every_cost_at_which_it_is_not_told_apart() -> None:
     """Of straight curves y = s x / 10 the bounds solve |m x / 10 - T| = q sd x / 10 / sqrt(S): x = 10 T / (m ± h)."""
     slopes = np.array([0.5, 0.6, 0.55])
