@@ -566,11 +566,18 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, metavar="N")
     parser.add_argument("--repetitions", type=int, default=2000, metavar="N", help="evaluations of a design")
     parser.add_argument("--comparisons", type=int, default=1000, metavar="N", help="comparisons of a design")
+    parser.add_argument("--costs", action="store_true", help="measure the part of costs again, and leave the others")
     asked = parser.parse_args()
+    if asked.costs:
+        found = json.loads(asked.out.read_text(encoding="utf-8"))
+        found["costs"] = next(further(asked.repetitions, asked.seed))[1]
+        found["origin of costs"], found["outside"] = origin(), list(outside(found))
+        asked.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        return
     layouts = {"5 x 1": ((5, 1),) * 6, "10 x 2": ((10, 2),) * 6, "5 x 4": ((5, 4),) * 6,
                "3 to 24 prompts a task": WORLD}  # fmt: skip
     pairs = [(name, seeds, run_sd) for name in layouts for seeds in (2, 3, 5) for run_sd in (0.0, 0.05, 0.1, 0.2)]
-    found: dict[str, object] = {"origin": origin(), "asked": {k: v for k, v in vars(asked).items() if k != "out"}}
+    found = {"origin": origin(), "asked": {k: v for k, v in vars(asked).items() if k != "out"}}
     with progress("designs", len(DESIGNS) + 1 + len(pairs) + 9) as advance:
         scores = []
         for number, one in enumerate(DESIGNS):
