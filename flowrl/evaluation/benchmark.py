@@ -10,7 +10,7 @@ baselines and resuming are the runner's.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -46,9 +46,10 @@ BENCHMARKS: dict[str, Benchmark] = {
 }
 
 
-def are_shares(benchmark: str) -> bool:
-    """Whether numbers of a benchmark that lie from 0 to 1 have to: a panel's are those of any scorer."""
-    return not BENCHMARKS[benchmark].rules.endswith("panel")
+def are_shares(metrics: Iterable[str]) -> bool:
+    """Whether metrics `eval/<benchmark>/...` that lie from 0 to 1 have to: a panel's are those of any scorer."""
+    names = {name.split("/")[1] for name in metrics}
+    return not any(known.rules.endswith("panel") for name, known in BENCHMARKS.items() if name in names)
 
 
 NO_TRAINING = ", not another training of the same model"

@@ -99,8 +99,7 @@ def over_models(results: Sequence[Result], labels: Sequence[str]) -> Result:
     if not any(result.metrics for result in results):  # drawn for a judge that is to come
         headline = " ".join(result.headline for result in results)
         return Result(headline=headline, rows=(), metrics={}, tables=(), notes=notes)
-    shares = all(are_shares(name.split("/")[1]) for result in results for name in result.metrics)
-    means = over_runs([one.metrics for one in results], shares=shares)
+    means = over_runs([one.metrics for one in results], shares=are_shares(results[0].metrics))
     changes = over_runs([*map(_changes, results)])
     short = {name: name.split("/", 2)[-1] for name in means if not name.endswith(("_low", "_high"))}
     first = next(iter(short))

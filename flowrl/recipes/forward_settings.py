@@ -169,12 +169,7 @@ def check(config: TrainConfig) -> None:
         readers += ["best"] if method.best_only else []
         readers += [] if method.group_complete or method.weighs_rewards else ["extremes"]
     else:
-        read_shown(resolve_path(objective.images_file))
-        if (family := model_family(config.pipeline)).videos or (family.num_sources or (0, 0))[0] > 0:
-            raise ValueError(
-                "objective sft trains on images of a file, one to a prompt, and this model makes videos or edits: take "
-                "a model of images"
-            )
+        check_images(config, objective.images_file)
     readers += ["copies"] if slot_decays(config) else []
     refuse_unread(config, readers, f"objective {name} of recipe forward")
     check_advantages(config)
@@ -182,6 +177,17 @@ def check(config: TrainConfig) -> None:
     for kind in slot_decays(config).values():
         decay_of(config, kind, 0)
     micro_batch_size(config, data_ranks(config))
+
+
+def check_images(config: TrainConfig, file: str) -> None:
+    """Refuses a file of images that cannot be read, and models that are not trained on single images."""
+    read_shown(resolve_path(file))
+    family = model_family(config.pipeline)
+    if family.videos or (family.num_sources or (0, 0))[0] > 0:
+        raise ValueError(
+            "objective sft trains on images of a file, one to a prompt, and this model makes videos or edits: take a "
+            "model of images"
+        )
 
 
 def readers_of_times(times: TimesConfig) -> list[str]:

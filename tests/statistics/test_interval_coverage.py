@@ -6,13 +6,11 @@ import math
 
 import numpy as np
 import pytest
+from cost_coverage import COURSES, Course, cost_coverage
 from interval_coverage import (
-    COURSES,
     WORLD,
-    Course,
     Design,
     comparison_rates,
-    cost_coverage,
     design,
     independent_rates,
     outside,

@@ -174,7 +174,7 @@ def _reported(part: Sequence[BoardEntry], metric: str) -> Interval:
         return part[0].intervals.get(metric, point(part[0].metrics.get(metric, math.nan)))
     numbers = [entry.metrics.get(metric, math.nan) for entry in part]
     known = all(map(math.isfinite, numbers))
-    return over_seeds(numbers, shares=are_shares(part[0].benchmark)) if known else point(math.nan)
+    return over_seeds(numbers, shares=are_shares([f"eval/{part[0].benchmark}/"])) if known else point(math.nan)
 
 
 def _shared_points(values: Mapping[int, Values]) -> dict[int, Points]:
