@@ -10,24 +10,24 @@ import pytest
 from house import ROOT, circles, complexities, measure
 
 LIMITS: dict[str, int] = {
-    "lines": 93030,
+    "lines": 92960,
     "lines of commands": 1500,
     "loose modules": 4,
     "circles of files": 0,
     "circles of folders": 0,
     "folders in circles": 0,
     "complexity > 15": 0,
-    "one-use helpers": 606,
-    "lines of one-use helpers": 7890,
-    "fmt: skip": 246,
-    "fmt: skip in tests": 787,
+    "one-use helpers": 584,
+    "lines of one-use helpers": 7750,
+    "fmt: skip": 234,
+    "fmt: skip in tests": 785,
     "Namespace outside commands": 1,
     "Namespace in commands, but run and add_arguments": 1,
     "class names more than once": 4,
-    "flags in messages": 49,
+    "flags in messages": 47,
     "sys.argv outside cli": 4,
     "recipes compared outside recipes": 0,
-    '"geneval" outside rewards and benchmarks': 15,
+    '"geneval" outside rewards and benchmarks': 11,
 }
 """At most so many. Lower a limit when the figure falls; never raise one."""
 DOCUMENTED = 90.0
