@@ -10,7 +10,7 @@ import pytest
 from house import ROOT, circles, complexities, measure
 
 LIMITS: dict[str, int] = {
-    "lines": 92960,
+    "lines": 92970,
     "lines of commands": 1500,
     "loose modules": 4,
     "circles of files": 0,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -130,12 +130,15 @@ def plan(
             chosen, words = in_time(chosen, name, card, hours, ranks=ranks, processes=processes, make=make)
         made, found = make(chosen, name, _check_processes(chosen, processes))
         outlook = outlook_of(made, card, price)
-        if hours is None and ranks and outlook.found is not None and outlook.found.overrides is None:
+        fits = outlook.found is None or (outlook.found.overrides is not None and not splits(outlook.found.overrides))
+        if hours is None and ranks and not fits:
             with suppress(ValueError):  # then no rank does either
-                chosen, words = in_time(chosen, name, outlook.card, None, ranks=ranks, processes=processes, make=make)
-                made, found = make(chosen, name, _check_processes(chosen, processes))
-                fitted = outlook_of(made, card, price)
-                outlook = replace(fitted, advice=(f"set for this card: {' '.join(words)}", *fitted.advice))
+                smaller, words = in_time(chosen, name, outlook.card, None, ranks=ranks, processes=processes, make=make)
+                if not splits(words):
+                    chosen = smaller
+                    made, found = make(chosen, name, _check_processes(chosen, processes))
+                    fitted = outlook_of(made, card, price)
+                    outlook = replace(fitted, advice=(f"set for this card: {' '.join(words)}", *fitted.advice))
         if hours is not None:
             head = [f"Written by flowrl plan for {name} on cards of {card} GB, to end within {hours:g} h."]
             head += [*outlook_words(made, outlook), *outlook.advice]
@@ -191,7 +194,7 @@ def in_time(
     from flowrl.planning.shorter import settings_in_time
     from flowrl.planning.verdict import changes_for
 
-    policy = config.policy
+    policy, split = config.policy, None
     for rank in (None, *(one for one in ranks if one < policy.rank)):
         smaller = [] if rank is None else [f"policy.lora_rank={rank}"]
         if rank is not None and policy.lora_alpha is not None:
@@ -201,13 +204,25 @@ def in_time(
         if made.facts is None:  # nobody knows whether it fits
             return tried, smaller
         try:
-            changes_for(made, card)
+            changes = changes_for(made, card)
         except ValueError as error:
             last = error
             continue
+        if splits(changes) and ranks:  # a smaller LoRA may do without more cards
+            split = split or (tried, made, smaller)
+            continue
         words = settings_in_time(made, card, hours)
         return changed(tried, words), [*smaller, *words]
-    raise last
+    if split is None:
+        raise last
+    tried, made, smaller = split
+    words = settings_in_time(made, card, hours)
+    return changed(tried, words), [*smaller, *words]
+
+
+def splits(changes: Iterable[str]) -> bool:
+    """Whether changes of a run split its denoiser over cards."""
+    return any(change.startswith("parallel.shard=") for change in changes)
 
 
 def told(made: Plan, found: Obstacles, outlook: Outlook, configuration: str | None, *, long: bool) -> RunPlan:

@@ -67,7 +67,7 @@ class LoraLinear(PeftLoraLinear):  # type: ignore[misc]
     def update_layer(self, *args: Any, config: LoraConfig, **kwargs: Any) -> None:
         """PEFT's own; a DoRA's magnitudes are made of the whole weight, which is gathered for it where it is split."""
         base = self.get_base_layer()
-        part = base._parameters.get("weight") if config.use_dora else None
+        part = dict(base.named_parameters(recurse=False)).get("weight") if config.use_dora else None
         if part is not None:
             base.weight = nn.Parameter(gathered(part), requires_grad=False)
         super().update_layer(*args, config=config, **kwargs)

@@ -261,7 +261,8 @@ def close(a: Path, b: Path) -> None:
             # Of images, which are decoded in other batches; and of rewards, divided by the spread of their group.
             scale *= 5 if key in ("diversity", "advantage_abs") else 1
             # Rewards are rounded in float32 before that: where they hardly differ, it is all that is left.
-            rounding = EPSILON * mine["reward"] / mine["reward_std"] if key == "advantage_abs" else 0.0
+            spread = max(mine.get("reward_std", 0.0), 1e-3)
+            rounding = EPSILON * mine["reward"] / spread if key == "advantage_abs" else 0.0
             assert abs(mine[key] - theirs[key]) <= max(TOLERANCE * scale, abs(rounding)), (
                 f"{key}: {mine[key]} and {theirs[key]}"
             )

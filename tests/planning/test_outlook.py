@@ -217,8 +217,8 @@ def test_numbers_above_zero_are_asked_for() -> None:
 
 @pytest.mark.slow
 def test_what_does_not_fit_takes_no_time_and_files_name_their_command() -> None:
-    planned = flowrl.plan("wan22_i2v_grpo", card=24)
-    assert planned.text.startswith("wan22_i2v_grpo: does not fit 24 GB\n")
+    planned = flowrl.plan("wan22_i2v_grpo", card=16)
+    assert planned.text.startswith("wan22_i2v_grpo: does not fit 16 GB\n")
     assert planned.hours is None
     assert "too long" not in planned.text
     assert "'flowrl data list i2v' says how to get it" in " ".join(planned.missing)
