@@ -33,14 +33,11 @@ from flowrl.training.processes.mesh import Shards, in_step
 RUNS = {"sd3": "grpo", "wan": "forward", "flux": "preference", "qwen_image": "backprop"}
 FORMS = [form for form, library in LIBRARIES.items() if find_spec(library)]
 BESIDE = {
-    "dora": ("policy.lora_variant=dora",),
-    "rslora": ("policy.lora_variant=rslora",),
-    **{form: (f"pipeline.quantize={form}",) for form in FORMS},
+    **{form: (f"pipeline.quantize={form}", "policy.lora_variant=rslora") for form in FORMS},
     "kept": ("keep_graphs=true",),
-    "gradients": ("keep_graphs=gradients",),
     "gradients-dora": ("keep_graphs=gradients", "policy.lora_variant=dora"),
 }
-"""What GRPO of sd3 is run beside split weights with."""
+"""What GRPO of sd3 is run beside split weights with: two of them at a time, since a fault of one shows in both."""
 FEW_BITS = (
     f"pipeline.quantize={'nf4' if 'nf4' in FORMS else 'none'}",
     "policy.lora_variant=dora",
