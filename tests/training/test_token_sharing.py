@@ -37,10 +37,9 @@ FULL = ("policy.train=full", "policy.lora_rank=null", "policy.ema_decay=0.5", "o
 RUNS: dict[str, tuple[str, ...]] = {
     "wan": ("wan", "grpo", "pipeline.gradient_checkpointing=true"),
     "qwen_image": ("qwen_image", "forward", "eval.height=24"),
-    "full": ("flux", "grpo", *FULL),
+    "full": ("flux", "grpo", *FULL, "keep_graphs=true"),
     "compiled": ("flux", "grpo", "pipeline.compile=blocks"),
-    "gradients": ("flux", "grpo", "keep_graphs=gradients"),
-    "kept-dora": ("flux", "grpo", "keep_graphs=true", "policy.lora_variant=dora"),
+    "gradients": ("flux", "grpo", "keep_graphs=gradients", "policy.lora_variant=dora"),
 }  # fmt: skip
 
 
