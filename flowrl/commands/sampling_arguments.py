@@ -85,19 +85,19 @@ steps, images, pixels, threads = (partial(count, most=most) for most in (STEPS, 
 """`count` of denoising steps, of images, of the pixels of a side and of CPU threads."""
 
 
-def scale(text: str) -> float:
-    """A guidance scale, as a flag's value.
-
-    Raises:
-        argparse.ArgumentTypeError: it is no number from 0 to `GUIDANCE`.
-    """
+def number(text: str, most: float) -> float:
+    """A number from 0 to `most`, as a flag's value. Raises argparse.ArgumentTypeError: it is none."""
     try:
         value = float(text)
     except ValueError:
         value = math.nan
-    if not 0 <= value <= GUIDANCE:
-        raise argparse.ArgumentTypeError(f"must be a number from 0 to {GUIDANCE:g}, got {text!r}")
+    if not 0 <= value <= most:
+        raise argparse.ArgumentTypeError(f"must be a number from 0 to {most:g}, got {text!r}")
     return value
+
+
+scale, seconds = partial(number, most=GUIDANCE), partial(number, most=86_400.0)
+"""A guidance scale; seconds, a day at most."""
 
 
 def add_seed(parser: ActionsContainer) -> None:

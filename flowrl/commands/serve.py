@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 import flowrl
-from flowrl.commands.sampling_arguments import add_batch_size, add_device, count, threads
+from flowrl.commands.sampling_arguments import add_batch_size, add_device, count, seconds, threads
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -53,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--max-video-mpixels", type=count, default=128, metavar="N", help="million pixels per video (default: 128)")
     add(
         "--grace",
-        type=float,
+        type=seconds,
         default=30.0,
         metavar="SECONDS",
         help="time to finish what was accepted, after Ctrl-C (default: 30)",

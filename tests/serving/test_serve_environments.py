@@ -221,3 +221,9 @@ def test_metrics_are_joined() -> None:
     one = head + 'a_total{r="1"} 2.0\n'
     two = head + 'a_total{r="1"} 3.0\na_total{r="a b"} 1.0\n# TYPE q gauge\nq 4.0\n'
     assert join_metrics([one, two]) == head + 'a_total{r="1"} 5.0\na_total{r="a b"} 1.0\n# TYPE q gauge\nq 4.0\n'
+
+
+def test_the_time_to_finish_is_one_that_ends() -> None:
+    for wrong in (-1.0, 1e9):
+        with pytest.raises(ValueError, match="`grace` must lie between 0 and 86400"):
+            ServerSettings(grace=wrong)
