@@ -26,6 +26,7 @@ from flowrl.advantages.shaping import (
 )
 from flowrl.config.methods import RewardMapConfig, ShapingConfig
 from flowrl.config.options import build_options
+from flowrl.config.readers import keys_of
 from flowrl.config.train import TrainConfig
 from flowrl.credit import CREDIT, Method
 from flowrl.credit.context import Context
@@ -233,8 +234,7 @@ def shape_advantages(
         success = success_rates(ends, sampled.group, "shaping a_grae")
         return shaping(advantage_M, success.to(advantage_M), float(ends.reward.nanmean()))
     if isinstance(shaping, Real):
-        own, of_all = int(sampled.ends.sum()), shaping(ends.reward, ends.group)
-        return of_all[loop.run.rank * own : (loop.run.rank + 1) * own][sampled.sample].to(advantage_M)
+        return of_rows(loop, sampled, shaping(ends.reward, ends.group)).to(advantage_M)
     stored = loop.memory.get("reward_history")
     total = len(loop.prompts.train)
     history = RewardHistory.start(total, shaping.merge) if stored is None else RewardHistory(**stored)
@@ -248,9 +248,13 @@ def best_samples(loop: Loop, sampled: Sampled, ends: Ends) -> Tensor:
     """[M] transitions of the images that `best_of` selects: all without it."""
     if loop.config.best_of is None:
         return torch.ones_like(sampled.step, dtype=torch.bool)
-    chosen = select_best(ends.reward, ends.group, loop.config.best_of)
+    return of_rows(loop, sampled, select_best(ends.reward, ends.group, loop.config.best_of))
+
+
+def of_rows(loop: Loop, sampled: Sampled, of_all: Tensor) -> Tensor:
+    """[M] what is known of all finished images of all processes, for the transitions of this one."""
     own = int(sampled.ends.sum())
-    return chosen[loop.run.rank * own : (loop.run.rank + 1) * own][sampled.sample]
+    return of_all[loop.run.rank * own : (loop.run.rank + 1) * own][sampled.sample]
 
 
 def accuracy_scale(loop: Loop, sampled: Sampled, ends: Ends) -> Tensor:
@@ -326,7 +330,7 @@ def check_labels(config: TrainConfig, shaping: Real) -> None:
             f"{', '.join(f'{weight:g}' for weight in weights)}: give one, and measure others with weight 0"
         )
     first = {one.name: one.default for one in fields(TrainConfig)}
-    keys = ("adv_std", "adv_baseline", "adv_eps", "adv_correction", "adv_min_std", "adv_virtual_max")
+    keys = [key for key in keys_of("advantages") if key not in ("adv_clip_range", "reward_aggregation")]
     if unread := [key for key in keys if getattr(config, key) != first[key]]:
         raise ValueError(f"shaping real makes advantages of verdicts alone and does not read {', '.join(unread)}")
 
