@@ -194,7 +194,7 @@ def in_time(
     from flowrl.planning.shorter import settings_in_time
     from flowrl.planning.verdict import changes_for
 
-    policy, split = config.policy, None
+    policy, fitting = config.policy, None
     for rank in (None, *(one for one in ranks if one < policy.rank)):
         smaller = [] if rank is None else [f"policy.lora_rank={rank}"]
         if rank is not None and policy.lora_alpha is not None:
@@ -208,14 +208,13 @@ def in_time(
         except ValueError as error:
             last = error
             continue
-        if splits(changes) and ranks:  # a smaller LoRA may do without more cards
-            split = split or (tried, made, smaller)
-            continue
-        words = settings_in_time(made, card, hours)
-        return changed(tried, words), [*smaller, *words]
-    if split is None:
+        if fitting is None or not splits(changes):
+            fitting = tried, made, smaller
+        if not splits(changes):  # else a smaller LoRA may do without more cards
+            break
+    if fitting is None:
         raise last
-    tried, made, smaller = split
+    tried, made, smaller = fitting
     words = settings_in_time(made, card, hours)
     return changed(tried, words), [*smaller, *words]
 
