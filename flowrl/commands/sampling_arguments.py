@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from flowrl.config.bounds import GUIDANCE, IMAGES, SIDE, STEPS, THREADS
+from flowrl.config.bounds import GRACE, GUIDANCE, IMAGES, SIDE, STEPS, THREADS
 from flowrl.config.overrides import typed_settings
 from flowrl.runtime.private_names import ActionsContainer
 
@@ -96,7 +96,7 @@ def number(text: str, most: float) -> float:
     return value
 
 
-scale, seconds = partial(number, most=GUIDANCE), partial(number, most=86_400.0)
+scale, seconds = partial(number, most=GUIDANCE), partial(number, most=GRACE)
 """A guidance scale; seconds, a day at most."""
 
 

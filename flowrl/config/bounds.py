@@ -18,6 +18,8 @@ GUIDANCE = 1_000.0
 """Guidance scale."""
 THREADS = 1_024
 """CPU threads; a hundred times as many end a process without a word."""
+GRACE = 86_400.0
+"""Seconds to finish what was accepted: a day."""
 PROCESSES = 100_000
 """Processes, workers, GPUs."""
 _EVER = 1_000_000_000  # iterations

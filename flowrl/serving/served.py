@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from flowrl.config.bounds import IMAGES, THREADS, check_counts
+from flowrl.config.bounds import GRACE, IMAGES, THREADS, check_counts
 from flowrl.generation.scorers import load_rewards
 from flowrl.rewards.serving import server
 from flowrl.rewards.serving.wire import Limits
@@ -72,8 +72,8 @@ class ServerSettings:
         counts = ("replicas", "queue_size", "max_items", "max_mib", "max_mpixels", "max_images", "max_connections",
                   "max_video_mib", "max_video_mpixels")  # fmt: skip
         check_counts(**{name: getattr(self, name) for name in counts})
-        if not 0 <= self.grace <= 86_400:
-            raise ValueError(f"`grace` must lie between 0 and 86400 seconds, a day, got {self.grace:g}")
+        if not 0 <= self.grace <= GRACE:
+            raise ValueError(f"`grace` must lie between 0 and {GRACE:g} seconds, a day, got {self.grace:g}")
 
     @property
     def limits(self) -> Limits:

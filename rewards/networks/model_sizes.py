@@ -8,16 +8,14 @@ from flowrl.config.strict_yaml import read_mapping
 from flowrl.rewards.base import Model
 from flowrl.runtime.files import safetensors_parameters
 
+_PARAMETERS: dict[str, int] = read_mapping(Path(__file__).with_suffix(".yaml"))
+
 
 def model_of(name: str, bytes_per_weight: int = 4) -> Model:
     """A model that a reward holds, with the number of its weights where that is known without a download."""
     folder = Path(name).expanduser()
     files = sorted(folder.glob("*.safetensors")) if folder.is_dir() else []
-    known = (
-        sum(map(safetensors_parameters, files))
-        if files
-        else read_mapping(Path(__file__).with_suffix(".yaml")).get(name)
-    )
+    known = sum(map(safetensors_parameters, files)) if files else _PARAMETERS.get(name)
     return Model(name, bytes_per_weight, known)
 
 
