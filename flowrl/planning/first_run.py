@@ -18,7 +18,7 @@ from flowrl.pipelines.places.known_checkpoints import usual_sampling
 from flowrl.planning.bases import EVERYDAY, EVERYDAY_EVAL, Wish, base_for
 from flowrl.planning.recommended import is_recommended, recommended
 from flowrl.planning.written import placed
-from flowrl.session.few_steps import FEW, few_step_advice, is_few_step, watches_sharpness
+from flowrl.session.few_steps import FEW, SMALL_CLIP, few_step_advice, is_few_step, watches_sharpness
 from flowrl.session.preflight import look
 from flowrl.training.model_files import location_of
 
@@ -61,25 +61,27 @@ def first_run(wish: Wish, settings: Settings = ()) -> FirstRun:
     location = location_of(found.pipeline)
     family = family_for(family_name(found.pipeline.name, location), location)
     if few:
-        found = found if wish.model == below.pipeline.model else in_few_steps(found, family.name)
-        notes += few_step_advice(found)
+        found = in_few_steps(found, family.name)
     else:
         found = found if is_recommended(found) else recommended(found, partial(family.rows, location))
         unproven = "" if wish.model.startswith("asset:") else ", and is unproven at this size"
         recipe = f"{found.objective.name} with {found.updates_per_rollout} updates a rollout"
         notes.append(f"{recipe} learned most for its cost on the embedded models{unproven}")
-    return FirstRun(config=measured(found, settings), base=base, notes=tuple(notes))
+    config = measured(found, settings)
+    return FirstRun(config=config, base=base, notes=(*notes, *few_step_advice(config)))
 
 
 def in_few_steps(config: TrainConfig, family: str) -> TrainConfig:
-    """The run with the steps and guidance that its checkpoint is published for, and one stochastic step in the middle:
-    of few steps, noise of the first is singular, and noise of the last stays in the image."""
+    """The run with the steps and guidance that its checkpoint is published for, and RTDMD's noise and clip range (arXiv
+    2605.26108): that of `cps` is finite from the first step on, and noise of the last would stay in the image."""
     usual, given = usual_sampling(family, config.pipeline.model), yaml.safe_load(to_yaml(config))
     steps = int(min(usual["num_steps"], FEW))
-    window = {"sde_window_size": 1, "sde_window_range": [1, max(2, steps - 1)]} if steps > 2 else {}
+    noise = {"kernel": "cps", "noise_level": 0.9}
+    if steps > 1:
+        noise |= {"sde_window_size": min(2, steps - 1), "sde_window_range": [0, steps - 1]}
     for section in ("sampler", "eval"):
         given[section] |= {"num_steps": steps, "guidance_scale": usual["guidance_scale"]}
-    return load_config({**given, "sampler": {**given["sampler"], **window}})
+    return load_config({**given, "clip_range": SMALL_CLIP, "sampler": {**given["sampler"], **noise}})
 
 
 def with_prompts(given: dict[str, Any], wish: Wish) -> tuple[TrainConfig, list[str]]:

@@ -16,6 +16,9 @@ FEW = 8
 NAMES = ("turbo", "lightning", "schnell", "distill", "hyper-sd", "lcm")
 """Words in the names of such checkpoints."""
 
+SMALL_CLIP = 1e-5
+"""The clip range of RTDMD (arXiv 2605.26108), which trains models of four steps."""
+
 
 def is_few_step(settings: PipelineConfig) -> bool:
     """Whether a model draws in few steps because it was distilled: its table entry, its index or its name says so."""
@@ -62,7 +65,9 @@ def few_step_advice(config: TrainConfig) -> tuple[str, ...]:
         advice = (
             [] if config.sampler.kernel == "cps" else ["sampler.kernel=cps, whose noise stays finite at the first step"]
         )
-        advice += ["a small clip_range (1e-5 helped others)", "steps and guidance as published", "short runs"]
+        if max(config.clip_bounds) > SMALL_CLIP:
+            advice.append(f"a small clip_range ({SMALL_CLIP:g} helped others)")
+        advice += ["steps and guidance as published", "short runs"]
     if base is not None:
         advice.append(f"or train {base}, which is not distilled, and distil it after")
     if not watches_sharpness(config):

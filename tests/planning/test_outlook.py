@@ -239,3 +239,19 @@ def test_plain_prompts_are_scored_by_a_reward_that_they_serve(tmp_path: Path) ->
     assert any(note.startswith("its reward is CLIPScore, because geneval") for note in made.notes)
     wished = first_run(Wish(model="asset:tiny-sd3", card=24, prompts=str(plain), reward="aesthetic", recommended=True))
     assert wished.config.rewards[0].name == "aesthetic"
+
+
+@pytest.mark.parametrize("model", ["black-forest-labs/FLUX.1-schnell", "stabilityai/stable-diffusion-3.5-large-turbo"])
+def test_a_distilled_model_starts_with_noise_that_is_finite(model: str) -> None:
+    made = first_run(Wish(model=model, card=24, recommended=True))
+    sampler = made.config.sampler
+    assert (sampler.kernel, sampler.num_steps, sampler.sde_window_size, sampler.sde_window_range) == (
+        "cps",
+        4,
+        2,
+        (0, 3),
+    )
+    assert made.config.clip_bounds == (1e-5, 1e-5)
+    advice = made.notes[-1]
+    assert advice.startswith("what helps: steps and guidance as published")
+    assert "jpeg_compressibility" not in advice  # which the run has already
