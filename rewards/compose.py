@@ -48,19 +48,17 @@ class WeightedSum:
     a name with `_2`. Errors are `<key>/<word>`. Weights are not normalised.
 
     An item whose gate's reward failed is invalid: nobody knows whether the gate lets it through.
-
-    Attributes:
-        terms: the rewards and their weights.
-        merge: `sum`; `geometric`: prod r^(w / sum w); `harmonic`: sum w / sum(w / r), rewards at 1e-6 at least.
-        partial: an item that is invalid in a reward of nonzero weight is invalid in the whole with `drop`; with
-            `renormalise` the others make up for it, in proportion to their weights.
-        dtype: arithmetic of the frozen networks of rewards that do not learn; see `flowrl.runtime.precision`.
     """
 
     terms: tuple[Term, ...]
+    """The rewards and their weights."""
     merge: Merge = "sum"
+    """`sum`; `geometric`: prod r^(w / sum w); `harmonic`: sum w / sum(w / r), rewards at 1e-6 at least."""
     partial: Partial = "drop"
+    """An item that is invalid in a reward of nonzero weight is invalid in the whole with `drop`; with `renormalise` the
+    others make up for it, in proportion to their weights."""
     dtype: Precision = "float32"
+    """Arithmetic of the frozen networks of rewards that do not learn; see `flowrl.runtime.precision`."""
 
     @property
     def rewards(self) -> tuple[Reward, ...]:

@@ -48,23 +48,20 @@ from flowrl.statistics.bootstrap import UNKNOWN, Interval
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MethodScore:
-    """One method of a comparison.
-
-    Attributes:
-        name: the name of its configuration.
-        score: the score at the end, over seeds and prompts.
-        seed_scores: the score of each seed.
-        difference: the difference to the baseline; unknown for the baseline itself.
-        p: p of the difference over seeds, after Holm's correction; NaN if it cannot be tested.
-        spent: mean "nfe", "images", "seconds" and "iterations".
-    """
+    """One method of a comparison."""
 
     name: str
+    """The name of its configuration."""
     score: Interval
+    """The score at the end, over seeds and prompts."""
     seed_scores: tuple[float, ...]
+    """The score of each seed."""
     difference: Interval = UNKNOWN
+    """The difference to the baseline; unknown for the baseline itself."""
     p: float = math.nan
+    """p of the difference over seeds, after Holm's correction; NaN if it cannot be tested."""
     spent: Mapping[str, float]
+    """Mean "nfe", "images", "seconds" and "iterations"."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

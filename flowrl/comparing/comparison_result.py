@@ -72,37 +72,34 @@ class RunResult:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class MethodResult:
-    """One row of the tables.
-
-    Attributes:
-        name: of the method.
-        runs: its finished runs.
-        score: at the end.
-        seed_scores: that of each run.
-        gain: over the base; None without an evaluation before training.
-        difference: to the baseline, over the seeds that both finished; None for the baseline itself.
-        holm: p of the difference, adjusted for the number of methods; NaN where both share a single seed.
-        spent: mean network evaluations ("nfe"), "images", "seconds" and "iterations".
-        curves: "nfe" or "seconds" -> (cost, score) at the evaluations, mean over seeds.
-        reach: "nfe" or "seconds" -> cost of each target; infinite where it is not reached.
-        speed: the baseline's cost to reach the last target over this method's, by cost; NaN where unknown.
-        kl: `measure`'s distance from the base, mean over seeds.
-        diversity: `measure`'s spread of the images of a prompt, mean over seeds.
-    """
+    """One row of the tables."""
 
     name: str
+    """Of the method."""
     runs: tuple[RunResult, ...]
+    """Its finished runs."""
     score: Estimate
+    """At the end."""
     seed_scores: tuple[float, ...]
+    """That of each run."""
     gain: Estimate | None
+    """Over the base; None without an evaluation before training."""
     difference: Estimate | None
+    """To the baseline, over the seeds that both finished; None for the baseline itself."""
     holm: float
+    """p of the difference, adjusted for the number of methods; NaN where both share a single seed."""
     spent: Mapping[str, float]
+    """Mean network evaluations ("nfe"), "images", "seconds" and "iterations"."""
     curves: Mapping[str, tuple[np.ndarray, np.ndarray]]
+    """By "nfe" or "seconds": (cost, score) at the evaluations, mean over seeds."""
     reach: Mapping[str, tuple[float, ...]]
+    """By "nfe" or "seconds": cost of each target; infinite where it is not reached."""
     speed: Mapping[str, Interval]
+    """The baseline's cost to reach the last target over this method's, by cost; NaN where unknown."""
     kl: float
+    """`measure`'s distance from the base, mean over seeds."""
     diversity: float
+    """`measure`'s spread of the images of a prompt, mean over seeds."""
 
     @staticmethod
     def of(

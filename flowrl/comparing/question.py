@@ -24,25 +24,22 @@ OWN_KEYS = ("out", "seed", "resume", "budget", "progress", "eval.initial")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ComparisonQuestion:
-    """What is compared.
-
-    Attributes:
-        methods: name -> the configuration file as given.
-        settings: name -> what that file holds, as a nest of mappings and lists.
-        seeds: how many, counted from 0.
-        budget: what is counted: "nfe", "seconds" or "images".
-        limit: how much of it each run may spend.
-        evals: evaluations spread over the budget, besides the one before training.
-        overrides: `key=value` settings of every run.
-    """
+    """What is compared."""
 
     methods: dict[str, str]
+    """Name -> the configuration file as given."""
     settings: dict[str, Any]
+    """Name -> what that file holds, as a nest of mappings and lists."""
     seeds: int
+    """How many, counted from 0."""
     budget: str
+    """What is counted: "nfe", "seconds" or "images"."""
     limit: float
+    """How much of it each run may spend."""
     evals: int
+    """Evaluations spread over the budget, besides the one before training."""
     overrides: tuple[str, ...]
+    """`key=value` settings of every run."""
 
     @property
     def runs(self) -> list[tuple[str, int]]:

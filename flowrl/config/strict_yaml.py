@@ -70,17 +70,14 @@ class Override:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Elsewhere:
-    """What other programs call our keys and values.
-
-    Attributes:
-        keys: their key, by its last part -> ours, or a sentence about it.
-        absent: their key for what there is not here -> a sentence that says so.
-        values: our dotted key -> their value -> ours.
-    """
+    """What other programs call our keys and values."""
 
     keys: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """Their key, by its last part -> ours, or a sentence about it."""
     absent: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """Their key for what there is not here -> a sentence that says so."""
     values: Mapping[str, Mapping[str, str]] = dataclasses.field(default_factory=dict)
+    """Our dotted key -> their value -> ours."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

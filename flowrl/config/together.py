@@ -27,15 +27,12 @@ OFF: Mapping[str, str] = {key: _text(value) for key, value in _TABLE["off"].item
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Exclusion:
-    """Settings that do not go together.
-
-    Attributes:
-        settings: `key=value` of each, or a key, for all of its values but the one in `OFF`.
-        why: the reason.
-    """
+    """Settings that do not go together."""
 
     settings: tuple[str, ...]
+    """`key=value` of each, or a key, for all of its values but the one in `OFF`."""
     why: str
+    """The reason."""
 
     def met(self, given: Mapping[str, str]) -> list[str]:
         """These settings as they are given, by the values of keys; none where one of them is not."""

@@ -32,19 +32,16 @@ Read = Callable[[int, Answer], tuple[str | None, Row]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Asking:
-    """How answers are asked for.
-
-    Attributes:
-        attempts: tries for a question whose answer cannot be read; each after the first has another seed.
-        max_tokens: length of an answer.
-        temperature: of the first try; 0 is greedy. Later ones have `RETRY_TEMPERATURE` at least.
-        seed: of sampled answers.
-    """
+    """How answers are asked for."""
 
     attempts: int = 1
+    """Tries for a question whose answer cannot be read; each after the first has another seed."""
     max_tokens: int = 1024
+    """Length of an answer."""
     temperature: float = 0.0
+    """Of the first try; 0 is greedy. Later ones have `RETRY_TEMPERATURE` at least."""
     seed: int = 0
+    """Of sampled answers."""
 
     def __post_init__(self) -> None:
         if self.attempts < 1 or self.max_tokens < 1:

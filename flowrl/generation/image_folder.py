@@ -49,21 +49,18 @@ Change = Callable[[Image.Image], Image.Image]
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class ItemScores:
-    """What a reward said of N items.
-
-    Attributes:
-        values: [N], NaN where it failed.
-        parts: sub-scores [N] by name.
-        errors: [N] why an item failed, None where it did not. A batch with several reasons has them all, by commas.
-        seconds: [N] an item's share of its batch's time.
-        batches: [N] number of its batch, -1 where it was in none.
-    """
+    """What a reward said of N items."""
 
     values: Float64[np.ndarray, " n"]
+    """[N], NaN where it failed."""
     parts: dict[str, Float64[np.ndarray, " n"]]
+    """Sub-scores [N] by name."""
     errors: list[str | None]
+    """[N] why an item failed, None where it did not. A batch with several reasons has them all, by commas."""
     seconds: Float64[np.ndarray, " n"]
+    """[N] an item's share of its batch's time."""
     batches: np.ndarray
+    """[N] number of its batch, -1 where it was in none."""
 
     @property
     def failed(self) -> int:

@@ -19,21 +19,18 @@ from flowrl.trajectory import Schedule
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RLG:
-    """Which tuned models guide, how strongly, and when.
-
-    Attributes:
-        loras: Folders of the tuned models' LoRAs.
-        scales: One for each; 1 is the tuned model.
-        first_steps: Steps at the start that one tuned model takes alone.
-        interval: Noise levels outside of which one tuned model runs alone.
-        base_guidance_scale: Classifier-free guidance scale of the base; None takes that of the tuned models.
-    """
+    """Which tuned models guide, how strongly, and when."""
 
     loras: tuple[Path, ...]
+    """Folders of the tuned models' LoRAs."""
     scales: tuple[float, ...]
+    """One for each; 1 is the tuned model."""
     first_steps: int = 0
+    """Steps at the start that one tuned model takes alone."""
     interval: tuple[float, float] | None = None
+    """Noise levels outside of which one tuned model runs alone."""
     base_guidance_scale: float | None = None
+    """Classifier-free guidance scale of the base; None takes that of the tuned models."""
 
     def __post_init__(self) -> None:
         if not self.loras:

@@ -81,17 +81,14 @@ def choose_function(path: Path, name: str | None) -> str:
 
 @dataclass(slots=True)
 class Reader:
-    """Follows a function's assignments, choices and loops.
-
-    Attributes:
-        path: the file.
-        said: dotted keys that its own functions set; others come from files that they call.
-        numbers: what its functions call numbers of their own, such as gpu_number.
-    """
+    """Follows a function's assignments, choices and loops."""
 
     path: Path
+    """The file."""
     said: set[str] = field(default_factory=set)
+    """Dotted keys that its own functions set; others come from files that they call."""
     numbers: dict[str, Any] = field(default_factory=dict)
+    """What its functions call numbers of their own, such as gpu_number."""
     depth: int = 0
     lines: int = 0
 

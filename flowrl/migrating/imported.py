@@ -32,19 +32,16 @@ OF_METHODS = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Import:
-    """A file of another toolkit, in our words.
-
-    Attributes:
-        name: of the file, without its folder.
-        kind: the toolkit.
-        base: the configuration that ours builds on, which says what the file does not.
-        done: its keys.
-    """
+    """A file of another toolkit, in our words."""
 
     name: str
+    """Of the file, without its folder."""
     kind: str
+    """The toolkit."""
     base: str
+    """The configuration that ours builds on, which says what the file does not."""
     done: Translated
+    """Its keys."""
 
     @property
     def given(self) -> list[Line]:

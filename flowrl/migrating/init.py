@@ -29,19 +29,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FirstConfig:
-    """The written configuration.
-
-    Attributes:
-        path: the YAML file.
-        base: the configuration that it builds on.
-        notes: what became of your arguments or of another toolkit's keys, and what you have to put in place.
-        card: memory of the card in GB; None if you named none.
-    """
+    """The written configuration."""
 
     path: Path
+    """The YAML file."""
     base: str
+    """The configuration that it builds on."""
     notes: tuple[str, ...]
+    """What became of your arguments or of another toolkit's keys, and what you have to put in place."""
     card: int | None
+    """Memory of the card in GB; None if you named none."""
 
     @property
     def text(self) -> str:

@@ -25,15 +25,12 @@ TIMEOUT = 30.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FetchedPrompts:
-    """A prompt set on this machine.
-
-    Attributes:
-        files: file -> the prompts in it.
-        kept: files that were there before, and were left as they are.
-    """
+    """A prompt set on this machine."""
 
     files: Mapping[Path, int]
+    """File -> the prompts in it."""
     kept: tuple[Path, ...]
+    """Files that were there before, and were left as they are."""
 
 
 @public

@@ -19,23 +19,20 @@ FATE_OF: dict[str, Fate] = {"- ": "without counterpart", "! ": "dropped", "? ": 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Line:
-    """One key of the given file.
-
-    Attributes:
-        key: in its own words.
-        value: what it says.
-        made: our keys with their values; empty where it was not translated.
-        fate: what became of it.
-        why: the reason where it, or a part of it, was not translated.
-        unsaid: whether it is the toolkit's default and not in the file.
-    """
+    """One key of the given file."""
 
     key: str
+    """In its own words."""
     value: Any
+    """What it says."""
     made: dict[str, Any]
+    """Our keys with their values; empty where it was not translated."""
     fate: Fate
+    """What became of it."""
     why: str = ""
+    """The reason where it, or a part of it, was not translated."""
     unsaid: bool = False
+    """Whether it is the toolkit's default and not in the file."""
 
     @property
     def told(self) -> str:

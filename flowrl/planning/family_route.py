@@ -19,36 +19,30 @@ from flowrl.planning.sent_text import Text, text_of, unloaded
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DrawnSample:
-    """One image or clip of a size: the call of its network, and what decoding it takes.
-
-    Attributes:
-        call: arguments of one evaluation of the denoiser, on the meta device.
-        latent: numbers of its latent.
-        prompt: numbers of what a prompt is embedded as.
-        decoding: FLOPs, and bytes at most, whole and in tiles; None where they are not known.
-    """
+    """One image or clip of a size: the call of its network, and what decoding it takes."""
 
     call: dict[str, Any]
+    """Arguments of one evaluation of the denoiser, on the meta device."""
     latent: int
+    """Numbers of its latent."""
     prompt: int
+    """Numbers of what a prompt is embedded as."""
     decoding: Callable[[], tuple[float | None, tuple[int, int] | None]]
+    """FLOPs, and bytes at most, whole and in tiles; None where they are not known."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FamilyRoute:
-    """A model by its family. `StockRoute` has the same members.
-
-    Attributes:
-        family: of the model.
-        model: folder or hub id whose configuration is counted.
-        options: of the family, as configured.
-        vae_dtype: `pipeline.vae_dtype`.
-    """
+    """A model by its family. `StockRoute` has the same members."""
 
     family: ModelFamily
+    """Of the model."""
     model: str
+    """Folder or hub id whose configuration is counted."""
     options: dict[str, Any]
+    """Of the family, as configured."""
     vae_dtype: str
+    """`pipeline.vae_dtype`."""
     uncounted: ClassVar[tuple[str, ...]] = ()
     """Parts that are not counted, in words."""
     at_once: ClassVar[bool] = False

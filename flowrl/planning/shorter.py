@@ -48,21 +48,18 @@ Batch = tuple[int, int]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Length:
-    """A run's length, and how long that takes.
-
-    Attributes:
-        batch: prompts of an iteration, and images of each.
-        iterations: of the run.
-        evaluations: before, on the way and after.
-        share: of an evaluation's prompts that is kept.
-        hours: of the run.
-    """
+    """A run's length, and how long that takes."""
 
     batch: Batch
+    """Prompts of an iteration, and images of each."""
     iterations: int
+    """Of the run."""
     evaluations: int
+    """Before, on the way and after."""
     share: float
+    """Of an evaluation's prompts that is kept."""
     hours: Hours
+    """Of the run."""
 
     def __str__(self) -> str:
         return f"{self.batch[0]} x {self.batch[1]} x {self.iterations:,}"

@@ -37,23 +37,20 @@ _USUAL = 30
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StockRoute:
-    """A stock pipeline that a plan can look at.
-
-    Attributes:
-        recorder: the pipeline without weights.
-        longest: a prompt of as many tokens as are read.
-        recorded: one evaluation of it at the size that is trained.
-        targets: layers of its LoRA.
-        vae_dtype: `pipeline.vae_dtype`.
-        videos: whether it draws clips, which can be decoded in tiles.
-    """
+    """A stock pipeline that a plan can look at."""
 
     recorder: Recorder
+    """The pipeline without weights."""
     longest: str
+    """A prompt of as many tokens as are read."""
     recorded: Recorded
+    """One evaluation of it at the size that is trained."""
     targets: tuple[str, ...]
+    """Layers of its LoRA."""
     vae_dtype: str
+    """`pipeline.vae_dtype`."""
     videos: bool
+    """Whether it draws clips, which can be decoded in tiles."""
     parts_of: ClassVar[None] = None
     at_once: ClassVar[bool] = True
 

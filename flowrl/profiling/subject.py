@@ -58,39 +58,36 @@ _BRIGHTNESS = FunctionReward(name="brightness", score=_brightness, needs=frozens
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class BenchSubject:
-    """Everything that phases are measured on.
-
-    Attributes:
-        name: of the configuration.
-        config: what is measured, with what is not here replaced.
-        family: of the model.
-        device: where.
-        pipeline: loaded, or on random weights.
-        policy: its LoRA.
-        rewards: loaded ones, with their entries.
-        absent: rewards that are not measured, with the reason.
-        prompts: of a few iterations.
-        network: one evaluation, counted; None where nothing is known of the model.
-        geometry: of one process.
-        text_encoders: whether they are there.
-        layers: blocks of each kind that stay at most; None where all do.
-        notes: what a reader has to know first.
-    """
+    """Everything that phases are measured on."""
 
     name: str
+    """Of the configuration."""
     config: TrainConfig
+    """What is measured, with what is not here replaced."""
     family: str
+    """Of the model."""
     device: torch.device
+    """Where."""
     pipeline: Pipeline
+    """Loaded, or on random weights."""
     policy: Policy
+    """Its LoRA."""
     rewards: tuple[tuple[Reward, RewardConfig], ...]
+    """Loaded ones, with their entries."""
     absent: tuple[tuple[str, str], ...]
+    """Rewards that are not measured, with the reason."""
     prompts: RunPrompts
+    """Of a few iterations."""
     network: Network | None
+    """One evaluation, counted; None where nothing is known of the model."""
     geometry: Geometry
+    """Of one process."""
     text_encoders: bool
+    """Whether they are there."""
     layers: int | None
+    """Blocks of each kind that stay at most; None where all do."""
     notes: tuple[str, ...]
+    """What a reader has to know first."""
 
     @property
     def parameters(self) -> list[Tensor]:

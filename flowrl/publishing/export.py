@@ -43,15 +43,12 @@ Content = tuple[dict[str, Tensor], dict[str, str]] | str
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExportedLora:
-    """A LoRA in the form of another program.
-
-    Attributes:
-        folder: where it is.
-        files: file with tensors -> number of tensors.
-    """
+    """A LoRA in the form of another program."""
 
     folder: Path
+    """Where it is."""
     files: dict[Path, int]
+    """File with tensors -> number of tensors."""
 
 
 @public

@@ -31,21 +31,18 @@ PARTS = ("transformer", "unet")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MergedModel:
-    """A merged model.
-
-    Attributes:
-        layers: number of changed layers.
-        dtypes: dtypes of their weights, in alphabetical order.
-        folder: where the model is.
-        variant: ending of its files, as the base has it.
-        lost: length of what rounding took away, relative to the change: ||W' - (W + dW)|| / ||dW||.
-    """
+    """A merged model."""
 
     folder: Path
+    """Where the model is."""
     variant: str | None
+    """Ending of its files, as the base has it."""
     layers: int
+    """Number of changed layers."""
     dtypes: tuple[str, ...]
+    """Dtypes of their weights, in alphabetical order."""
     lost: float
+    """Length of what rounding took away, relative to the change: ||W' - (W + dW)|| / ||dW||."""
 
 
 def merge_files(base: Path, loras: Mapping[str, SavedLora], out: Path, variant: str | None = None) -> MergedModel:

@@ -233,17 +233,14 @@ def _conditions_of(result: Mapping[str, Any]) -> tuple[Any, Any]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WrittenCard:
-    """A README.md with evaluations in its metadata.
-
-    Attributes:
-        path: the file.
-        block: its model-index as it is now.
-        text: the block, and a line on what was written.
-    """
+    """A README.md with evaluations in its metadata."""
 
     path: Path
+    """The file."""
     block: str
+    """Its model-index as it is now."""
     text: str
+    """The block, and a line on what was written."""
 
 
 @public

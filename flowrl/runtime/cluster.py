@@ -38,22 +38,19 @@ _LONGEST_FOLDER = 40
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Connection:
-    """This process's connection to Ray.
-
-    Attributes:
-        address: other processes reach the same instance by.
-        folder: of the files of an instance that this process started; None where it was there before.
-        own: whether the connection was made here, and is closed here.
-        raylet: Ray's process that was started with such an instance (`psutil.Process`). When it is gone, Ray ends this
-            process at one of the next calls, without a word.
-        lock: open for as long as this process lives, so that nobody takes the folder for one that was left behind.
-    """
+    """This process's connection to Ray."""
 
     address: str
+    """Other processes reach the same instance by."""
     folder: Path | None
+    """Of the files of an instance that this process started; None where it was there before."""
     own: bool
+    """Whether the connection was made here, and is closed here."""
     raylet: Any = None
+    """Ray's process that was started with such an instance (`psutil.Process`). When it is gone, Ray ends this process
+    at one of the next calls, without a word."""
     lock: IO[bytes] | None = None
+    """Open for as long as this process lives, so that nobody takes the folder for one that was left behind."""
 
 
 class RayEnded(ValueError):

@@ -20,17 +20,14 @@ from flowrl.trajectory import Conditioning
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunPrompts:
-    """The prompts of a run, read once.
-
-    Attributes:
-        train: to train on.
-        held_out: to evaluate on; none where nothing is evaluated.
-        more: others that are encoded, such as those of preference pairs.
-    """
+    """The prompts of a run, read once."""
 
     train: tuple[Prompt, ...]
+    """To train on."""
     held_out: tuple[Prompt, ...] = ()
+    """To evaluate on; none where nothing is evaluated."""
     more: tuple[Prompt, ...] = ()
+    """Others that are encoded, such as those of preference pairs."""
 
 
 _NEGATIVE = "negative/"  # of the names under which a conditioning holds the negative prompt's tensors

@@ -47,23 +47,20 @@ Scaling = Callable[[Tensor, float], Tensor]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClipEncoder:
-    """A loaded CLIP.
-
-    Attributes:
-        images: float [b, 3, H, W] in [0, 1], on any device -> unit embeddings [b, d] on `device`.
-        texts: b texts -> unit embeddings [b, d] on `device`.
-        logit_scale: exp of the checkpoint's `logit_scale`.
-        device: where the network is.
-        differentiable: whether `images` lets the gradient through.
-        version: fingerprint of the weights and the preprocessing, for `Reward.version`.
-    """
+    """A loaded CLIP."""
 
     images: Callable[[Float[Tensor, " b 3 h w"]], Float[Tensor, " b d"]]
+    """Float [b, 3, H, W] in [0, 1], on any device -> unit embeddings [b, d] on `device`."""
     texts: Callable[[list[str]], Float[Tensor, " b d"]]
+    """b texts -> unit embeddings [b, d] on `device`."""
     logit_scale: float
+    """Exp of the checkpoint's `logit_scale`."""
     device: torch.device
+    """Where the network is."""
     differentiable: bool
+    """Whether `images` lets the gradient through."""
     version: str
+    """Fingerprint of the weights and the preprocessing, for `Reward.version`."""
 
 
 # ---- transformers ----------------------------------------------------------------------------------------------------

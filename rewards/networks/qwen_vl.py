@@ -337,23 +337,20 @@ class TokenScorer:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Checkpoint:
-    """What a published reward model is.
-
-    Attributes:
-        name: of the reward.
-        tokens: whose last hidden states are read.
-        make_head: the head for a hidden width and the head's weights.
-        family: of the backbone.
-        heads: what names of the head's weights begin with, see `split_weights`.
-        file: name of the file of weights.
-    """
+    """What a published reward model is."""
 
     name: str
+    """Of the reward."""
     tokens: tuple[str, ...]
+    """Whose last hidden states are read."""
     make_head: Callable[[int, Mapping[str, Tensor]], nn.Module]
+    """The head for a hidden width and the head's weights."""
     family: QwenFamily = QWEN2_VL
+    """Of the backbone."""
     heads: tuple[str, ...] = HEAD
+    """What names of the head's weights begin with, see `split_weights`."""
     file: str = ""
+    """Name of the file of weights."""
 
     @property
     def owner(self) -> str:

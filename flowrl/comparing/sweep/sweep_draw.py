@@ -66,17 +66,14 @@ class TunedModels:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Judges:
-    """What looks at the images.
-
-    Attributes:
-        rewards: what is measured, by name.
-        features: for diversity; None compares pixels alone.
-        select: what search goes by, and which sub-score of it.
-    """
+    """What looks at the images."""
 
     rewards: dict[str, Reward]
+    """What is measured, by name."""
     features: Embed | None = None
+    """For diversity; None compares pixels alone."""
     select: Reward | None = None
+    """What search goes by, and which sub-score of it."""
     part: str | None = None
 
 

@@ -31,25 +31,22 @@ SAME_COST = 1.15  # settings whose cost differs by less than this factor are com
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SettingResult:
-    """One setting.
-
-    Attributes:
-        setting: what it is.
-        evaluations: of the network, for one image that is kept.
-        drift: distance of the velocities from the base's; NaN for a search, which changes no velocity.
-        columns: name -> values; measures by their names, then diversities. NaN: failed.
-        means: name -> mean and interval over prompts.
-        to_tuned: name -> the same of differences to scale 1; empty where that was not drawn, or is this one.
-        to_base: likewise, to scale 0.
-    """
+    """One setting."""
 
     setting: Setting
+    """What it is."""
     evaluations: int
+    """Of the network, for one image that is kept."""
     drift: float
+    """Distance of the velocities from the base's; NaN for a search, which changes no velocity."""
     columns: dict[str, Column]
+    """Name -> values; measures by their names, then diversities. NaN: failed."""
     means: dict[str, Interval]
+    """Name -> mean and interval over prompts."""
     to_tuned: dict[str, Interval] = field(default_factory=dict)
+    """Name -> the same of differences to scale 1; empty where that was not drawn, or is this one."""
     to_base: dict[str, Interval] = field(default_factory=dict)
+    """Likewise, to scale 0."""
 
     @property
     def looks(self) -> int:

@@ -30,19 +30,16 @@ SEARCH_STEPS = re.compile(r"(\d+)@(\d+(?:,\d+)*)")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Setting:
-    """One way to make an image.
-
-    Attributes:
-        kind: RLG alone, best of N or pruning on top of it, or another run as it is.
-        scale: of RLG; 1 is the tuned model.
-        plan: candidates and cuts; one candidate where nothing is searched.
-        run: name of the other run.
-    """
+    """One way to make an image."""
 
     kind: Kind
+    """RLG alone, best of N or pruning on top of it, or another run as it is."""
     scale: float = 1.0
+    """Of RLG; 1 is the tuned model."""
     plan: Pruning = SINGLE
+    """Candidates and cuts; one candidate where nothing is searched."""
     run: str = ""
+    """Name of the other run."""
 
     @property
     def key(self) -> str:
