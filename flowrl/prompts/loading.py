@@ -25,22 +25,19 @@ from flowrl.runtime.shapes import Float
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EvalItem:
-    """One image of an evaluation.
-
-    Attributes:
-        prompt: its row.
-        prompt_id: number of the row among the different ones.
-        sample: number among the images of the same row.
-        key: tells the row from the others, see `flowrl.prompts.identity.keys_of`; "" takes what the row asks for.
-        noise: number among the images with one `Prompt.noise_name`; None takes `sample`, with which it agrees unless
-            rows of one text differ in something else.
-    """
+    """One image of an evaluation."""
 
     prompt: Prompt
+    """Its row."""
     prompt_id: int
+    """Number of the row among the different ones."""
     sample: int
+    """Number among the images of the same row."""
     key: str = ""
+    """Tells the row from the others, see `flowrl.prompts.identity.keys_of`; "" takes what the row asks for."""
     noise: int | None = None
+    """Number among the images with one `Prompt.noise_name`; None takes `sample`, with which it agrees unless rows of
+    one text differ in something else."""
 
 
 def load_prompts(text: str, negative: str = "", *, resolve: Callable[[str], Path]) -> list[Prompt]:

@@ -57,29 +57,26 @@ Find = Callable[[str], Path]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prompt:
-    """One row of a prompt file.
-
-    Attributes:
-        text: the prompt, or the instruction of an edit.
-        metadata: the row's whole record, `{}` for plain prompts.
-        negative: what guidance leads away from.
-        sources: absolute paths of the images that the instruction is about.
-        references: absolute paths of images that a sample is to resemble.
-        video: absolute path of the video that the instruction is about.
-        mask: absolute path of the video that says where `video` is drawn.
-        source_names: `sources`, then `video` and `mask`, as the file writes them; empty takes the names of their files.
-        where: file and line that it was read from, for messages.
-    """
+    """One row of a prompt file."""
 
     text: str
+    """The prompt, or the instruction of an edit."""
     metadata: dict[str, Any]
+    """The row's whole record, `{}` for plain prompts."""
     negative: str = ""
+    """What guidance leads away from."""
     sources: tuple[str, ...] = ()
+    """Absolute paths of the images that the instruction is about."""
     references: tuple[str, ...] = ()
+    """Absolute paths of images that a sample is to resemble."""
     video: str | None = None
+    """Absolute path of the video that the instruction is about."""
     mask: str | None = None
+    """Absolute path of the video that says where `video` is drawn."""
     source_names: tuple[str, ...] = ()
+    """`sources`, then `video` and `mask`, as the file writes them; empty takes the names of their files."""
     where: str = field(default="", compare=False)
+    """File and line that it was read from, for messages."""
 
     def __post_init__(self) -> None:
         if self.text.strip():  # readers refuse empty ones, and say where

@@ -32,23 +32,20 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True, slots=True)
 class Looked:
-    """What was looked at.
-
-    Attributes:
-        prompts: of the run, none of a file that could not be read; None where no file is known.
-        faults: all that is wrong, each a sentence of its own.
-        of_prompts: those faults that are about files of prompts.
-        family: of the model, where it is known.
-        lora: that the run starts from, where there is one.
-        rewards: those entries, by identity, whose options are right.
-    """
+    """What was looked at."""
 
     prompts: RunPrompts | None = None
+    """Of the run, none of a file that could not be read; None where no file is known."""
     faults: list[str] = field(default_factory=list)
+    """All that is wrong, each a sentence of its own."""
     of_prompts: list[str] = field(default_factory=list)
+    """Those faults that are about files of prompts."""
     family: ModelFamily | None = None
+    """Of the model, where it is known."""
     lora: Lora | None = None
+    """That the run starts from, where there is one."""
     rewards: dict[int, CheckedReward] = field(default_factory=dict)
+    """Those entries, by identity, whose options are right."""
 
 
 def recipe_of(config: TrainConfig) -> Any:
