@@ -224,11 +224,8 @@ def close_gates(total_B: Tensor, closed_B: Tensor, group_B: Tensor) -> Tensor:
 def weighted_sum(
     rewards: Sequence[Reward], weights: Sequence[float], labels: Sequence[str | None] | None = None
 ) -> WeightedSum:
-    """Sums rewards that are at hand, each with a weight and perhaps a label; see `sum_of`.
-
-    Raises:
-        ValueError: as `sum_of`, or if the lengths differ or a weight is not finite.
-    """
+    """Sums rewards that are at hand, each with a weight and perhaps a label; see `sum_of`. Raises ValueError: as
+    `sum_of`, or if the lengths differ or a weight is not finite."""
     if not rewards or len(rewards) != len(weights):
         raise ValueError(f"each reward needs one weight, got {len(rewards)} rewards and {len(weights)} weights.")
     if not all(math.isfinite(weight) for weight in weights):
@@ -243,10 +240,7 @@ def sum_of(
     members: Sequence[tuple[Reward, RewardConfig]], *, merge: Merge = "sum", partial: Partial = "drop"
 ) -> WeightedSum:
     """Sums rewards as their entries say; a label or name that occurs again gets the key `<name>_2`, `<name>_3`, ….
-
-    Raises:
-        ValueError: if all weights are 0, a kind is unknown, or a mean that needs positive weights has others.
-    """
+    Raises ValueError: if all weights are 0, a kind is unknown, or a mean that needs positive weights has others."""
     weights = [entry.weight for _, entry in members]
     check_weights(weights)
     factors = [factor for _, entry in members for _, factor in entry.schedule]

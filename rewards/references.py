@@ -79,8 +79,7 @@ def open_references(source: str, *, held_out: float, seed: int) -> References:
 
     Of the files of each prompt the share `held_out` is kept from learning, rounded, and never all of them.
 
-    Raises:
-        ValueError: as `image_files`, or too few files to hold any out.
+    Raises ValueError: as `image_files`, or too few files to hold any out.
     """
     if source == WORLD:
         return WorldReferences(seed=seed)

@@ -122,11 +122,7 @@ def add_device(parser: ActionsContainer) -> None:
 
 
 def option_pairs(texts: Sequence[str]) -> dict[str, str]:
-    """What `--option KEY=VALUE` says, by key.
-
-    Raises:
-        ValueError: a text is no such pair.
-    """
+    """What `--option KEY=VALUE` says, by key. Raises ValueError: a text is no such pair."""
     found = {}
     for text in texts:
         key, equals, value = text.partition("=")

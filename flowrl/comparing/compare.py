@@ -211,8 +211,7 @@ def check_same_metric(question: ComparisonQuestion, metric: str | None) -> None:
         question: what is compared.
         metric: that was asked for; None is GenEval's score where the first method has it, else its first reward.
 
-    Raises:
-        ValueError: an evaluation does not measure it; names the configuration, and the rewards that all measure.
+    Raises ValueError: an evaluation does not measure it; names the configuration, and the rewards that all measure.
     """
     measured = {method: evaluated_rewards(settings_of(question, method, 0)) for method in question.methods}
     first, *_ = measured.values()
@@ -233,11 +232,8 @@ def check_same_metric(question: ComparisonQuestion, metric: str | None) -> None:
 
 
 def check_methods(folder: Path, question: ComparisonQuestion) -> None:
-    """Refuses before hours are spent what the training of a method that is still to come would refuse.
-
-    Raises:
-        ValueError: a setting cannot work, or something is missing; names the configuration.
-    """
+    """Refuses before hours are spent what the training of a method that is still to come would refuse. Raises
+    ValueError: a setting cannot work, or something is missing; names the configuration."""
     to_come = [pair for pair in question.runs if not is_finished(folder / run_name(*pair))]
     for method, seed in dict(to_come).items():
         try:

@@ -219,11 +219,7 @@ def read_results(
 
 
 def check_metric(metric: str, row: Mapping[str, Any], name: str) -> None:
-    """Refuses a metric that an evaluation does not have.
-
-    Raises:
-        ValueError: names those there are.
-    """
+    """Refuses a metric that an evaluation does not have."""
     keys = [key for key in row if key.startswith((GENEVAL, REWARD)) and not key.endswith(("_low", "_high"))]
     if metric not in keys:
         near = closest(metric, keys)
@@ -232,11 +228,8 @@ def check_metric(metric: str, row: Mapping[str, Any], name: str) -> None:
 
 
 def _with_shared_images(runs: Sequence[RunResult], metric: str) -> tuple[list[RunResult], tuple[str, ...]]:
-    """The runs with those images that all their evaluations have a score for, and a note on the others.
-
-    Raises:
-        ValueError: there is no such image, or an evaluation does not have the metric.
-    """
+    """The runs with those images that all their evaluations have a score for, and a note on the others. Raises
+    ValueError: there is no such image, or an evaluation does not have the metric."""
     for run in runs:
         check_metric(metric, run.data.evaluations[-1], run.data.name)
     found = [

@@ -59,8 +59,7 @@ def ask(
         num_seeds: of each method.
         evals: spread over the budget.
 
-    Raises:
-        ValueError: an option is missing or wrong, or the two differ in more than added methods or seeds.
+    Raises ValueError: an option is missing or wrong, or the two differ in more than added methods or seeds.
     """
     overrides = tuple(text for text in words if "=" in text)
     files = [text for text in words if "=" not in text]
@@ -106,11 +105,7 @@ def _find_methods(files: Sequence[str], overrides: Sequence[str]) -> dict[str, s
 
 
 def parse_budget(text: str) -> tuple[str, float]:
-    """("nfe", 2e5) of "nfe=200000" or "nfe=2e5".
-
-    Raises:
-        ValueError: another unit, or no positive number.
-    """
+    """("nfe", 2e5) of "nfe=200000" or "nfe=2e5". Raises ValueError: another unit, or no positive number."""
     kind, _, amount = text.partition("=")
     try:
         limit = float(amount)
@@ -178,11 +173,8 @@ def is_finished(run: Path) -> bool:
 
 
 def read_journal(folder: Path) -> dict[str, Any]:
-    """What the folder's journal holds; empty where there is none.
-
-    Raises:
-        ValueError: the journal cannot be read, or the folder holds something else.
-    """
+    """What the folder's journal holds; empty where there is none. Raises ValueError: the journal cannot be read, or the
+    folder holds something else."""
     path = folder / JOURNAL
     if not path.exists():
         if is_taken(folder):
@@ -207,11 +199,7 @@ def command(question: ComparisonQuestion, folder: Path, jobs: int = 1) -> str:
 
 
 def _join(asked: ComparisonQuestion, given: ComparisonQuestion) -> ComparisonQuestion:
-    """The question with added methods and seeds.
-
-    Raises:
-        ValueError: anything else differs; says what.
-    """
+    """The question with added methods and seeds. Raises ValueError: anything else differs; says what."""
     differences = []
     if (asked.budget, asked.limit) != (given.budget, given.limit):
         differences.append(f"the budget was {asked.budget}={asked.limit:g}, not {given.budget}={given.limit:g}")

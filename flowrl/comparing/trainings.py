@@ -99,11 +99,8 @@ class ComparisonRuns:
         return self._tell()
 
     def _tell(self) -> tuple[str, ...]:
-        """Prints what is finished and what failed, and returns the latter.
-
-        Raises:
-            KeyboardInterrupt: it was interrupted.
-        """
+        """Prints what is finished and what failed, and returns the latter. Raises KeyboardInterrupt: it was
+        interrupted."""
         states = {name: entry["state"] for name, entry in self._runs().items()}
         failed = tuple(name for name, state in states.items() if state == "failed")
         done = sum(state == "finished" for state in states.values())

@@ -39,11 +39,8 @@ def unknown_name(what: str, name: Any, allowed: Iterable[str]) -> str:
 
 
 def entry_of(table: Mapping[str, Entry], name: str, what: str, *, owner: str = "") -> Entry:
-    """The entry of a table of choices; `what` is a word for its names, `owner` what messages begin with.
-
-    Raises:
-        ValueError: there is no such entry, with the nearest name and all that there are.
-    """
+    """The entry of a table of choices; `what` is a word for its names, `owner` what messages begin with. Raises
+    ValueError: there is no such entry, with the nearest name and all that there are."""
     if name not in table:
         raise ValueError(f"{owner}: {unknown_name(what, name, table)}" if owner else unknown_name(what, name, table))
     return table[name]
@@ -57,8 +54,7 @@ def build_options(cls: type[Options], options: Mapping[str, Any], *, owner: str)
         options: names and values.
         owner: what messages begin with, such as "reward 'jpeg'".
 
-    Raises:
-        ValueError: an unknown or missing option, a wrong type, or what `cls` itself refuses.
+    Raises ValueError: an unknown or missing option, a wrong type, or what `cls` itself refuses.
     """
     made: Options = build(cls, options, ConfigSource(file=owner, own_keys=tuple(dotted_keys(cls))))
     return made
@@ -72,8 +68,7 @@ def build_parts(classes: Sequence[type[Any]], options: Mapping[str, Any], *, own
         options: names and values.
         owner: as `build_options`.
 
-    Raises:
-        ValueError: as `build_options`; an unknown option is answered with those of all classes.
+    Raises ValueError: as `build_options`; an unknown option is answered with those of all classes.
     """
     owners = {field.name: cls for cls in classes for field in dataclasses.fields(cls)}
     for name in options:

@@ -51,11 +51,8 @@ EXCLUSIONS = tuple(Exclusion(settings=tuple(row["settings"]), why=row["why"]) fo
 
 
 def refuse_together(given: Mapping[str, Any]) -> None:
-    """Refuses values of keys of `OFF` that do not go together; those that are left out are off.
-
-    Raises:
-        Faults: a ValueError that names the settings, the reason, and what to set instead.
-    """
+    """Refuses values of keys of `OFF` that do not go together; those that are left out are off. Raises Faults: a
+    ValueError that names the settings, the reason, and what to set instead."""
     values = {**OFF, **{key: _text(value) for key, value in given.items()}}
     if found := [one.said(met) for one in EXCLUSIONS if (met := one.met(values))]:
         raise Faults(*found)

@@ -79,9 +79,8 @@ def ask_kept(
         lost: what to call those that failed, for the progress.
         kept: what may be said of answers that are kept.
 
-    Raises:
-        ValueError: the judge answers nothing at all: not there, refuses, or it has used all its tokens. What it said
-            before is kept.
+    Raises ValueError: the judge answers nothing at all: not there, refuses, or it has used all its tokens. What it said
+    before is kept.
     """
     missing = [place for place, key in enumerate(keys) if key not in journal.rows]
     batches = [missing[first : first + AT_ONCE] for first in range(0, len(missing), AT_ONCE)]

@@ -82,11 +82,8 @@ def rules_of(benchmark: str) -> Rules[Any, Any, Any]:
 
 
 def check(settings: Settings) -> None:
-    """Refuses what can be known to be wrong before weights load.
-
-    Raises:
-        ValueError: no prompts or bad ones, an unknown option or judge, or images that are missing from a folder.
-    """
+    """Refuses what can be known to be wrong before weights load. Raises ValueError: no prompts or bad ones, an unknown
+    option or judge, or images that are missing from a folder."""
     rules = rules_of(settings.benchmark)
     plan = rules.plan(settings)
     for subject in settings.subjects:
@@ -97,11 +94,8 @@ def check(settings: Settings) -> None:
 
 
 def run(settings: Settings) -> Result:
-    """Draws or reads the images of subject and base, has them judged, and sums up.
-
-    Raises:
-        ValueError: see `check`; or a judge that answers nothing, whose answers before are kept.
-    """
+    """Draws or reads the images of subject and base, has them judged, and sums up. Raises ValueError: see `check`; or a
+    judge that answers nothing, whose answers before are kept."""
     rules = rules_of(settings.benchmark)
     plan = rules.plan(settings)
     if rules.estimate is not None and (estimate := rules.estimate(settings, plan)) is not None:

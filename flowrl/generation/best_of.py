@@ -70,8 +70,7 @@ def candidates(
         reward: any of `flowrl.rewards`; those that compare get the candidates of a prompt as a group.
         part: a sub-score of the reward to go by, instead of its value.
 
-    Raises:
-        ValueError: x does not fit the prompts, or the reward has no such part.
+    Raises ValueError: x does not fit the prompts, or the reward has no such part.
     """
     count = _check(prompts, x)
     rows = torch.arange(x[:, :, 0].shape[:2].numel())

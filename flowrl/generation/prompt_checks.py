@@ -58,11 +58,7 @@ def source_faults(rows: Sequence[Prompt], family: ModelFamily, allowed: tuple[in
 
 
 def refuse_sources(rows: Sequence[Prompt], source: Source) -> None:
-    """As `source_faults`, before a model draws.
-
-    Raises:
-        ValueError: names the first prompt and how many there are.
-    """
+    """As `source_faults`, before a model draws."""
     family, model, options = family_for(source.family, source.model), source.model, source.options
     if found := source_faults(rows, family, sources_taken(family, model, options)):
         raise Faults(*found)

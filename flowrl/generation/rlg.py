@@ -49,11 +49,8 @@ class RLG:
             )
 
     def check(self, num_steps: int) -> None:
-        """Refuses a number of first steps that leaves no step to guidance.
-
-        Raises:
-            ValueError: it is as large as the number of steps.
-        """
+        """Refuses a number of first steps that leaves no step to guidance. Raises ValueError: it is as large as the
+        number of steps."""
         if self.first_steps >= num_steps:
             raise ValueError(f"`rlg_from` {self.first_steps} leaves no step to `rlg`: there are {num_steps} steps")
 
@@ -89,11 +86,8 @@ def rlg_settings(
     base_guidance: float | None = None,
     before_training: bool = False,
 ) -> RLG | None:
-    """Reads what is said of guidance between models; None where no scales were given.
-
-    Raises:
-        ValueError: a value that is not a number, or options that contradict each other.
-    """
+    """Reads what is said of guidance between models; None where no scales were given. Raises ValueError: a value that
+    is not a number, or options that contradict each other."""
     if scales is None:
         said = {"rlg_from": first_steps, "rlg_interval": interval, "base_guidance": base_guidance}
         if extra := [name for name, value in said.items() if value is not None]:
@@ -125,11 +119,8 @@ def rlg_settings(
 
 
 def numbers(given: Numbers, option: str, example: str) -> tuple[float, ...]:
-    """Finite numbers, of a list separated by commas in its order.
-
-    Raises:
-        ValueError: nothing, or something else; names the option and the example.
-    """
+    """Finite numbers, of a list separated by commas in its order. Raises ValueError: nothing, or something else; names
+    the option and the example."""
     try:
         values = [float(part) for part in (given.split(",") if isinstance(given, str) else several(given))]
     except (ValueError, TypeError):
@@ -145,8 +136,7 @@ def add_experts(pipeline: Pipeline, loras: Sequence[Path], stock: Stock | None =
 
     `stock` is as `flowrl.pipelines.weights.lora_files.read_lora` takes it.
 
-    Raises:
-        ValueError: one is not there or does not fit.
+    Raises ValueError: one is not there or does not fit.
     """
     names = [f"tuned_{number}" for number in range(len(loras))]
     for place, name in zip(loras, names, strict=True):

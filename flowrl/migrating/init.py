@@ -183,11 +183,7 @@ def _load(text: str, path: Path) -> TrainConfig:
 
 
 def _plan_but_for_prompts(config: TrainConfig, name: str, processes: int) -> tuple[Plan, Obstacles]:
-    """A plan whatever the prompts are.
-
-    Raises:
-        ValueError: a plan refuses the configuration.
-    """
+    """A plan whatever the prompts are. Raises ValueError: a plan refuses the configuration."""
     from flowrl.planning.gather import gather
     from flowrl.planning.refusals import obstacles
     from flowrl.planning.throughput import pace

@@ -67,11 +67,8 @@ class Translated:
 
 
 def translate(given: Foreign) -> Translated:
-    """Every key of a file is translated, without counterpart, dropped or unknown, each with where or why.
-
-    Raises:
-        ValueError: the file trains by an algorithm that is not translated.
-    """
+    """Every key of a file is translated, without counterpart, dropped or unknown, each with where or why. Raises
+    ValueError: the file trains by an algorithm that is not translated."""
     words = foreign_words()
     toolkit, method = words.toolkits[given.kind], method_of(given)
     unsaid = {key: value for key, value in toolkit.defaults.items() if key not in given.keys}
@@ -91,11 +88,8 @@ def translate(given: Foreign) -> Translated:
 
 
 def method_of(given: Foreign) -> str:
-    """The method that a file trains by: the first that is not plain GRPO, of the keys that say one.
-
-    Raises:
-        ValueError: it is none that is translated.
-    """
+    """The method that a file trains by: the first that is not plain GRPO, of the keys that say one. Raises ValueError:
+    it is none that is translated."""
     words, found = foreign_words(), []
     toolkit = words.toolkits[given.kind]
     for key in toolkit.algorithm.split(", "):

@@ -117,8 +117,7 @@ def gather(config: TrainConfig, name: str, family: ModelFamily, *, processes: in
         pace: by which hours are reckoned.
         processor: GPU or CPU.
 
-    Raises:
-        ValueError: the model cannot draw the configured size.
+    Raises ValueError: the model cannot draw the configured size.
     """
     location = location_of(config.pipeline)
     model = checkpoints.find_counted(family, location)

@@ -91,20 +91,14 @@ def speed_of(plan: Plan, card: int | None, cards: int) -> Speed | None:
 
 
 def changed(config: TrainConfig, settings: Sequence[str]) -> TrainConfig:
-    """A configuration with other settings, `key=value`, checked as its file is.
-
-    Raises:
-        ConfigError: they do not go together.
-    """
+    """A configuration with other settings, `key=value`, checked as its file is. Raises ConfigError: they do not go
+    together."""
     return load_config(yaml.safe_load(to_yaml(config)), settings)
 
 
 def work_of(plan: Plan, config: TrainConfig) -> Work:
-    """What a run takes under settings that leave model, size and prompts of evaluations as they are.
-
-    Raises:
-        ValueError: the model's dimensions are not known.
-    """
+    """What a run takes under settings that leave model, size and prompts of evaluations as they are. Raises ValueError:
+    the model's dimensions are not known."""
     network, cost = plan.network, plan.cost
     if network is None or cost is None:
         raise ValueError(f"the time of {plan.name} is not known: {plan.unknown}")

@@ -153,8 +153,7 @@ def measure(denoisers: FewBlocks, call: dict[str, Any], *, trained: Trained, dty
         trained: LoRA or weights.
         dtype: of the checkpoint's weights and the arithmetic; the LoRA is float32.
 
-    Raises:
-        ValueError: a target matches no layer.
+    Raises ValueError: a target matches no layer.
     """
     least = total = _count(denoisers.least, call, trained, dtype)
     for lacking, network in denoisers.more:

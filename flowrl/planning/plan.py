@@ -149,11 +149,7 @@ def plan(
 
 
 def refuse_given(**given: Any) -> None:
-    """Refuses arguments of a plan that cannot be, or not together.
-
-    Raises:
-        ValueError: says which, and what to change.
-    """
+    """Refuses arguments of a plan that cannot be, or not together."""
     for key in ("tflops", "price", "hours"):
         if given[key] is not None and not given[key] > 0:
             raise ValueError(f"`{key}` must be above 0, got {given[key]:g}")

@@ -164,8 +164,7 @@ def settings_in_time(plan: Plan, card: int, hours: float | None) -> tuple[str, .
         card: memory of a card.
         hours: None leaves the length.
 
-    Raises:
-        ValueError: it does not fit, nothing ends in time, or the model's dimensions are not known.
+    Raises ValueError: it does not fit, nothing ends in time, or the model's dimensions are not known.
     """
     overrides = changes_for(plan, card)
     if hours is None:

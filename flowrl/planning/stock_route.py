@@ -76,10 +76,7 @@ class StockRoute:
 
     def drawn(self, size: Size, tokens: int) -> DrawnSample:
         """An image or clip of a size, with the longest prompt, whatever its tokens: they are as many as were recorded.
-
-        Raises:
-            ValueError: the pipeline cannot draw it.
-        """
+        Raises ValueError: the pipeline cannot draw it."""
         found = self.recorded
         if size != self.size:
             with _quiet():

@@ -45,8 +45,7 @@ def pace(config: TrainConfig, given: float | None, bench: str | None = None) -> 
         given: by `tflops`; None where it was not.
         bench: a bench's file or folder, by `bench`; its machine may be another one.
 
-    Raises:
-        ValueError: the bench cannot be read, measured no pace, or is one of another model.
+    Raises ValueError: the bench cannot be read, measured no pace, or is one of another model.
     """
     if given is not None:
         return Pace(range=(given, given), told=f"The pace of {given:g} TFLOP/s is what `tflops` says.")

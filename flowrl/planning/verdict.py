@@ -55,11 +55,8 @@ def card_for(plan: Plan, card: int | None) -> int:
 
 
 def changes_for(plan: Plan, card: int) -> tuple[str, ...]:
-    """The least settings, as `key=value`, with which a process fits a card of so many GB; none where it does.
-
-    Raises:
-        ValueError: no setting makes it fit, or nothing is known of the model.
-    """
+    """The least settings, as `key=value`, with which a process fits a card of so many GB; none where it does. Raises
+    ValueError: no setting makes it fit, or nothing is known of the model."""
     if plan.facts is None:
         raise ValueError(f"whether {plan.name} fits {card} GB is not known: {plan.unknown}; leave `card` out")
     found = fit(plan.facts, plan.settings, plan.choices, card)

@@ -187,11 +187,8 @@ def write_bench(folder: Path, bench: Bench) -> None:
 
 
 def read_bench(path: Path) -> Bench:
-    """The bench of a folder, or of a file.
-
-    Raises:
-        ValueError: there is none, or it is damaged or of another version; names it.
-    """
+    """The bench of a folder, or of a file. Raises ValueError: there is none, or it is damaged or of another version;
+    names it."""
     file = path / FILE if path.is_dir() else path
     if not file.is_file():
         raise ValueError(f"there is no {file}: give a folder of flowrl bench, or its {FILE}")

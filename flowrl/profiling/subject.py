@@ -161,8 +161,7 @@ def prepare(config: TrainConfig, name: str, *, random_weights: bool, layers: int
         random_weights: whether to leave the checkpoint alone where it is here.
         layers: blocks of each kind that stay; None leaves all. Fewer go with random weights.
 
-    Raises:
-        ValueError: a setting that cannot work, or a model of which nothing is known.
+    Raises ValueError: a setting that cannot work, or a model of which nothing is known.
     """
     notes = list[str]()
     config = _measurable(config, notes)

@@ -43,8 +43,7 @@ def foreign_sources(row: Mapping[str, Any], where: str, find: Callable[[str], Pa
         where: file and line, for messages.
         find: the file that a path means.
 
-    Raises:
-        ValueError: two keys name different images, or one holds an image that is no path of a file.
+    Raises ValueError: two keys name different images, or one holds an image that is no path of a file.
     """
     found = {key: names for key in SOURCES if (names := image_names(row.get(key), find))}
     for key in SOURCES:

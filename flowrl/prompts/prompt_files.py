@@ -116,8 +116,7 @@ def read_file(path: Path, negative: str = "") -> list[Prompt]:
         path: the file; its ending says what it is.
         negative: for the rows without a negative prompt of their own.
 
-    Raises:
-        ValueError: the file cannot be read, is empty, or a line is bad; names file and line.
+    Raises ValueError: the file cannot be read, is empty, or a line is bad; names file and line.
     """
     if path.is_dir():
         raise ValueError(f"{path}: is a folder; if it holds a dataset, write dataset:{path}")
@@ -159,11 +158,8 @@ def say_once(text: str) -> None:
 
 
 def read_objects(path: Path) -> list[tuple[str, Any]]:
-    """The JSON values of a file with one a line, each with "FILE, line NUMBER", for messages.
-
-    Raises:
-        ValueError: a line is no JSON; or all of the file is one list or object, with what to do about it.
-    """
+    """The JSON values of a file with one a line, each with "FILE, line NUMBER", for messages. Raises ValueError: a line
+    is no JSON; or all of the file is one list or object, with what to do about it."""
     rows: list[tuple[str, Any]] = []
     for at, line in read_lines(path):
         try:
@@ -239,8 +235,7 @@ def prompt_of(row: Any, where: str, *, find: Find, negative: str = "", missing: 
         negative: used where the record has none.
         missing: what to say of a record without a prompt.
 
-    Raises:
-        ValueError: a wrong type, an empty prompt, or an image or video that is not there or is not one.
+    Raises ValueError: a wrong type, an empty prompt, or an image or video that is not there or is not one.
     """
     text, own = _texts(row, where, missing)
     names, sources = _images(row, SOURCES, where, find)

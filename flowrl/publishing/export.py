@@ -103,11 +103,7 @@ def export(
 
 
 def files_of_form(loras: Mapping[str, SavedLora], form: str, source: Source, label: str) -> dict[str, Content]:
-    """File names and what is in them.
-
-    Raises:
-        ValueError: the form cannot hold this LoRA.
-    """
+    """File names and what is in them. Raises ValueError: the form cannot hold this LoRA."""
     files: dict[str, Content] = {}
     if form == "diffusers" and source.lora is not None:  # as its family names the parts
         files |= stock_files(source.lora)

@@ -97,11 +97,7 @@ def merge_weight(weight: Tensor, lora: SavedLora, layer: str) -> Tensor:
 
 
 def weights_of(part: Path, variant: str | None) -> list[Path]:
-    """The files of a part that hold its weights.
-
-    Raises:
-        ValueError: there are none in safetensors.
-    """
+    """The files of a part that hold its weights. Raises ValueError: there are none in safetensors."""
     names = {path: path.stem.split("-")[0] for path in sorted(part.glob("*.safetensors"))}  # without a shard's number
     found = [path for path, name in names.items() if (name.endswith(f".{variant}") if variant else "." not in name)]
     if not found:

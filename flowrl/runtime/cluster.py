@@ -75,8 +75,7 @@ def connect(address: str | None, *, workers: int, gpus: Sequence[str] | None = N
         workers: that an instance started here has room for, at one CPU each; they share the cores there are.
         gpus: numbers of the GPUs that an instance started here lends to workers; None takes all that it finds.
 
-    Raises:
-        ValueError: no cluster answers there, or it runs another version of Ray or of Python.
+    Raises ValueError: no cluster answers there, or it runs another version of Ray or of Python.
     """
     check_extra("workers")
     if _connection:
@@ -124,11 +123,8 @@ def connect(address: str | None, *, workers: int, gpus: Sequence[str] | None = N
 
 
 def refuse_ended() -> None:
-    """Looks whether the instance that this process started is still there; to be called before Ray is.
-
-    Raises:
-        RayEnded: it is not.
-    """
+    """Looks whether the instance that this process started is still there; to be called before Ray is. Raises RayEnded:
+    it is not."""
     if _connection and _is_over(_connection[0]):
         raise RayEnded(
             "Ray ended on this machine (its process raylet is gone), and with it all workers. It was killed from "

@@ -61,11 +61,8 @@ def recipe_of(config: TrainConfig) -> Any:
 
 
 def load_checked(path: str | Path | Mapping[str, Any], overrides: Settings = (), *, here: bool = True) -> TrainConfig:
-    """As `load_config`; of a configuration that it refuses, what else is wrong is told too.
-
-    Raises:
-        ConfigError: as `load_config`, with what `preflight` would refuse of the sections that are right.
-    """
+    """As `load_config`; of a configuration that it refuses, what else is wrong is told too. Raises ConfigError: as
+    `load_config`, with what `preflight` would refuse of the sections that are right."""
     try:
         return load_config(path, overrides)
     except ConfigError as error:
@@ -98,8 +95,7 @@ def preflight(config: TrainConfig, *, here: bool = True, stand_in: bool = False)
         here: whether this machine trains; else it may lack the device and the attention kernel.
         stand_in: whether other prompts stand for those of the run, so that it is not asked whether they fit.
 
-    Raises:
-        ValueError: all that is wrong: what was given, what is allowed and what to change.
+    Raises ValueError: all that is wrong: what was given, what is allowed and what to change.
     """
     looked = look(config, here=here, fitting=not stand_in)
     if looked.faults:
@@ -341,11 +337,7 @@ def _check_negative(config: TrainConfig, known: ModelFamily) -> None:
 
 
 def check_arithmetic(config: TrainConfig) -> None:
-    """Refuses an arithmetic of autoencoder or rewards that the device of the run does not have.
-
-    Raises:
-        ValueError: names the key, the device and what to set instead.
-    """
+    """Refuses an arithmetic of autoencoder or rewards that the device of the run does not have."""
     from flowrl.runtime.precision import refuse_unable
     from flowrl.training.processes.devices import device_kind
 

@@ -45,8 +45,7 @@ def paired_changes(runs: Mapping[str, Sequence[Rows]], *, by_task: bool) -> tupl
         runs: method -> the same images (task, prompt, sample) of each of its runs.
         by_task: the score is the mean over tasks of the mean over a task's images; else over all images.
 
-    Raises:
-        ValueError: rows of different images.
+    Raises ValueError: rows of different images.
     """
     found = {
         (one, other): independent_difference(runs[other], runs[one], by_task=by_task).interval

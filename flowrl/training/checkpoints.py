@@ -141,8 +141,7 @@ def write_checkpoint(
         inputs: digest of what it is made with.
         parts: digests of the parts that `write_part` has written, by process.
 
-    Raises:
-        OSError: it could not be written (a full disk, say); what was there before stays, half a file does not.
+    Raises OSError: it could not be written (a full disk, say); what was there before stays, half a file does not.
     """
     folder = run_folder / _FOLDER
     final, temporary, aside = (folder / name.format(iteration) for name in ("{:06d}", ".{:06d}", ".{:06d}.old"))
@@ -451,8 +450,7 @@ def restore(state: dict[str, Any], policy: TrainedWeights, optimizer: torch.opti
 
     The optimizer keeps the learning rate and its like that it was made with: they are settings, not state.
 
-    Raises:
-        CheckpointError: it holds other weights than the policy has.
+    Raises CheckpointError: it holds other weights than the policy has.
     """
     settings = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
     try:

@@ -283,9 +283,8 @@ class Loop(Draws):
             reward_B: [B] of all processes, NaN where an image failed.
             compared: all that is compared within groups, completions on the way too; None where groups are not all.
 
-        Raises:
-            ValueError: with the reasons; a checkpoint from before this iteration is written first, unless the policy
-                has been updated since.
+        Raises ValueError: with the reasons; a checkpoint from before this iteration is written first, unless the policy
+        has been updated since.
         """
         self.scorer.reward_B = reward_B
         drawn = f"{self.config.prompts_per_step} prompts x {self.config.group_size} images"
@@ -317,8 +316,7 @@ class Loop(Draws):
         It has not where a float16 gradient overflowed: then nothing else does either. `again` computes the gradient
         once more: one that is not finite is then taken under another kernel of attention.
 
-        Raises:
-            NotFinite: as `GradientSum.apply`, under every kernel that could be tried.
+        Raises NotFinite: as `GradientSum.apply`, under every kernel that could be tried.
         """
         set_rate(self.optimizer, self.rate(self.counters["updates"]))
         how = (self.run, self.optimizer, self.config.optim.max_grad_norm, self.iteration)
@@ -334,11 +332,8 @@ class Loop(Draws):
         return True
 
     def log(self, iteration: int, row: dict[str, Any]) -> None:
-        """Writes an iteration's row, with what it cost and what is wrong; says the latter.
-
-        Raises:
-            ValueError: the weights are not finite, or absurd.
-        """
+        """Writes an iteration's row, with what it cost and what is wrong; says the latter. Raises ValueError: the
+        weights are not finite, or absurd."""
         row = row | self.scorer.learn(iteration) | self.scorer.image_row() | self.scorer.judge_row() | self._costs()
         largest = self._largest(largest_weight(self.policy.parameters.values())) / self.policy.scale
         watched, reward_B = self.counters["watch"], self.scorer.reward_B

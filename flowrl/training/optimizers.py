@@ -145,9 +145,6 @@ def check_optimizer(config: TrainConfig, kind: str | None = None) -> None:
     Args:
         config: of the run.
         kind: of its device: cpu, cuda or mps; None leaves out what depends on this machine.
-
-    Raises:
-        ValueError: names the key and what to set instead.
     """
     settings, total = config.optim, updates_of(config)
     if settings.warmup and settings.warmup >= total:
@@ -176,11 +173,7 @@ def check_optimizer(config: TrainConfig, kind: str | None = None) -> None:
 
 
 def refuse_other_moments(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-    """Refuses the moments of one library's AdamW for the other's, which it would not read.
-
-    Raises:
-        ValueError: says what the state is of.
-    """
+    """Refuses the moments of one library's AdamW for the other's, which it would not read."""
     torchs = any("exp_avg" in entry for entry in state["state"].values())
     if state["state"] and torchs != isinstance(optimizer, torch.optim.AdamW):
         raise ValueError(

@@ -107,11 +107,8 @@ def load_policy(
 
 
 def init_lora(config: TrainConfig) -> Lora | None:
-    """The LoRA that a run starts from, `policy.init_lora`; None where it starts from none.
-
-    Raises:
-        ValueError: there is none, it cannot be read, or its variant, rank or alpha is not the one that is set.
-    """
+    """The LoRA that a run starts from, `policy.init_lora`; None where it starts from none. Raises ValueError: there is
+    none, it cannot be read, or its variant, rank or alpha is not the one that is set."""
     settings = config.policy
     if settings.init_lora is None:
         return None
@@ -162,11 +159,8 @@ def load_pipeline(
 
 
 def model_family(settings: PipelineConfig) -> ModelFamily:
-    """The family that a configuration names, or that of its model.
-
-    Raises:
-        ValueError: no family has the name, it is not the model's, or the model's is not known.
-    """
+    """The family that a configuration names, or that of its model. Raises ValueError: no family has the name, it is not
+    the model's, or the model's is not known."""
     location = location_of(settings)
     return family_for(family_name(settings.name, location), location)
 
@@ -192,11 +186,7 @@ def check_pipeline(settings: PipelineConfig) -> ModelFamily:
 
 
 def check_attention(settings: PipelineConfig, known: ModelFamily, *, here: bool = True) -> None:
-    """Refuses a word of `pipeline.attention` that the model cannot have, or this machine (left out without `here`).
-
-    Raises:
-        ValueError: says why, and what to choose.
-    """
+    """Refuses a word of `pipeline.attention` that the model cannot have, or this machine (left out without `here`)."""
     if settings.attention == "auto":
         return
     check_word(settings.attention, DTYPES[settings.dtype], known.attends(location_of(settings)))
@@ -205,11 +195,8 @@ def check_attention(settings: PipelineConfig, known: ModelFamily, *, here: bool 
 
 
 def check_tokens(config: TrainConfig, known: ModelFamily) -> None:
-    """Refuses a model whose tokens the processes of `parallel.context` cannot share, before weights load.
-
-    Raises:
-        ValueError: as `flowrl.pipelines.shared.context_parallel.refuse_unsplit`.
-    """
+    """Refuses a model whose tokens the processes of `parallel.context` cannot share, before weights load. Raises
+    ValueError: as `flowrl.pipelines.shared.context_parallel.refuse_unsplit`."""
     if config.parallel.context == 1:
         return
     from flowrl.pipelines.shared.context_parallel import refuse_unsplit  # imports diffusers
@@ -360,11 +347,8 @@ def cut_lines(rewards: Sequence[CheckedReward], texts: Sequence[str]) -> list[st
 
 
 def keep_embeddings(ready: Ready, pipeline: Pipeline) -> None:
-    """Has a pipeline keep its embeddings in `prompts.cache`, where that is set.
-
-    Raises:
-        ValueError: nothing tells which weights embed.
-    """
+    """Has a pipeline keep its embeddings in `prompts.cache`, where that is set. Raises ValueError: nothing tells which
+    weights embed."""
     config = ready.config
     if config.prompts.cache is not None:
         others = (*ready.family.denoisers, "scheduler", "safety_checker")

@@ -369,11 +369,7 @@ def readers_of(config: TrainConfig) -> list[str]:
 
 
 def check_graphs(config: TrainConfig) -> None:
-    """Refuses to keep the rollout's graphs, or their gradients, where the update would not be of them as they are.
-
-    Raises:
-        ValueError: names the key.
-    """
+    """Refuses to keep the rollout's graphs, or their gradients, where the update would not be of them as they are."""
     geometry = config.resolve_batch(data_ranks(config))
     micro, rollout_batch = geometry.micro_batch_size, geometry.rollout_batch_size
     if micro != rollout_batch:

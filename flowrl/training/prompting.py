@@ -35,11 +35,7 @@ _NEGATIVE = "negative/"  # of the names under which a conditioning holds the neg
 
 def encode_prompts(pipeline: Pipeline, prompts: Sequence[Prompt | str]) -> Conditioning:
     """Conditioning of prompts, one row each: with their source images, and their negative prompts where the family
-    reads them.
-
-    Raises:
-        ValueError: a prompt has source images that the family does not take, or lacks those it needs.
-    """
+    reads them. Raises ValueError: a prompt has source images that the family does not take, or lacks those it needs."""
     rows = [prompt if isinstance(prompt, Prompt) else Prompt(text=prompt, metadata={}) for prompt in prompts]
     sources = [_given(row) for row in rows]  # at their own size: families bring them to theirs
     positive = pipeline.encode([row.text for row in rows], sources)

@@ -301,8 +301,7 @@ def stop_on_absurd_weights(run: Run, iteration: int, largest: float, *, full: bo
         largest: magnitude of a weight, as `iteration_warnings` takes it.
         full: whether the network's own weights are trained.
 
-    Raises:
-        ValueError: as `stop_on_broken`.
+    Raises ValueError: as `stop_on_broken`.
     """
     if not largest <= ABSURD_WEIGHT:
         raise _end_diverged(run, iteration, f"{_reach(full, largest)}, beyond {ABSURD_WEIGHT:g}")

@@ -90,11 +90,8 @@ UNMASKED = Attends()
 
 
 def check_word(word: str, dtype: torch.dtype, known: Known) -> None:
-    """Refuses what no machine could do: a word without a backward pass, another dtype, heads or masks it cannot take.
-
-    Raises:
-        ValueError: says why, and what to choose.
-    """
+    """Refuses what no machine could do: a word without a backward pass, another dtype, heads or masks it cannot
+    take."""
     if word == "auto":
         return
     if word in _REFUSED:

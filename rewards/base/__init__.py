@@ -295,8 +295,7 @@ def to_uint8(images: Float[Tensor, " b 3 h w"]) -> UInt8[np.ndarray, " b h w 3"]
 
     Rounded, not cut off: truncation darkens by half a level and shifts JPEG sizes and text recognition.
 
-    Raises:
-        ValueError: if a pixel is NaN or infinite; the cast would turn it into an arbitrary colour.
+    Raises ValueError: if a pixel is NaN or infinite; the cast would turn it into an arbitrary colour.
     """
     images = images.detach()
     finite = torch.isfinite(images).flatten(1).all(dim=1)
@@ -319,11 +318,8 @@ def load_target(target: str) -> Any:
 
 
 def reward_options(name: str, options: Mapping[str, Any]) -> RewardOptions:
-    """The checked options of a built-in reward. Loads no weights.
-
-    Raises:
-        ValueError: an unknown name, with the nearest one and all that are allowed; an unknown option or a bad value.
-    """
+    """The checked options of a built-in reward. Loads no weights. Raises ValueError: an unknown name, with the nearest
+    one and all that are allowed; an unknown option or a bad value."""
     if name not in REWARDS:
         raise ValueError(unknown_name("reward", name, REWARDS) + " For your own use file: and function:.")
     return build_options(load_target(REWARDS[name]), options, owner=f"reward {name!r}")

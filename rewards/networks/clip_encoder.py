@@ -69,11 +69,8 @@ class ClipEncoder:
 def transformers_clip(
     model: str, *, device: torch.device, revision: str | None, preprocess: Preprocess, owner: str
 ) -> ClipEncoder:
-    """A `CLIPModel` from a folder or the hub, shared with every reward that asks for the same.
-
-    Raises:
-        ValueError: if it cannot be had; `model` is named as the option to change.
-    """
+    """A `CLIPModel` from a folder or the hub, shared with every reward that asks for the same. Raises ValueError: if it
+    cannot be had; `model` is named as the option to change."""
     network, processor = load_clip(model, revision=revision, device=device, owner=owner)
     size = network.config.vision_config.image_size
 

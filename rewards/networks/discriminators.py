@@ -132,8 +132,7 @@ def discriminator_loss(loss: Loss, real: Float[Tensor, " *shape"], fake: Float[T
         logistic  ½ [mean softplus(-real) + mean softplus(fake)]
         pairwise  mean softplus(fake - real): cross entropy of each pair, "the first is the reference"
 
-    Raises:
-        ValueError: the shapes differ, which would pair by broadcasting.
+    Raises ValueError: the shapes differ, which would pair by broadcasting.
     """
     if real.shape != fake.shape:
         raise ValueError(f"real {list(real.shape)} and fake {list(fake.shape)} must have one shape.")

@@ -39,11 +39,8 @@ class CheckpointSettings:
 
 
 def read_settings(folder: Path, *, normalise: bool) -> CheckpointSettings:
-    """The settings of a checkpoint; without `normalise` the constants are (0, 1).
-
-    Raises:
-        ValueError: if the file is missing or lacks something, or is of a model that samples or reads out otherwise.
-    """
+    """The settings of a checkpoint; without `normalise` the constants are (0, 1). Raises ValueError: if the file is
+    missing or lacks something, or is of a model that samples or reads out otherwise."""
     file = folder / "model_config.json"
     try:
         content = read_json(file)

@@ -174,11 +174,7 @@ FEATURES_TEXT = {
 
 
 def load_features(kind: str, device: torch.device) -> Embed | None:
-    """Features of a name; None for "none".
-
-    Raises:
-        ValueError: a checkpoint cannot be had.
-    """
+    """Features of a name; None for "none". Raises ValueError: a checkpoint cannot be had."""
     if kind == "attributes":
         from flowrl.rewards.networks.discriminators import attributes_discriminator
 

@@ -186,11 +186,8 @@ class Sweep:
 
 
 def columns_of(rows: Sequence[Mapping[str, Any]], measures: Sequence[Measure]) -> dict[str, Column]:
-    """Columns of a setting from its journal rows, which are in the order of the prompts.
-
-    Raises:
-        ValueError: a reward has no such sub-score.
-    """
+    """Columns of a setting from its journal rows, which are in the order of the prompts. Raises ValueError: a reward
+    has no such sub-score."""
     found: dict[str, Column] = {}
     for measure in measures:
         if measure.column not in rows[0]["values"]:
@@ -258,8 +255,7 @@ def results_of(
         notes: that the reader should know; those that the numbers call for are added.
         folder: of the sweep.
 
-    Raises:
-        ValueError: a reward failed on every image of a setting.
+    Raises ValueError: a reward failed on every image of a setting.
     """
     plain = [
         SettingResult(

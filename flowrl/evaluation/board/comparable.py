@@ -65,8 +65,7 @@ def group_entries(entries: Sequence[BoardEntry], across: Sequence[str] = ()) -> 
         entries: of any benchmarks.
         across: conditions that may differ within a group, as asked for.
 
-    Raises:
-        ValueError: `across` names what is no condition of any entry.
+    Raises ValueError: `across` names what is no condition of any entry.
     """
     tables: dict[tuple[str, str], list[tuple[BoardEntry, Conditions]]] = {}
     for entry in entries:

@@ -46,11 +46,7 @@ class MetricRows:
         self._note(kept)
 
     def append(self, row: Mapping[str, Any]) -> None:
-        """Appends a row.
-
-        Raises:
-            ValueError: a link or a pipe is in the file's place.
-        """
+        """Appends a row. Raises ValueError: a link or a pipe is in the file's place."""
         self._look()
         line = (json.dumps(row) + "\n").encode()
         with opened(self.path) as file:
