@@ -28,15 +28,7 @@ from flowrl.runtime.failures import explain
 from flowrl.runtime.precision import refuse_unable
 from flowrl.runtime.randomness import counter_normal
 from flowrl.session.preflight import preflight
-from flowrl.training.parts import (
-    DTYPES,
-    encode_everything,
-    family_options,
-    init_lora,
-    load_pipeline,
-    lora_of,
-    sampler_of,
-)
+from flowrl.training import parts
 from flowrl.training.prompting import RunPrompts, encode_prompts
 from flowrl.trajectory import Conditioning, Schedule
 
@@ -97,7 +89,7 @@ class BenchSubject:
     @property
     def schedule(self) -> Schedule:
         """Noise levels of the rollout."""
-        return sampler_of(self.config.sampler, self.pipeline)[1]
+        return parts.sampler_of(self.config.sampler, self.pipeline)[1]
 
     @property
     def passes(self) -> int:
@@ -176,9 +168,9 @@ def prepare(config: TrainConfig, name: str, *, random_weights: bool, layers: int
     if layers is not None and card is not None and fewer_blocks(card, layers) == block_kinds(vars(card.network)):
         layers = None  # the network has no more blocks of any kind than may stay
     if drawn:
-        options = family_options(config.pipeline)
+        options = parts.family_options(config.pipeline)
         made: Pipeline = random_pipeline(
-            family, model, dtype=DTYPES[config.pipeline.dtype], device=device, layers=layers,
+            family, model, dtype=parts.DTYPES[config.pipeline.dtype], device=device, layers=layers,
             attention=config.pipeline.attention, compile=config.pipeline.compile,
             quantize=config.pipeline.quantize, options=options,
         )  # fmt: skip
@@ -187,12 +179,12 @@ def prepare(config: TrainConfig, name: str, *, random_weights: bool, layers: int
             "and images are noise, whose brightness is rewarded too; text encoders are not there"
         )
     else:
-        made = load_pipeline(config.pipeline, device)
+        made = parts.load_pipeline(config.pipeline, device)
     if layers is not None:
         notes.append(
             f"SHORTENED: at most {layers} blocks of each kind are left, so no number here is that of the model"
         )
-    rank, alpha, targets = lora_of(config.policy, made.lora_targets, init_lora(config))
+    rank, alpha, targets = parts.lora_of(config.policy, made.lora_targets, parts.init_lora(config))
     targets = targets if layers is None else _present(made.denoiser, targets)
     policy = Policy(
         made.denoiser, rank=rank, alpha=alpha, targets=targets, seed=config.seed, variant=config.policy.lora_variant
@@ -258,7 +250,7 @@ def device_of_config(config: TrainConfig) -> torch.device:
 def free_encoders(subject: BenchSubject) -> None:
     """Embeds the prompts of all phases, and drops the text encoders where the configuration says so."""
     if subject.text_encoders and subject.config.pipeline.free_text_encoders:
-        encode_everything(subject.pipeline, subject.pipeline, subject.prompts)
+        parts.encode_everything(subject.pipeline, subject.pipeline, subject.prompts)
 
 
 def _with_rewards(config: TrainConfig) -> tuple[TrainConfig, list[tuple[str, str]]]:
@@ -294,11 +286,11 @@ def _load_rewards(
 
 def _network(config: TrainConfig, family: Family, model: str, layers: int | None) -> Network | None:
     """One evaluation, counted on the meta device."""
-    options = family_options(config.pipeline)
+    options = parts.family_options(config.pipeline)
     size, card = family.planned_size(model, options), family.card(model)
     if size is None or card is None:
         return None
-    rank, _, targets = lora_of(config.policy, family.lora_targets, init_lora(config))
+    rank, _, targets = parts.lora_of(config.policy, family.lora_targets, parts.init_lora(config))
     if layers is None:
         denoisers = few_blocks(family, model, targets)
     else:
@@ -309,7 +301,7 @@ def _network(config: TrainConfig, family: Family, model: str, layers: int | None
         return None
     call: dict[str, Any] = family.meta_call(model, size, family.text_tokens(model, options))
     trained = Trained(targets=targets, rank=rank)
-    return measure(denoisers, call, trained=trained, dtype=DTYPES[config.pipeline.dtype])
+    return measure(denoisers, call, trained=trained, dtype=parts.DTYPES[config.pipeline.dtype])
 
 
 def _present(denoiser: nn.Module, targets: Sequence[str]) -> list[str]:

@@ -23,14 +23,7 @@ from flowrl.pipelines.weights.lora_files import Lora, read_lora
 from flowrl.pipelines.weights.trained_weights import TrainedWeights
 from flowrl.prompts.loading import Prompt, load_prompts
 from flowrl.rewards import Reward
-from flowrl.rewards.actors.ray_rewards import (
-    RewardWorkers,
-    Started,
-    WorkerReward,
-    find_workers,
-    goes_to_workers,
-    start_workers,
-)
+from flowrl.rewards.actors import ray_rewards
 from flowrl.rewards.base.specs import CheckedReward
 from flowrl.rewards.base.text_limits import cut_line
 from flowrl.rewards.compose import Merge, WeightedSum, build_weighted_sum, sum_of, weighted_sum
@@ -255,15 +248,15 @@ def load_rewards(ready: Ready, device: torch.device) -> WeightedSum:
     merge: Merge = how if how in ("geometric", "harmonic") else "sum"
     rests = "rewards" in config.pipeline.offload
     if config.workers.rewards:
-        entries = [entry for entry in (*config.rewards, *config.eval.rewards) if goes_to_workers(entry)]
-        held: list[Started] = []
+        entries = [entry for entry in (*config.rewards, *config.eval.rewards) if ray_rewards.goes_to_workers(entry)]
+        held: list[ray_rewards.Started] = []
 
-        def start() -> Started:
-            held.append(start_workers(config.workers, entries, dtype=config.reward_dtype, device=device))
+        def start() -> ray_rewards.Started:
+            held.append(ray_rewards.start_workers(config.workers, entries, dtype=config.reward_dtype, device=device))
             return replace(held[0], actors=())
 
         started = on_main(start)  # one of the processes starts them for all
-        workers = find_workers(config.workers, entries, held[0] if held else started)
+        workers = ray_rewards.find_workers(config.workers, entries, held[0] if held else started)
         made = sum_of(_members(ready.rewards, workers, device), merge=merge, partial=config.reward_partial)
     elif not ready.rewards:
         made = sum_of([])
@@ -273,12 +266,12 @@ def load_rewards(ready: Ready, device: torch.device) -> WeightedSum:
 
 
 def _members(
-    rewards: Sequence[CheckedReward], workers: RewardWorkers, device: torch.device
+    rewards: Sequence[CheckedReward], workers: ray_rewards.RewardWorkers, device: torch.device
 ) -> list[tuple[Reward, RewardConfig]]:
     """The reward of each entry: a worker's, or one of this process."""
     parts = dict[Hashable, Any]()
     return [
-        (workers.of(one.entry) if goes_to_workers(one.entry) else one.build(device, parts), one.entry)
+        (workers.of(one.entry) if ray_rewards.goes_to_workers(one.entry) else one.build(device, parts), one.entry)
         for one in rewards
     ]
 
@@ -289,7 +282,9 @@ def evaluation_rewards(ready: Ready, reward: WeightedSum, device: torch.device) 
     A reward that compares the images of a group says nothing about a model: its mean is the same for every model.
     """
     more: WeightedSum | None = None
-    workers = next((term.reward.workers for term in reward.terms if isinstance(term.reward, WorkerReward)), None)
+    workers = next(
+        (term.reward.workers for term in reward.terms if isinstance(term.reward, ray_rewards.WorkerReward)), None
+    )
     if ready.measured and workers is not None:
         more = sum_of(_members(ready.measured, workers, device))
     elif ready.measured:

@@ -18,17 +18,7 @@ from PIL import Image
 from torch import Tensor
 
 from flowrl.rewards.base import FunctionReward, RewardInputs, RewardOutput, tensor_output, to_uint8
-from flowrl.rewards.networks.pretrained import (
-    clip_fingerprint,
-    clip_image,
-    clip_text,
-    fingerprint,
-    first_line,
-    load_clip,
-    process_images,
-    shared_network,
-    unit,
-)
+from flowrl.rewards.networks import pretrained
 from flowrl.runtime.precision import network_autocast
 from flowrl.runtime.shapes import Float
 
@@ -71,12 +61,12 @@ def transformers_clip(
 ) -> ClipEncoder:
     """A `CLIPModel` from a folder or the hub, shared with every reward that asks for the same. Raises ValueError: if it
     cannot be had; `model` is named as the option to change."""
-    network, processor = load_clip(model, revision=revision, device=device, owner=owner)
+    network, processor = pretrained.load_clip(model, revision=revision, device=device, owner=owner)
     size = network.config.vision_config.image_size
 
     def pixels(images: Tensor) -> Tensor:
         if preprocess == "processor":
-            return process_images(processor.image_processor, to_uint8(images))
+            return pretrained.process_images(processor.image_processor, to_uint8(images))
         return float_pixels(images, size=size, interpolation=preprocess)
 
     how = type(processor.image_processor).__name__ if preprocess == "processor" else f"float-{preprocess}"
@@ -96,12 +86,12 @@ def encoder_of(
 ) -> ClipEncoder:
     """A `CLIPModel` of transformers with the given preprocessing, which `how` names."""
     return ClipEncoder(
-        images=lambda images: clip_image(network, pixels(images).to(device)),
-        texts=lambda texts: clip_text(network, tokenizer, texts, device),
+        images=lambda images: pretrained.clip_image(network, pixels(images).to(device)),
+        texts=lambda texts: pretrained.clip_text(network, tokenizer, texts, device),
         logit_scale=float(network.logit_scale.exp()),
         device=device,
         differentiable=differentiable,
-        version=f"{clip_fingerprint(network)}:{how}:float32",
+        version=f"{pretrained.clip_fingerprint(network)}:{how}:float32",
     )
 
 
@@ -128,7 +118,7 @@ def _half(tower: Callable[[Tensor], Tensor], given: Tensor) -> Tensor:
     """Unit embeddings in float32 of one of a model's two towers."""
     with network_autocast(given.device):
         found = tower(given)
-    return unit(found.float())
+    return pretrained.unit(found.float())
 
 
 # ---- open_clip -------------------------------------------------------------------------------------------------------
@@ -167,11 +157,11 @@ def open_clip_encoder(model: str, *, device: torch.device, owner: str) -> ClipEn
         return made.eval().requires_grad_(False)
 
     try:
-        network = shared_network(("open_clip", model, str(device)), load)
+        network = pretrained.shared_network(("open_clip", model, str(device)), load)
         tokenizer = open_clip.get_tokenizer(name)
     except (RuntimeError, OSError, ValueError) as error:
         raise ValueError(
-            f"{owner} could not load the open_clip model {model!r}: {first_line(error)} Give model: "
+            f"{owner} could not load the open_clip model {model!r}: {pretrained.first_line(error)} Give model: "
             f"architecture/weights as open_clip.list_pretrained() names them, or {_HUB}owner/name "
             f"while the hub can be reached."
         ) from error
@@ -183,7 +173,7 @@ def open_clip_encoder(model: str, *, device: torch.device, owner: str) -> ClipEn
 
     # Of the last matrix of each tower: open_clip has towers of many kinds and names for their projections.
     last = {name.startswith("visual."): weight for name, weight in network.named_parameters() if weight.ndim == 2}
-    weights = fingerprint(last[tower] for tower in sorted(last))
+    weights = pretrained.fingerprint(last[tower] for tower in sorted(last))
     return ClipEncoder(
         images=lambda images: _half(network.encode_image, pixels(images)),
         texts=lambda texts: _half(network.encode_text, tokenizer(texts).to(device)),
