@@ -45,7 +45,8 @@ def flow_timestep(sigma: Tensor) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Schedule:
-    """Noise levels of a denoising run and what the network is fed at each."""
+    """Noise levels of a denoising run and what the network is fed at each. Raises ValueError: shapes do not fit, or sigma
+    does not decrease strictly within [0, 1] to 0."""
 
     sigma: Float[Tensor, " T1"]
     """[T+1] float32, strictly decreasing, from 1 (or just below, UniPC grids) to exactly 0."""
@@ -57,8 +58,7 @@ class Schedule:
     highest_sigma: float = 1.0
     """Highest noise level that the network knows; below 1 for diffusion models whose last timestep is not all noise."""
     timestep_of: Callable[[Tensor], Tensor] = flow_timestep
-    """Network input at any noise level up to that, for methods that train between the steps.  Raises ValueError: shapes
-    do not fit, or sigma does not decrease strictly within [0, 1] to 0."""
+    """Network input at any noise level up to that, for methods that train between the steps."""
 
     def __post_init__(self) -> None:
         if self.sigma.ndim != 1 or len(self.sigma) < 2 or self.timestep.shape != (len(self.sigma) - 1,):
@@ -89,11 +89,11 @@ def start_state(noise: Tensor, schedule: Schedule) -> Tensor:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Conditioning:
-    """What a network is told besides latent and time: named tensors that share their first dimension."""
+    """What a network is told besides latent and time: named tensors that share their first dimension. Raises ValueError:
+    there is no tensor, one has no batch dimension, or the batch sizes differ."""
 
     tensors: dict[str, Tensor]
-    """Name to [b, ...]; at least one. Names that end in `_on_host` are of numbers that stay on the host.  Raises
-    ValueError: there is no tensor, one has no batch dimension, or the batch sizes differ."""
+    """Name to [b, ...]; at least one. Names that end in `_on_host` are of numbers that stay on the host."""
 
     def __post_init__(self) -> None:
         shapes = {name: tuple(tensor.shape) for name, tensor in self.tensors.items()}

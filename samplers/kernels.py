@@ -47,7 +47,7 @@ LogProb = Callable[[Tensor, Transition], Tensor]
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Kernel:
     """A sampler: its rule, what holds of it, and the settings it is called with (`dataclasses.replace` binds
-    others)."""
+    others). Raises ValueError: the noise level is outside 0 .. highest_level, or sigma_max outside [0, 1)."""
 
     name: str
     """The key of `KERNELS`."""
@@ -70,8 +70,7 @@ class Kernel:
     log_prob: LogProb = gaussian_log_prob
     """Log-density of a produced latent `[b, *latent]` under the transition, `[b]`, summed over dimensions."""
     published_log_prob: LogProb | None = None
-    """What released code takes for the log-density, where that is something else.  Raises ValueError: the noise level
-    is outside 0 .. highest_level, or sigma_max outside [0, 1)."""
+    """What released code takes for the log-density, where that is something else."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.noise_level <= self.highest_level or math.isinf(self.noise_level):

@@ -37,13 +37,14 @@ def best_of_n_kl(count: int) -> float:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pruning:
-    """How many candidates start, and how many are kept at which steps; no cuts is best of N."""
+    """How many candidates start, and how many are kept at which steps; no cuts is best of N. Raises
+    ValueError: steps do not rise, or a cut drops nobody or everybody."""
 
     num_candidates: int
     """N."""
     cuts: tuple[tuple[int, int], ...] = ()
     """(step, kept) pairs: the network is evaluated at `step` (0 .. T-2) for all that are left, and only `kept` of them
-    take the step and go on.  Raises ValueError: steps do not rise, or a cut drops nobody or everybody."""
+    take the step and go on."""
 
     def __post_init__(self) -> None:
         if self.num_candidates < 1:
