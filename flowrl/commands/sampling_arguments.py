@@ -23,7 +23,6 @@ def add_sampling_arguments(
     """Adds the flags of a command that draws images.
 
     Args:
-        parser: of the command.
         batch_size: default of `--batch-size`, a number or words.
         several_seeds: take `--seeds LIST` instead of `--seed N`.
         base_guidance: the command guides by two models, which may have different guidance scales.

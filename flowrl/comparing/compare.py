@@ -208,7 +208,6 @@ def check_same_metric(question: ComparisonQuestion, metric: str | None) -> None:
     """Refuses methods whose evaluations have no common number to compare them by, which a table would find at its end.
 
     Args:
-        question: what is compared.
         metric: that was asked for; None is GenEval's score where the first method has it, else its first reward.
 
     Raises ValueError: an evaluation does not measure it; names the configuration, and the rewards that all measure.

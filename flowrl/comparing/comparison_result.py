@@ -179,8 +179,6 @@ def read_results(
     """Reads what a comparison has finished.
 
     Args:
-        folder: of the comparison.
-        question: what it compares.
         baseline: method that the others are compared to; None takes the first.
         metric: key of the evaluation rows; None takes the GenEval score, else the first reward.
         targets: scores such as "0.6,0.7" whose cost is wanted; None takes `SHARES` of the baseline's gain.

@@ -91,7 +91,6 @@ def find_config(name: str, *, here: bool = True) -> Path:
     """A YAML file by path, or one that ships with flowrl by name.
 
     Args:
-        name: the path or the name.
         here: whether it may be a path.
     """
     if here and Path(name).is_file():

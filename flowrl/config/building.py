@@ -33,8 +33,6 @@ def build_settings(cls: type[Setting], overrides: Sequence[str], *, command: str
     """Make the settings of a command without a file from `key=value` texts, as strictly as a configuration.
 
     Args:
-        cls: a dataclass.
-        overrides: the texts.
         command: what messages call their place.
 
     Raises ConfigError: as `build`.

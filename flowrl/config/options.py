@@ -51,7 +51,6 @@ def build_options(cls: type[Options], options: Mapping[str, Any], *, owner: str)
 
     Args:
         cls: the dataclass; lists become tuples and mappings become nested dataclasses where its fields say so.
-        options: names and values.
         owner: what messages begin with, such as "reward 'jpeg'".
 
     Raises ValueError: an unknown or missing option, a wrong type, or what `cls` itself refuses.
@@ -65,7 +64,6 @@ def build_parts(classes: Sequence[type[Any]], options: Mapping[str, Any], *, own
 
     Args:
         classes: the dataclasses; no option belongs to two.
-        options: names and values.
         owner: as `build_options`.
 
     Raises ValueError: as `build_options`; an unknown option is answered with those of all classes.

@@ -69,11 +69,9 @@ def ask_kept(
     (its share of the time), and what `read` adds.
 
     Args:
-        chat: the judge.
         keys: of the questions, in the journal.
         build: makes a question; called again for every try.
         read: what an answer says.
-        journal: of answers.
         asking: how often, and how warmly, a question is asked.
         label: who is judged, for the progress.
         lost: what to call those that failed, for the progress.

@@ -83,7 +83,6 @@ def check_alive(answers: Sequence[Answer], readable: Sequence[str | None] = (Non
     """Stops where a judge answered nothing at all: it is not there, or refuses.
 
     Args:
-        answers: to some questions.
         readable: errors with which it answered all the same.
     """
     errors = {answer.error for answer in answers}

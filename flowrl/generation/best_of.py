@@ -62,10 +62,8 @@ def candidates(
     """Draws and scores N images of each prompt.
 
     Args:
-        pipeline: decodes.
         make: what is drawn from.
         prompts: P prompts with their negative ones and images, and what the reward reads of them.
-        x: start noise.
         schedule: of the deterministic sampler.
         reward: any of `flowrl.rewards`; those that compare get the candidates of a prompt as a group.
         part: a sub-score of the reward to go by, instead of its value.

@@ -57,9 +57,6 @@ def images_of(settings: Settings, subject: Subject, prompts: Sequence[Prompt], s
     """The images of a subject: read where they exist, drawn for `prompts` otherwise, as far as they are missing.
 
     Args:
-        settings: of the command.
-        subject: a model, or a folder.
-        prompts: what is drawn for.
         suffix: how files that are drawn end: `PNG` for images; `LOSSLESS` or `PLAYED` for clips, of which a folder
             that exists may hold any kind.
 

@@ -226,7 +226,6 @@ def check_source(source: Source, *, judging: str | None = None, videos: bool = F
     """Refuses a model or LoRA that is not there or is not one, as far as it can be told without loading weights.
 
     Args:
-        source: what is to draw.
         judging: the command that judges what is drawn, which takes models of one kind; None: it takes any.
         videos: the kind: whether it judges videos, or images.
     """

@@ -38,7 +38,6 @@ def source_faults(rows: Sequence[Prompt], family: ModelFamily, allowed: tuple[in
 
     Args:
         rows: of one file.
-        family: of the model.
         allowed: see `sources_taken`.
     """
     unread = {name: row for row in reversed(rows) if not row.sources for name in _unread(row)}

@@ -24,8 +24,6 @@ def step_checks(config: TrainConfig, name: str, *, hindered: bool) -> Iterator[C
     """Throughput and memory of an iteration, and what the recipe says of it; no weights are downloaded.
 
     Args:
-        config: of the run.
-        name: of the configuration.
         hindered: whether something was found that stops a run anyway.
     """
     if why := _left_out(config, hindered=hindered):

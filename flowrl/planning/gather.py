@@ -111,9 +111,6 @@ def gather(config: TrainConfig, name: str, family: ModelFamily, *, processes: in
 
     Args:
         config: settings that passed `flowrl.planning.refusals.obstacles`.
-        name: of the configuration.
-        family: of the model.
-        processes: of the run.
         pace: by which hours are reckoned.
         processor: GPU or CPU.
 

@@ -76,9 +76,7 @@ def speed_of(plan: Plan, card: int | None, cards: int) -> Speed | None:
     """The pace of a card of so many GB; what was measured or given counts for all. None where nothing is known of it.
 
     Args:
-        plan: of the run.
         card: memory in GB; the usual GPU with the most memory that is no more than this stands for it.
-        cards: number of them.
     """
     if plan.pace.range is not None:
         slow, fast = plan.pace.range

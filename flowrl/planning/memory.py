@@ -279,7 +279,6 @@ def fitting(memory: Memory, card: float, allowed: Sequence[int], *, checkpointed
     """The largest allowed micro-batch that a card of so many GiB holds; 0 where none does.
 
     Args:
-        memory: of a process.
         card: GiB.
         allowed: sizes that divide an update's images.
         checkpointed: with gradient checkpointing.

@@ -127,7 +127,6 @@ def few_blocks(family: ModelFamily, model: str, targets: Sequence[str]) -> FewBl
     """The networks by which a model's denoiser is measured; None where nothing is known of the model.
 
     Args:
-        family: of the model.
         model: folder or hub id.
         targets: layers of the LoRA; where they name a block, all blocks are there.
     """
@@ -150,7 +149,6 @@ def measure(denoisers: FewBlocks, call: dict[str, Any], *, trained: Trained, dty
     Args:
         denoisers: on the meta device; they get a LoRA here.
         call: keyword arguments of the network.
-        trained: LoRA or weights.
         dtype: of the checkpoint's weights and the arithmetic; the LoRA is float32.
 
     Raises ValueError: a target matches no layer.

@@ -54,7 +54,6 @@ def outlook_of(plan: Plan, card: int | None, price: float | None = None) -> Outl
     """The verdict's numbers.
 
     Args:
-        plan: of the run.
         card: memory in GB; None takes the smallest usual one that holds the run as it is, else the largest.
         price: of one card for an hour.
     """

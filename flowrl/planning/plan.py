@@ -175,11 +175,9 @@ def in_time(
 
     Args:
         config: of the run as it is.
-        name: of the configuration.
         card: memory of a card.
         hours: None leaves the length.
         ranks: of the LoRA, descending, that are tried where nothing else makes the run fit.
-        processes: of the run.
         make: makes its plan; None is `make_plan`.
 
     Raises:

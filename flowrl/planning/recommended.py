@@ -46,7 +46,6 @@ def recommended(config: TrainConfig, passes: Passes) -> TrainConfig:
     """A run by the recommended recipe, with a configuration's model, prompts, rewards, batches and at most its length.
 
     Args:
-        config: says those.
         passes: network rows of a sample at a guidance scale.
 
     Raises ConfigError: they do not go together.

@@ -41,7 +41,6 @@ def text_of(family: ModelFamily, model: str, options: dict[str, Any], prompts: S
     """What is sent of prompts.
 
     Args:
-        family: of the model.
         model: folder or hub id.
         options: of the family, as configured.
         prompts: all that the run embeds; None where they are not here.

@@ -123,8 +123,6 @@ def length_settings(config: TrainConfig, found: Length, within: float, evaluated
     """What gives a run this length, as `key=value`: only what differs from what it has.
 
     Args:
-        config: of the run.
-        found: the length.
         within: hours after which it ends whatever the pace.
         evaluated: held-out prompts that it has; None where that is not known.
     """

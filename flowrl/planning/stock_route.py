@@ -108,7 +108,6 @@ def stock_route(
     """A stock pipeline; why nothing is known of it; None where a family is written for the model.
 
     Args:
-        family: of the model.
         model: folder or hub id.
         options: of the family, as configured.
         vae_dtype: `pipeline.vae_dtype`.
@@ -142,7 +141,6 @@ def stock_decoding(found: Recorded, *, dtype: str, videos: bool) -> tuple[float,
     """FLOPs of decoding one image or clip, and bytes that it makes at most, whole and in tiles.
 
     Args:
-        found: what is decoded.
         dtype: `pipeline.vae_dtype`.
         videos: whether it can be decoded in tiles.
     """

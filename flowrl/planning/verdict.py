@@ -22,7 +22,6 @@ def verdict(plan: Plan, card: int | None, *, gains: bool = True) -> list[str]:
     """Whether a process fits a card of so many GB, and what each setting gains that has to be changed for it.
 
     Args:
-        plan: of the run.
         card: None takes the smallest usual one that holds the run as it is, else the largest.
         gains: tell what each setting gains.
     """

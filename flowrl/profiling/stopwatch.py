@@ -45,8 +45,6 @@ class Stopwatch:
         """Times a call; a phase that says so where memory is not enough for it.
 
         Args:
-            section: of the phase.
-            name: of the phase.
             call: takes one repeat.
             counted: count operations and saved bytes, which compiled calls do not show.
             facts: other fields of the phase.

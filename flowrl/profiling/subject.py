@@ -148,8 +148,6 @@ def prepare(config: TrainConfig, name: str, *, random_weights: bool, layers: int
     """Checks a configuration as `flowrl train` does, but for prompts and rewards that are not here, and loads it.
 
     Args:
-        config: settings.
-        name: of the configuration.
         random_weights: whether to leave the checkpoint alone where it is here.
         layers: blocks of each kind that stay; None leaves all. Fewer go with random weights.
 

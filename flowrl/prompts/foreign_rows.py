@@ -79,7 +79,6 @@ def image_names(value: Any, find: Callable[[str], Path] | None = None) -> list[s
     """Paths of image files that a value of a record names, alone, in a list, or as UniRL's media; none else.
 
     Args:
-        value: the value.
         find: the file that a path means, so that one that is there is taken whatever its name ends with.
     """
     names = list[str]()

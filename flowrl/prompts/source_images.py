@@ -39,7 +39,6 @@ def read_image(path: str | Path, size: Size | None = None) -> Float[Tensor, " 3 
     """An image as RGB in [0, 1], read as `flowrl.media.reading` says.
 
     Args:
-        path: its file.
         size: (height, width) to bring it to, or None for its own. It is scaled (Lanczos, antialiased) until it covers
             the size and what sticks out is cut off evenly on both sides, so that nothing is stretched.
 

@@ -23,7 +23,6 @@ def check_text(text: str, where: str = "") -> None:
     """Refuses a prompt that is no text.
 
     Args:
-        text: what was given.
         where: file and line, for messages; without, the beginning of the text is named.
 
     Raises ValueError: control characters but tabs and line breaks, halves of characters, a byte order mark at the

@@ -44,9 +44,7 @@ def add_to_card(path: Path, name: str, entries: Sequence[BoardEntry]) -> tuple[s
     """Merges evaluations into the README.md, which is made where it is missing.
 
     Args:
-        path: of the README.md.
         name: of the model, where the card does not name it.
-        entries: of one model.
 
     Returns:
         The block as it stands now, and how many numbers were written.

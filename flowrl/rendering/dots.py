@@ -38,7 +38,6 @@ def scatter(
     Args:
         points: one or more; labels are placed in their order, and what finds no place is left to hovering.
         x_label: of the axis, likewise `y_label`.
-        y_label: see above.
         description: for those who cannot see the chart.
         log: x is drawn as a logarithm.
         same: both axes measure the same: they get one scale, and the line on which they are equal.

@@ -96,7 +96,6 @@ def refuse_no_run(folder: Path, hint: str = "") -> None:
     """Refuses to continue what is no run folder.
 
     Args:
-        folder: what was given.
         hint: what to do where the folder belongs on several nodes.
 
     Raises ValueError: with the way on.

@@ -48,7 +48,6 @@ def replacing(path: Path, *, durable: bool = True) -> Iterator[BinaryIO]:
     is replaced by the file; what it led to stays.
 
     Args:
-        path: the file.
         durable: have the disk keep the bytes before the name, and the name before the end: after a power cut the file
             is there with what was written. Without, it may be empty then: for what is cheap to make again.
 
@@ -183,7 +182,6 @@ def refuse_foreign(path: Path, *, own: bool | Pattern[str], flag: str = "`out`")
     what is not there, or is an empty file, is written; of anything else the command has to know its own hand.
 
     Args:
-        path: the file that would be written.
         own: whether the command wrote what is there, or a pattern that its files hold.
         flag: what named the file, for the message.
     """
@@ -357,7 +355,6 @@ def read_json(path: Path, advice: str = "", *, finite: bool = True) -> dict[str,
     """The object that a JSON file holds.
 
     Args:
-        path: the file.
         advice: what to do about a bad one, for the message.
         finite: as for `parse_json`.
 

@@ -55,7 +55,6 @@ def counter_normal(shape: Sequence[int], *parts: Part) -> Float[Tensor, " *shape
     probability 2^-32.
 
     Args:
-        shape: Shape of the result.
         *parts: The counters, see `counter_seed`.
     """
     generator = torch.Generator(device="cpu").manual_seed(counter_seed(*parts))
@@ -66,7 +65,6 @@ def sample_normals(shape: Sequence[int], keys: Sequence[tuple[Part, ...]]) -> Fl
     """Draw one standard normal tensor per sample, each from its own counters.
 
     Args:
-        shape: Shape of one sample.
         keys: One tuple of counters per sample. A sample's numbers do not depend on who else is in the batch.
 
     Raises ValueError: `keys` is empty.

@@ -91,7 +91,6 @@ def preflight(config: TrainConfig, *, here: bool = True, stand_in: bool = False)
     resolves it once.
 
     Args:
-        config: the run's settings.
         here: whether this machine trains; else it may lack the device and the attention kernel.
         stand_in: whether other prompts stand for those of the run, so that it is not asked whether they fit.
 

@@ -132,12 +132,8 @@ def write_checkpoint(
     """Writes checkpoint number `iteration` (finished iterations), then removes all but the newest `keep`.
 
     Args:
-        run_folder: of the run.
-        iteration: the number.
-        state: what is kept.
         keep: number of checkpoints that stay.
         rows: the rows of metrics that belong to it, which are on the disk.
-        run: id of the run.
         inputs: digest of what it is made with.
         parts: digests of the parts that `write_part` has written, by process.
 
@@ -204,7 +200,6 @@ def find_checkpoint(run_folder: Path, *, changed: bool = False) -> Continued:
     """The newest checkpoint of a run folder that is whole, with its rows. Reads only.
 
     Args:
-        run_folder: of the run.
         changed: where the rows of every checkpoint are damaged, take the newest state without those that cannot be
             read.
 

@@ -100,7 +100,6 @@ class Loop(Draws):
         """Loads everything, continues from the newest checkpoint if there is one.
 
         Args:
-            ready: what the run is made of.
             run: its folder and processes.
             slots: copies of the policy that the recipe keeps, besides the average.
             needs_reference: whether its objective reads the network before training, besides KL and evaluations.

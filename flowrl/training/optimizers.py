@@ -103,7 +103,6 @@ def rate_of(settings: OptimConfig, updates: int) -> Callable[[int], float]:
     Those are the schedules of transformers' `get_scheduler` at its defaults.
 
     Args:
-        settings: the section `optim`.
         updates: N.
     """
     if settings.schedule == "constant" and settings.warmup == 0:
@@ -143,7 +142,6 @@ def check_optimizer(config: TrainConfig, kind: str | None = None) -> None:
     """Refuses settings of the section `optim` that cannot work.
 
     Args:
-        config: of the run.
         kind: of its device: cpu, cuda or mps; None leaves out what depends on this machine.
     """
     settings, total = config.optim, updates_of(config)

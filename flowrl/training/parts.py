@@ -60,7 +60,6 @@ def load_parts(
     """Pipeline, policy (with its slots) and rewards, in this order.
 
     Args:
-        ready: what the run is made of.
         device: where all of it lives.
         begin: is given the pipeline before its denoiser is loaded, with `pipeline.free_text_encoders` also before its
             text encoders are: `encode_everything` loads and frees them.
@@ -125,9 +124,7 @@ def lora_of(settings: PolicyConfig, targets: Sequence[str], lora: Lora | None) -
     """Rank, alpha and layers of a run's LoRA: what the configuration says, else those of the one it starts from.
 
     Args:
-        settings: the section `policy`.
         targets: layers where neither says any, the family's.
-        lora: `init_lora`.
     """
     if lora is None:
         return settings.rank, settings.alpha, settings.target_modules or targets
@@ -361,7 +358,6 @@ def encode_everything(
     Args:
         pipeline: that is trained.
         drawn: that of evaluations.
-        prompts: of the run.
         shared: the run, where its processes share a cache: each embeds a part, and reads what the others have made.
     """
     wanted = [(pipeline, prompt) for prompt in (*prompts.train, *prompts.more)]

@@ -112,7 +112,6 @@ def reward_inputs(
         sounds: float32 `[b, channels, samples]` of the videos, where a family has sound and it was decoded.
         group: int64 [b].
         numbers: [b] of the samples.
-        iteration: of the run.
     """
     video = decoded.ndim == 5
     size = (int(decoded.shape[-2]), int(decoded.shape[-1]))

@@ -62,7 +62,6 @@ def owned_folder(folder: Path | None, name: str, *, resumed: bool, device: str, 
 
     Args:
         folder: where; None takes the first free `runs/<name>-<n>`.
-        name: of the configuration.
         resumed: whether the folder holds a run to continue; a new run refuses a folder that holds anything.
         device: "auto", "cpu", "cuda", "cuda:N" or "mps".
         config: the text that a new run would write as its configuration.
@@ -100,7 +99,6 @@ class Run:
         Args:
             folder: of `owned_folder`.
             config: the resolved configuration, written to `config.yaml`.
-            name: of the configuration.
             inputs: what the run is made with, `flowrl.training.resume_check.inputs_of`.
             resumed: whether the folder holds a run to continue.
             parts: what `flowrl.training.parts.load_parts` would give, where it is loaded already.
@@ -208,7 +206,6 @@ class Run:
         """Writes checkpoint number `iteration` (finished iterations), then removes all but the newest `keep`.
 
         Args:
-            iteration: the number.
             state: what is kept, the same on every process.
             keep: number of checkpoints that stay.
             own: what this process holds of weights that are split, which those of the first copy write; else empty.

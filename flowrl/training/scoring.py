@@ -330,7 +330,6 @@ def scored_beside(rewards: Sequence[RewardConfig], arithmetic: Sequence[str], de
     Args:
         rewards: that are trained on.
         arithmetic: `reward_dtype` and `pipeline.vae_dtype`.
-        device: of the run.
     """
     if device.type != "cuda" or not torch.cuda.is_available():
         return False

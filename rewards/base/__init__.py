@@ -251,7 +251,6 @@ def output_of(
 
     Args:
         values: [B]; None, NaN and infinity are failed items.
-        inputs: what was scored.
         parts: sub-scores [B] by name.
         errors: [B] why an item failed, None where it did not; a failed item without a reason counts as "not_finite".
     """

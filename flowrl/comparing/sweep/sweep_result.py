@@ -248,12 +248,9 @@ def results_of(
     """Makes results of columns.
 
     Args:
-        columns: of every setting.
         measures: rewards by role.
-        evaluations: of every setting.
         drifts: of the tuned model under "", of other runs under their names.
         notes: that the reader should know; those that the numbers call for are added.
-        folder: of the sweep.
 
     Raises ValueError: a reward failed on every image of a setting.
     """

@@ -62,7 +62,6 @@ def group_entries(entries: Sequence[BoardEntry], across: Sequence[str] = ()) -> 
     """Groups by benchmark and metric, the largest first, in the order of the entries.
 
     Args:
-        entries: of any benchmarks.
         across: conditions that may differ within a group, as asked for.
 
     Raises ValueError: `across` names what is no condition of any entry.

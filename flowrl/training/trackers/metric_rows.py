@@ -38,7 +38,6 @@ class MetricRows:
         """Begins a file.
 
         Args:
-            folder: of the run.
             kept: the rows that it goes on from, which are all that the file holds now.
         """
         self.path, self.size = folder / ROWS, 0

@@ -31,7 +31,6 @@ def open_trackers(settings: Mapping[str, Any], text: str, folder: Path, *, run: 
     Args:
         settings: of the run, sections as mappings.
         text: of its configuration.
-        folder: of the run.
         run: the identity that it keeps when it is continued.
         resumed: whether it is continued.
 
