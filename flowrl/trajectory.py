@@ -45,8 +45,8 @@ def flow_timestep(sigma: Tensor) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Schedule:
-    """Noise levels of a denoising run and what the network is fed at each. Raises ValueError: shapes do not fit, or sigma
-    does not decrease strictly within [0, 1] to 0."""
+    """Noise levels of a denoising run and what the network is fed at each. Raises ValueError: shapes do not fit, or
+    sigma does not decrease strictly within [0, 1] to 0."""
 
     sigma: Float[Tensor, " T1"]
     """[T+1] float32, strictly decreasing, from 1 (or just below, UniPC grids) to exactly 0."""
@@ -89,8 +89,8 @@ def start_state(noise: Tensor, schedule: Schedule) -> Tensor:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Conditioning:
-    """What a network is told besides latent and time: named tensors that share their first dimension. Raises ValueError:
-    there is no tensor, one has no batch dimension, or the batch sizes differ."""
+    """What a network is told besides latent and time: named tensors that share their first dimension. Raises
+    ValueError: there is no tensor, one has no batch dimension, or the batch sizes differ."""
 
     tensors: dict[str, Tensor]
     """Name to [b, ...]; at least one. Names that end in `_on_host` are of numbers that stay on the host."""
