@@ -136,11 +136,8 @@ def overview(group: str = "") -> str:
 
 
 def parse(name: str, words: Sequence[str]) -> argparse.Namespace:
-    """The arguments of a command, flags and others in any order.
-
-    Raises:
-        SystemExit: 2 where they are wrong, after a paragraph that says how; 0 after --help.
-    """
+    """The arguments of a command, flags and others in any order. Raises SystemExit: 2 where they are wrong, after a
+    paragraph that says how; 0 after --help."""
     parser = _Parser(name)
     command_module(name).add_arguments(parser)
     known = flags_of(parser)

@@ -45,25 +45,20 @@ def flow_timestep(sigma: Tensor) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Schedule:
-    """Noise levels of a denoising run and what the network is fed at each.
-
-    Attributes:
-        sigma: [T+1] float32, strictly decreasing, from 1 (or just below, UniPC grids) to exactly 0.
-        timestep: [T] float32, network input of each step; 1000 * sigma for the usual flow models.
-        start_scale: factor of standard normal start noise. It is 1 but for diffusion models in flow coordinates, whose
-            first state is not scaled as noise at the first sigma is.
-        highest_sigma: highest noise level that the network knows; below 1 for diffusion models whose last timestep is
-            not all noise.
-        timestep_of: network input at any noise level up to that, for methods that train between the steps.
-
-    Raises ValueError: shapes do not fit, or sigma does not decrease strictly within [0, 1] to 0.
-    """
+    """Noise levels of a denoising run and what the network is fed at each. Raises ValueError: shapes do not fit, or
+    sigma does not decrease strictly within [0, 1] to 0."""
 
     sigma: Float[Tensor, " T1"]
+    """[T+1] float32, strictly decreasing, from 1 (or just below, UniPC grids) to exactly 0."""
     timestep: Float[Tensor, " T"]
+    """[T] float32, network input of each step; 1000 * sigma for the usual flow models."""
     start_scale: float = 1.0
+    """Factor of standard normal start noise. It is 1 but for diffusion models in flow coordinates, whose first state is
+    not scaled as noise at the first sigma is."""
     highest_sigma: float = 1.0
+    """Highest noise level that the network knows; below 1 for diffusion models whose last timestep is not all noise."""
     timestep_of: Callable[[Tensor], Tensor] = flow_timestep
+    """Network input at any noise level up to that, for methods that train between the steps."""
 
     def __post_init__(self) -> None:
         if self.sigma.ndim != 1 or len(self.sigma) < 2 or self.timestep.shape != (len(self.sigma) - 1,):
@@ -94,15 +89,11 @@ def start_state(noise: Tensor, schedule: Schedule) -> Tensor:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Conditioning:
-    """What a network is told besides latent and time: named tensors that share their first dimension.
-
-    Attributes:
-        tensors: Name to [b, ...]; at least one. Names that end in `_on_host` are of numbers that stay on the host.
-
-    Raises ValueError: there is no tensor, one has no batch dimension, or the batch sizes differ.
-    """
+    """What a network is told besides latent and time: named tensors that share their first dimension. Raises
+    ValueError: there is no tensor, one has no batch dimension, or the batch sizes differ."""
 
     tensors: dict[str, Tensor]
+    """Name to [b, ...]; at least one. Names that end in `_on_host` are of numbers that stay on the host."""
 
     def __post_init__(self) -> None:
         shapes = {name: tuple(tensor.shape) for name, tensor in self.tensors.items()}
@@ -139,25 +130,22 @@ class Conditioning:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Trajectory:
-    """Record of a rollout of b samples: the kept states and the densities of the stochastic steps.
-
-    Attributes:
-        states: [b, S, *latent] the kept states; `states[:, i]` is the latent at `sigma[kept[i]]`.
-        kept: S state indexes in 0 .. T, ascending.
-        steps: K stochastic steps, ascending; state `step` and state `step + 1` of each are kept.
-        log_prob: [b, K] log-density of the stored produced state, summed over latent dimensions.
-        mean: [b, K, *latent] means of the stochastic transitions, or None.
-        velocity: [b, K, *latent] network output at the source of each stochastic step, guidance included, or None.
-        final: [b, *latent] the latent at sigma = 0.
-    """
+    """Record of a rollout of b samples: the kept states and the densities of the stochastic steps."""
 
     states: Float[Tensor, " b S *latent"]
+    """[b, S, *latent] the kept states; `states[:, i]` is the latent at `sigma[kept[i]]`."""
     kept: tuple[int, ...]
+    """S state indexes in 0 .. T, ascending."""
     steps: tuple[int, ...]
+    """K stochastic steps, ascending; state `step` and state `step + 1` of each are kept."""
     log_prob: Float[Tensor, " b K"]
+    """[b, K] log-density of the stored produced state, summed over latent dimensions."""
     final: Float[Tensor, " b *latent"]
+    """[b, *latent] the latent at sigma = 0."""
     mean: Float[Tensor, " b K *latent"] | None = None
+    """[b, K, *latent] means of the stochastic transitions, or None."""
     velocity: Float[Tensor, " b K *latent"] | None = None
+    """[b, K, *latent] network output at the source of each stochastic step, guidance included, or None."""
 
     def __post_init__(self) -> None:
         b, latent = len(self.final), tuple(self.final.shape[1:])
@@ -312,20 +300,18 @@ class Credit:
     """What a credit method makes of scored images, before normalisation: one number per transition and channel.
 
     The advantage is `scale * (normalised + offset)`, clipped; the objective is weighted by `weight`.
-
-    Attributes:
-        raw: [K, M] credit by channel; NaN where an image it needs has no valid reward. Where a method splits every
-            reward into several channels, they stand reward by reward.
-        norm: [M] transitions with equal numbers are normalised together; equal on all processes for one set.
-        scale: [M] factor after normalisation, or None for 1.
-        offset: [M] added after normalisation, or None for 0.
-        weight: [M] step weight, mean 1 over what is trained, or None for 1.
-        keep: [M] transitions that are trained, or None for all.
     """
 
     raw: Float[Tensor, " K M"]
+    """[K, M] credit by channel; NaN where an image it needs has no valid reward. Where a method splits every reward
+    into several channels, they stand reward by reward."""
     norm: Int[Tensor, " M"]
+    """[M] transitions with equal numbers are normalised together; equal on all processes for one set."""
     scale: Float[Tensor, " M"] | None = None
+    """[M] factor after normalisation, or None for 1."""
     offset: Float[Tensor, " M"] | None = None
+    """[M] added after normalisation, or None for 0."""
     weight: Float[Tensor, " M"] | None = None
+    """[M] step weight, mean 1 over what is trained, or None for 1."""
     keep: Bool[Tensor, " M"] | None = None
+    """[M] transitions that are trained, or None for all."""

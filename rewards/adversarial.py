@@ -266,8 +266,7 @@ class AdversarialReward:
             `reward_references`, of held-out ones, where there are any; `reward_frozen`, of the snapshot; `saturated`,
             1 where `max_accuracy` ended the learning; `steps`, updates made.
 
-        Raises:
-            ValueError: a prompt has no reference, or the loss is not finite.
+        Raises ValueError: a prompt has no reference, or the loss is not finite.
         """
         options = self.options
         images = list(to_uint8(inputs.images))

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from flowrl.rewards.base import FunctionReward, Reward, RewardInputs, RewardOutput
+from flowrl.rewards.networks import pretrained
 from flowrl.rewards.networks.clip_encoder import (
     CLIP_MODEL,
     Preprocess,
@@ -27,14 +28,6 @@ from flowrl.rewards.networks.clip_encoder import (
     transformers_clip,
 )
 from flowrl.rewards.networks.model_sizes import OneModel
-from flowrl.rewards.networks.pretrained import (
-    check_file,
-    check_model,
-    check_shapes,
-    fetch_file,
-    fingerprint,
-    read_weights,
-)
 from flowrl.runtime.shapes import Float
 
 DEFAULT_HEAD = "ttj/sac-logos-ava1-l14-linearMSE"
@@ -59,17 +52,19 @@ class Aesthetic(OneModel):
     differentiable: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        check_model(self.model, what="CLIP")
-        check_file(self.head, option="head")
+        pretrained.check_model(self.model, what="CLIP")
+        pretrained.check_file(self.head, option="head")
 
     def build(self, device: torch.device) -> Reward:
         """Loads CLIP and the head."""
         encoder = transformers_clip(
             self.model, device=device, revision=self.revision, preprocess=self.preprocess, owner=OWNER
         )
-        weights = read_weights(fetch_file(self.head, HEAD_FILE, owner=OWNER, option="head"), owner=OWNER)
+        weights = pretrained.read_weights(
+            pretrained.fetch_file(self.head, HEAD_FILE, owner=OWNER, option="head"), owner=OWNER
+        )
         give = f"head: the weights sac+logos+ava1-l14-linearMSE, or {DEFAULT_HEAD}, which holds them"
-        check_shapes(weights, head_shapes(), owner=OWNER, give=give)
+        pretrained.check_shapes(weights, head_shapes(), owner=OWNER, give=give)
         if (width := encoder.texts([""]).shape[-1]) != WIDTHS[0]:
             raise ValueError(
                 f"{OWNER}: the head reads embeddings of width {WIDTHS[0]}, those of {self.model!r} have {width}: give "
@@ -85,7 +80,7 @@ class Aesthetic(OneModel):
             name="aesthetic",
             score=score,
             needs=frozenset({"images"}),
-            version=f"aesthetic:{self.head}@{fingerprint(weights.values())}:{self.model}:{encoder.version}",
+            version=f"aesthetic:{self.head}@{pretrained.fingerprint(weights.values())}:{self.model}:{encoder.version}",
             differentiable=encoder.differentiable,
         )
 

@@ -48,19 +48,17 @@ class WeightedSum:
     a name with `_2`. Errors are `<key>/<word>`. Weights are not normalised.
 
     An item whose gate's reward failed is invalid: nobody knows whether the gate lets it through.
-
-    Attributes:
-        terms: the rewards and their weights.
-        merge: `sum`; `geometric`: prod r^(w / sum w); `harmonic`: sum w / sum(w / r), rewards at 1e-6 at least.
-        partial: an item that is invalid in a reward of nonzero weight is invalid in the whole with `drop`; with
-            `renormalise` the others make up for it, in proportion to their weights.
-        dtype: arithmetic of the frozen networks of rewards that do not learn; see `flowrl.runtime.precision`.
     """
 
     terms: tuple[Term, ...]
+    """The rewards and their weights."""
     merge: Merge = "sum"
+    """`sum`; `geometric`: prod r^(w / sum w); `harmonic`: sum w / sum(w / r), rewards at 1e-6 at least."""
     partial: Partial = "drop"
+    """An item that is invalid in a reward of nonzero weight is invalid in the whole with `drop`; with `renormalise` the
+    others make up for it, in proportion to their weights."""
     dtype: Precision = "float32"
+    """Arithmetic of the frozen networks of rewards that do not learn; see `flowrl.runtime.precision`."""
 
     @property
     def rewards(self) -> tuple[Reward, ...]:
@@ -226,11 +224,8 @@ def close_gates(total_B: Tensor, closed_B: Tensor, group_B: Tensor) -> Tensor:
 def weighted_sum(
     rewards: Sequence[Reward], weights: Sequence[float], labels: Sequence[str | None] | None = None
 ) -> WeightedSum:
-    """Sums rewards that are at hand, each with a weight and perhaps a label; see `sum_of`.
-
-    Raises:
-        ValueError: as `sum_of`, or if the lengths differ or a weight is not finite.
-    """
+    """Sums rewards that are at hand, each with a weight and perhaps a label; see `sum_of`. Raises ValueError: as
+    `sum_of`, or if the lengths differ or a weight is not finite."""
     if not rewards or len(rewards) != len(weights):
         raise ValueError(f"each reward needs one weight, got {len(rewards)} rewards and {len(weights)} weights.")
     if not all(math.isfinite(weight) for weight in weights):
@@ -245,10 +240,7 @@ def sum_of(
     members: Sequence[tuple[Reward, RewardConfig]], *, merge: Merge = "sum", partial: Partial = "drop"
 ) -> WeightedSum:
     """Sums rewards as their entries say; a label or name that occurs again gets the key `<name>_2`, `<name>_3`, ….
-
-    Raises:
-        ValueError: if all weights are 0, a kind is unknown, or a mean that needs positive weights has others.
-    """
+    Raises ValueError: if all weights are 0, a kind is unknown, or a mean that needs positive weights has others."""
     weights = [entry.weight for _, entry in members]
     check_weights(weights)
     factors = [factor for _, entry in members for _, factor in entry.schedule]

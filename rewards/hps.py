@@ -22,17 +22,10 @@ from torch.nn import functional
 from flowrl.config.strict_yaml import read_mapping
 from flowrl.rewards.base import Model, Reward
 from flowrl.rewards.base.text_limits import CLIP_TOKENS, TextLimit
+from flowrl.rewards.networks import pretrained
 from flowrl.rewards.networks.clip_encoder import CLIP_MEAN, CLIP_STD, encoder_of, prompt_reward
 from flowrl.rewards.networks.clip_keys import clip_from_open_clip
 from flowrl.rewards.networks.model_sizes import model_of
-from flowrl.rewards.networks.pretrained import (
-    check_file,
-    check_model,
-    fetch_file,
-    load_processor,
-    read_weights,
-    shared_network,
-)
 from flowrl.runtime.shapes import Float
 
 FILES = {"v2": "HPS_v2_compressed.pt", "v2.1": "HPS_v2.1_compressed.pt"}
@@ -62,8 +55,8 @@ class Hps:
     differentiable: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        check_file(self.checkpoint, option="checkpoint")
-        check_model(self.tokenizer, what="CLIP", option="tokenizer")
+        pretrained.check_file(self.checkpoint, option="checkpoint")
+        pretrained.check_model(self.tokenizer, what="CLIP", option="tokenizer")
 
     @property
     def models(self) -> tuple[Model, ...]:
@@ -78,16 +71,18 @@ class Hps:
         """Loads weights and tokenizer."""
         from transformers import CLIPConfig, CLIPTokenizer
 
-        path = fetch_file(
+        path = pretrained.fetch_file(
             self.checkpoint, FILES[self.version], revision=self.revision, owner=OWNER, option="checkpoint"
         )
 
         def load() -> Any:
             config = CLIPConfig(text_config=TEXT_TOWER, vision_config=VISION_TOWER, projection_dim=WIDTH)
-            return clip_from_open_clip(read_weights(path, owner=OWNER), config, owner=OWNER).to(device)
+            return clip_from_open_clip(pretrained.read_weights(path, owner=OWNER), config, owner=OWNER).to(device)
 
-        network = shared_network((OWNER, str(path.resolve()), str(device)), load)
-        words = load_processor(CLIPTokenizer, self.tokenizer, owner=OWNER, option="tokenizer", what="CLIP tokenizer")
+        network = pretrained.shared_network((OWNER, str(path.resolve()), str(device)), load)
+        words = pretrained.load_processor(
+            CLIPTokenizer, self.tokenizer, owner=OWNER, option="tokenizer", what="CLIP tokenizer"
+        )
         pixels = partial(pad_pixels, size=network.config.vision_config.image_size)
         encoder = encoder_of(network, words, pixels, device=device, differentiable=True, how="long-side-bicubic-black")
         return prompt_reward(

@@ -38,17 +38,14 @@ class WorldReferences:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FileReferences:
-    """Files to learn from and files held out, by prompt; under None where they serve every prompt.
-
-    Attributes:
-        learned: at least one file for each prompt.
-        reserved: (prompt, file) of those held out.
-        source: where they are listed, for messages.
-    """
+    """Files to learn from and files held out, by prompt; under None where they serve every prompt."""
 
     learned: dict[str | None, tuple[Path, ...]]
+    """At least one file for each prompt."""
     reserved: tuple[tuple[str | None, Path], ...]
+    """(prompt, file) of those held out."""
     source: str
+    """Where they are listed, for messages."""
 
     @property
     def by_prompt(self) -> bool:
@@ -82,8 +79,7 @@ def open_references(source: str, *, held_out: float, seed: int) -> References:
 
     Of the files of each prompt the share `held_out` is kept from learning, rounded, and never all of them.
 
-    Raises:
-        ValueError: as `image_files`, or too few files to hold any out.
+    Raises ValueError: as `image_files`, or too few files to hold any out.
     """
     if source == WORLD:
         return WorldReferences(seed=seed)

@@ -101,11 +101,8 @@ class Remote:
         return addresses(self.url)
 
     def build(self, device: torch.device) -> Reward:
-        """Asks the servers whether they are ready; values come back to the device of the images.
-
-        Raises:
-            ValueError: a server is not there, not ready, refuses the token, or has no such reward, or they differ.
-        """
+        """Asks the servers whether they are ready; values come back to the device of the images. Raises ValueError: a
+        server is not there, not ready, refuses the token, or has no such reward, or they differ."""
         adapter = ADAPTERS[self.protocol]
         token = None if self.token_env is None else os.environ[self.token_env].strip()
         lines = Lines(self.urls, api_key=token)
@@ -163,11 +160,8 @@ def _score(
 
 
 def items_of(inputs: RewardInputs, needs: frozenset[str]) -> list[WireItem]:
-    """Samples as items with their places as ids; of metadata, videos and further images only what is needed.
-
-    Raises:
-        ValueError: a field that is needed was not given, or images are not finite.
-    """
+    """Samples as items with their places as ids; of metadata, videos and further images only what is needed. Raises
+    ValueError: a field that is needed was not given, or images are not finite."""
     for name in ("videos", "source_images", "reference_images"):
         if name in needs and getattr(inputs, name) is None:
             raise ValueError(

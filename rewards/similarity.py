@@ -21,19 +21,10 @@ from flowrl.prompts.loading import Prompt
 from flowrl.rewards.base import FunctionReward, Model, Reward, RewardInputs, RewardOutput, output_of, to_uint8
 from flowrl.rewards.base.prompt_needs import no_reference
 from flowrl.rewards.image_files import image_files, no_listed, read_image
+from flowrl.rewards.networks import pretrained
 from flowrl.rewards.networks.clip_encoder import CLIP_MODEL as DEFAULT_CLIP
 from flowrl.rewards.networks.dinov2 import DINOV2_MODEL, load_dinov2
 from flowrl.rewards.networks.model_sizes import model_of
-from flowrl.rewards.networks.pretrained import (
-    check_model,
-    clip_fingerprint,
-    clip_of_pixels,
-    fingerprint,
-    load_clip,
-    load_processor,
-    process_images,
-    unit,
-)
 from flowrl.runtime.precision import network_autocast
 from flowrl.runtime.shapes import Float, UInt8
 
@@ -67,7 +58,7 @@ class Similarity:
     def __post_init__(self) -> None:
         if self.features == "clip" and self.pooling != "cls":
             raise ValueError("pooling is for features dinov2, CLIP has an embedding of its own: leave it out.")
-        check_model(self.weights, what={"dinov2": "DINOv2", "clip": "CLIP"}[self.features])
+        pretrained.check_model(self.weights, what={"dinov2": "DINOv2", "clip": "CLIP"}[self.features])
         if self.references is not None:
             image_files(self.references)
 
@@ -88,24 +79,26 @@ class Similarity:
         """Loads the model and encodes the references that are files."""
         embed: Embed
         if self.features == "clip":
-            network, processor = load_clip(self.weights, device=device, revision=self.revision, owner=OWNER)
-            embed = partial(clip_of_pixels, network, processor)
-            version = clip_fingerprint(network)
+            network, processor = pretrained.load_clip(self.weights, device=device, revision=self.revision, owner=OWNER)
+            embed = partial(pretrained.clip_of_pixels, network, processor)
+            version = pretrained.clip_fingerprint(network)
         else:
             from transformers import AutoImageProcessor
 
             vision = load_dinov2(self.weights, device=device, revision=self.revision, owner=OWNER)
-            processor = load_processor(
+            processor = pretrained.load_processor(
                 AutoImageProcessor, self.weights, revision=self.revision, owner=OWNER, what="DINOv2"
             )
 
             def embed(images: Sequence[UInt8[np.ndarray, " h w 3"]]) -> Float[Tensor, " n d"]:
                 with network_autocast(device):
-                    found = vision(pixel_values=process_images(processor, images).to(device)).last_hidden_state
+                    found = vision(
+                        pixel_values=pretrained.process_images(processor, images).to(device)
+                    ).last_hidden_state
                 tokens = found.float()
-                return unit(tokens[:, 0] if self.pooling == "cls" else tokens[:, 1:].mean(1))
+                return pretrained.unit(tokens[:, 0] if self.pooling == "cls" else tokens[:, 1:].mean(1))
 
-            version = fingerprint([vision.layernorm.weight, vision.embeddings.cls_token])
+            version = pretrained.fingerprint([vision.layernorm.weight, vision.embeddings.cls_token])
         source, known, needs = "given", None, {"images", "reference_images"}
         memory: dict[str, Tensor] = {}
         if self.references is not None:

@@ -46,35 +46,31 @@ LogProb = Callable[[Tensor, Transition], Tensor]
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Kernel:
-    """A sampler: its rule, what holds of it, and the settings it is called with (`dataclasses.replace` binds others).
-
-    Attributes:
-        name: The key of `KERNELS`.
-        rule: See the module.
-        noise_level: Strength of the noise, not negative; 0 is the ODE. The default of the table is the published value.
-        highest_level: The largest noise level that has a meaning.
-        sigma_max: The schedule's second sigma, which some rules need. Bind it for rollout and replay alike: a replayed
-            step must see the value of its rollout.
-        stochastic: Whether there is noise at all, and so a density.
-        silent_last_step: Whether std is 0 on the step to sigma 0, which then has no density.
-        full_std: Whether released code takes the full std for its KL, and not the diffusion coefficient g alone without
-            the step (see `published_kl`).
-        log_prob: Log-density of a produced latent `[b, *latent]` under the transition, `[b]`, summed over dimensions.
-        published_log_prob: What released code takes for the log-density, where that is something else.
-
-    Raises ValueError: the noise level is outside 0 .. highest_level, or sigma_max outside [0, 1).
-    """
+    """A sampler: its rule, what holds of it, and the settings it is called with (`dataclasses.replace` binds
+    others). Raises ValueError: the noise level is outside 0 .. highest_level, or sigma_max outside [0, 1)."""
 
     name: str
+    """The key of `KERNELS`."""
     rule: Rule
+    """See the module."""
     noise_level: float
+    """Strength of the noise, not negative; 0 is the ODE. The default of the table is the published value."""
     highest_level: float = math.inf
+    """The largest noise level that has a meaning."""
     sigma_max: Sigma = 0.96
+    """The schedule's second sigma, which some rules need. Bind it for rollout and replay alike: a replayed step must
+    see the value of its rollout."""
     stochastic: bool = True
+    """Whether there is noise at all, and so a density."""
     silent_last_step: bool = False
+    """Whether std is 0 on the step to sigma 0, which then has no density."""
     full_std: bool = False
+    """Whether released code takes the full std for its KL, and not the diffusion coefficient g alone without the step
+    (see `published_kl`)."""
     log_prob: LogProb = gaussian_log_prob
+    """Log-density of a produced latent `[b, *latent]` under the transition, `[b]`, summed over dimensions."""
     published_log_prob: LogProb | None = None
+    """What released code takes for the log-density, where that is something else."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.noise_level <= self.highest_level or math.isinf(self.noise_level):

@@ -37,18 +37,14 @@ def best_of_n_kl(count: int) -> float:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pruning:
-    """How many candidates start, and how many are kept at which steps; no cuts is best of N.
-
-    Attributes:
-        num_candidates: N.
-        cuts: (step, kept) pairs: the network is evaluated at `step` (0 .. T-2) for all that are left, and only `kept`
-            of them take the step and go on.
-
-    Raises ValueError: steps do not rise, or a cut drops nobody or everybody.
-    """
+    """How many candidates start, and how many are kept at which steps; no cuts is best of N. Raises
+    ValueError: steps do not rise, or a cut drops nobody or everybody."""
 
     num_candidates: int
+    """N."""
     cuts: tuple[tuple[int, int], ...] = ()
+    """(step, kept) pairs: the network is evaluated at `step` (0 .. T-2) for all that are left, and only `kept` of them
+    take the step and go on."""
 
     def __post_init__(self) -> None:
         if self.num_candidates < 1:
@@ -124,19 +120,16 @@ def best(score_PN: Float[Tensor, " p n"]) -> Int64[Tensor, " p"]:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Searched:
-    """What a search found.
-
-    Attributes:
-        final: [P, *latent] the kept candidates at sigma = 0.
-        chosen: [P] their numbers, 0 .. N-1.
-        scores: [C+1, P, N] float64 of every cut and of the end; NaN for who was not scored there, or failed.
-        evaluations: [P, N] steps that the network was evaluated at for each candidate.
-    """
+    """What a search found."""
 
     final: Float[Tensor, " p *latent"]
+    """[P, *latent] the kept candidates at sigma = 0."""
     chosen: Int64[Tensor, " p"]
+    """[P] their numbers, 0 .. N-1."""
     scores: Float[Tensor, " c p n"]
+    """[C+1, P, N] float64 of every cut and of the end; NaN for who was not scored there, or failed."""
     evaluations: Int64[Tensor, " p n"]
+    """[P, N] steps that the network was evaluated at for each candidate."""
 
 
 def search(

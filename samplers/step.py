@@ -14,18 +14,14 @@ from flowrl.samplers.transition import positive_std
 
 
 class Moved(NamedTuple):
-    """A drawn latent.
-
-    Attributes:
-        x_next: [b, *latent] in the dtype of x, at least float32: the value that is stored, met by the network and
-            scored.
-        log_prob: [b] log-density of x_next, summed over latent dimensions.
-        mean: [b, *latent] of the transition.
-    """
+    """A drawn latent."""
 
     x_next: Tensor
+    """[b, *latent] in the dtype of x, at least float32: the value that is stored, met by the network and scored."""
     log_prob: Tensor
+    """[b] log-density of x_next, summed over latent dimensions."""
     mean: Tensor
+    """[b, *latent] of the transition."""
 
 
 def euler(

@@ -36,15 +36,12 @@ _UNIFORM_FROM = 0.2  # before the shift
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Times:
-    """Noise levels and what the network is fed at them.
-
-    Attributes:
-        sigma: [b, T] float32, in (0, 1].
-        timestep: [b, T] float32; the schedule's own where the levels are its steps, else 1000 sigma.
-    """
+    """Noise levels and what the network is fed at them."""
 
     sigma: Float[Tensor, " b T"]
+    """[b, T] float32, in (0, 1]."""
     timestep: Float[Tensor, " b T"]
+    """[b, T] float32; the schedule's own where the levels are its steps, else 1000 sigma."""
 
 
 def training_times(

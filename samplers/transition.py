@@ -19,18 +19,15 @@ from flowrl.samplers.parametrization import Sigma, column
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Transition:
-    """Distribution of the next latent given this one: N(mean, std^2), independent in every dimension.
-
-    Attributes:
-        mean: [b, *latent].
-        std: Standard deviation of the next latent, square root of the step included; 0 for a deterministic step. A 0-d
-            tensor, which kernels leave on the CPU, or [b, 1, ...]; it broadcasts over the mean.
-        least_std: The smallest std, where it is known without waiting for a device.
-    """
+    """Distribution of the next latent given this one: N(mean, std^2), independent in every dimension."""
 
     mean: Float[Tensor, " b *latent"]
+    """[b, *latent]."""
     std: Tensor
+    """Standard deviation of the next latent, square root of the step included; 0 for a deterministic step. A 0-d
+    tensor, which kernels leave on the CPU, or [b, 1, ...]; it broadcasts over the mean."""
     least_std: float | None = None
+    """The smallest std, where it is known without waiting for a device."""
 
 
 def _per_sample_sum(values: Tensor) -> Tensor:

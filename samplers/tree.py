@@ -19,27 +19,20 @@ from torch import Tensor
 from flowrl.runtime.placement import host_rows, put, settle
 from flowrl.runtime.randomness import counter_integers
 from flowrl.runtime.shapes import Float, Int
-from flowrl.samplers.branching import (
-    NodeNoise,
-    VelocityOf,
-    check_start,
-    check_steps,
-    chunked_velocities,
-    draw_successors,
-)
+from flowrl.samplers import branching
 from flowrl.samplers.kernels import Kernel
 from flowrl.samplers.step import Moved, euler
 from flowrl.trajectory import Sampled, Schedule, start_state
 
 
 def sample_tree(
-    velocity_of: VelocityOf,
+    velocity_of: branching.VelocityOf,
     x: Float[Tensor, " a *latent"],
     prompt_a: Int[Tensor, " a"],
     group_a: Int[Tensor, " a"],
     schedule: Schedule,
     kernel: Kernel,
-    noise: NodeNoise,
+    noise: branching.NodeNoise,
     *,
     splits: Sequence[int],
     children: int,
@@ -71,9 +64,9 @@ def sample_tree(
     Raises:
         ValueError: a step is out of range, given twice or deterministic; a split is not stochastic; a shape is wrong.
     """
-    check_start(x, prompt_a, group_a, batch_size)
-    steps = check_steps(stochastic, schedule.num_steps, "stochastic steps")
-    splits = _check_splits(check_steps(splits, schedule.num_steps, "splits"), steps, children)
+    branching.check_start(x, prompt_a, group_a, batch_size)
+    steps = branching.check_steps(stochastic, schedule.num_steps, "stochastic steps")
+    splits = _check_splits(branching.check_steps(splits, schedule.num_steps, "splits"), steps, children)
     x, device = start_state(x, schedule), device or x.device
     prompt, group, incoming = prompt_a, group_a, torch.full((len(x),), -1)  # last transition on the way to each node
     sizes, begins = _levels(len(x), steps, splits, children, schedule.num_steps)
@@ -89,9 +82,9 @@ def sample_tree(
             following, loose = states[begins[step + 1] : begins[step + 1] + size], None
         else:
             following = loose = host_rows(x, size, device) if loose is None else loose
-        chunks = chunked_velocities(velocity_of, x, prompt, schedule, step, batch_size, device)
+        chunks = branching.chunked_velocities(velocity_of, x, prompt, schedule, step, batch_size, device)
         if step in steps:
-            draw = partial(draw_successors, kernel, schedule=schedule, step=step, noise=noise, width=width)
+            draw = partial(branching.draw_successors, kernel, schedule=schedule, step=step, noise=noise, width=width)
             log_probs += _drawn(draw, chunks, width, following, mean, count)
         else:
             for start, own, velocity in chunks:
@@ -162,8 +155,8 @@ def _check_splits(splits: tuple[int, ...], steps: Sequence[int], children: int) 
 
 
 def sibling_noise(
-    own: NodeNoise, shared: NodeNoise, *, splits: Sequence[int], children: int, scale: float
-) -> NodeNoise:
+    own: branching.NodeNoise, shared: branching.NodeNoise, *, splits: Sequence[int], children: int, scale: float
+) -> branching.NodeNoise:
     """Noise of a tree whose siblings share a part: at splits `(shared + scale own) / sqrt(1 + scale^2)`.
 
     BranchGRPO (arXiv 2509.06040), scale 4. Every child alone is drawn from the transition the kernel says, so recorded

@@ -30,21 +30,18 @@ def set_means(value_M: Float[Tensor, " M"], set_M: Int[Tensor, " M"]) -> Float[T
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class RewardHistory:
-    """What is remembered of the rewards of P prompts: a plain value, replaced and never changed.
-
-    Attributes:
-        visits: [P] iterations in which the prompt was sampled.
-        count: [P] float64, rewards seen.
-        mean: [P] float64.
-        variance: [P] float64; population variance if pooled, the mixture of sample variances of "release".
-        merge: "pooled" gives the variance of all rewards seen; "release" the formula of DCPO's code.
-    """
+    """What is remembered of the rewards of P prompts: a plain value, replaced and never changed."""
 
     visits: Int[Tensor, " P"]
+    """[P] iterations in which the prompt was sampled."""
     count: Float[Tensor, " P"]
+    """[P] float64, rewards seen."""
     mean: Float[Tensor, " P"]
+    """[P] float64."""
     variance: Float[Tensor, " P"]
+    """[P] float64; population variance if pooled, the mixture of sample variances of "release"."""
     merge: Merge = "pooled"
+    """With "pooled" the variance of all rewards seen, with "release" the formula of DCPO's code."""
 
     @staticmethod
     def start(num_prompts: int, merge: Merge = "pooled") -> RewardHistory:

@@ -23,21 +23,18 @@ from flowrl.statistics.means import VERDICTS, Range, ends_of, mean_interval
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Panel:
-    """A benchmark: what it is called, its scorers, where its prompts are, and what to know of published numbers.
-
-    Attributes:
-        title: for people.
-        rewards: names in `flowrl.rewards.REWARDS`, those that papers report and that run in this process.
-        prompts: number of prompts of the published list.
-        where: how to get the list.
-        scale: how published numbers are written.
-    """
+    """A benchmark: what it is called, its scorers, where its prompts are, and what to know of published numbers."""
 
     title: str
+    """For people."""
     rewards: tuple[str, ...]
+    """Names in `flowrl.rewards.REWARDS`, those that papers report and that run in this process."""
     prompts: int
+    """Number of prompts of the published list."""
     where: str
+    """How to get the list."""
     scale: str
+    """How published numbers are written."""
 
 
 PANELS, VIDEO_PANELS = (

@@ -13,11 +13,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(parsed: argparse.Namespace) -> int:
-    """Prints a line for each set, or one set in full.
-
-    Raises:
-        ValueError: there is no set of that name.
-    """
+    """Prints a line for each set, or one set in full. Raises ValueError: there is no set of that name."""
     from flowrl.migrating.prompt_sets import in_full, lines
 
     for line in lines() if parsed.name is None else in_full(parsed.name):

@@ -27,11 +27,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(parsed: argparse.Namespace) -> int:
-    """Prints one line for each, cut at the terminal's width and whole in a pipe, or one of them in full.
-
-    Raises:
-        ValueError: there is none of that name.
-    """
+    """Prints one line for each, cut at the terminal's width and whole in a pipe, or one of them in full. Raises
+    ValueError: there is none of that name."""
     from flowrl.config.options import unknown_name
     from flowrl.planning.catalogue import entries
 

@@ -23,7 +23,6 @@ def add_sampling_arguments(
     """Adds the flags of a command that draws images.
 
     Args:
-        parser: of the command.
         batch_size: default of `--batch-size`, a number or words.
         several_seeds: take `--seeds LIST` instead of `--seed N`.
         base_guidance: the command guides by two models, which may have different guidance scales.
@@ -122,11 +121,7 @@ def add_device(parser: ActionsContainer) -> None:
 
 
 def option_pairs(texts: Sequence[str]) -> dict[str, str]:
-    """What `--option KEY=VALUE` says, by key.
-
-    Raises:
-        ValueError: a text is no such pair.
-    """
+    """What `--option KEY=VALUE` says, by key. Raises ValueError: a text is no such pair."""
     found = {}
     for text in texts:
         key, equals, value = text.partition("=")

@@ -31,7 +31,6 @@ from flowrl.comparing.question import (
     run_name,
     settings_of,
 )
-from flowrl.comparing.results_file import numbers
 from flowrl.comparing.trainings import ComparisonRuns
 from flowrl.config.bounds import check_counts
 from flowrl.config.building import setting_words
@@ -44,27 +43,25 @@ from flowrl.runtime.progress import progress
 from flowrl.runtime.public import public
 from flowrl.session.preflight import preflight
 from flowrl.statistics.bootstrap import UNKNOWN, Interval
+from flowrl.statistics.crossed import Estimate
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MethodScore:
-    """One method of a comparison.
-
-    Attributes:
-        name: the name of its configuration.
-        score: the score at the end, over seeds and prompts.
-        seed_scores: the score of each seed.
-        difference: the difference to the baseline; unknown for the baseline itself.
-        p: p of the difference over seeds, after Holm's correction; NaN if it cannot be tested.
-        spent: mean "nfe", "images", "seconds" and "iterations".
-    """
+    """One method of a comparison."""
 
     name: str
+    """The name of its configuration."""
     score: Interval
+    """The score at the end, over seeds and prompts."""
     seed_scores: tuple[float, ...]
+    """The score of each seed."""
     difference: Interval = UNKNOWN
+    """The difference to the baseline; unknown for the baseline itself."""
     p: float = math.nan
+    """p of the difference over seeds, after Holm's correction; NaN if it cannot be tested."""
     spent: Mapping[str, float]
+    """Mean "nfe", "images", "seconds" and "iterations"."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -211,11 +208,9 @@ def check_same_metric(question: ComparisonQuestion, metric: str | None) -> None:
     """Refuses methods whose evaluations have no common number to compare them by, which a table would find at its end.
 
     Args:
-        question: what is compared.
         metric: that was asked for; None is GenEval's score where the first method has it, else its first reward.
 
-    Raises:
-        ValueError: an evaluation does not measure it; names the configuration, and the rewards that all measure.
+    Raises ValueError: an evaluation does not measure it; names the configuration, and the rewards that all measure.
     """
     measured = {method: evaluated_rewards(settings_of(question, method, 0)) for method in question.methods}
     first, *_ = measured.values()
@@ -236,11 +231,8 @@ def check_same_metric(question: ComparisonQuestion, metric: str | None) -> None:
 
 
 def check_methods(folder: Path, question: ComparisonQuestion) -> None:
-    """Refuses before hours are spent what the training of a method that is still to come would refuse.
-
-    Raises:
-        ValueError: a setting cannot work, or something is missing; names the configuration.
-    """
+    """Refuses before hours are spent what the training of a method that is still to come would refuse. Raises
+    ValueError: a setting cannot work, or something is missing; names the configuration."""
     to_come = [pair for pair in question.runs if not is_finished(folder / run_name(*pair))]
     for method, seed in dict(to_come).items():
         try:
@@ -281,3 +273,65 @@ def measure_new(folder: Path, question: ComparisonQuestion) -> None:
         for run in todo:
             measure(run, base=(run / "eval" / "iteration_000000.jsonl").is_file())
             advance(run.name)
+
+
+def numbers(results: Results, provenance: Sequence[str] = ()) -> dict[str, Any]:
+    """Everything that the tables show, unrounded; what is not known is null.
+
+    `provenance`, the lines given; `metric`, `baseline`, `budget`, `overrides`; `before`, an estimate of the model
+    before training; `missing`, runs that are not finished; `methods`, name -> `score`, `gain` and `difference` as
+    estimates, `each_seed`, `holm`, `spent`, `curve` (a list of [network evaluations, score]), `speed`, `distance` and
+    `diversity`. An estimate holds `mean`, `interval` over seeds and prompts, `seeds` over seeds alone, `p` of the
+    latter, and `detectable`.
+    """
+    question = results.question
+    return {
+        "provenance": list(provenance),
+        "metric": results.metric,
+        "baseline": results.baseline,
+        "budget": {question.budget: question.limit},
+        "overrides": list(question.overrides),
+        "intervals": results.claim,
+        "before": _estimate(results.base),
+        "missing": [name for name, _ in results.missing],
+        "methods": {
+            row.name: {
+                "score": _estimate(row.score),
+                "each_seed": {run.seed: value for run, value in zip(row.runs, row.seed_scores, strict=True)},
+                "gain": _estimate(row.gain),
+                "difference": _estimate(row.difference),
+                "holm": _known(row.holm),
+                "spent": {name: _known(value) for name, value in row.spent.items()},
+                "curve": [[float(x), float(y)] for x, y in zip(*row.curves["nfe"], strict=True)],
+                "speed": {cost: ratio_numbers(found) for cost, found in row.speed.items()},
+                "distance": _known(row.kl),
+                "diversity": _known(row.diversity),
+            }
+            for row in sorted(results.methods, key=lambda row: row.name)
+        },
+    }
+
+
+def ratio_numbers(found: Interval) -> dict[str, Any]:
+    """`mean` and `interval`, each null where it is not known, as is an upper bound that is infinite."""
+    return {"mean": _known(found.mean), "interval": None if math.isnan(found.low) else [found.low, _known(found.high)]}
+
+
+def _estimate(found: Estimate | None) -> dict[str, Any] | None:
+    if found is None:
+        return None
+    return {
+        "mean": found.mean,
+        "interval": _bounds(found.interval),
+        "seeds": _bounds(found.seeds),
+        "p": _known(found.p),
+        "detectable": _known(found.detectable),
+    }
+
+
+def _bounds(found: Interval) -> list[float] | None:
+    return [found.low, found.high] if found.known else None
+
+
+def _known(value: float) -> float | None:
+    return value if math.isfinite(value) else None

@@ -72,37 +72,34 @@ class RunResult:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class MethodResult:
-    """One row of the tables.
-
-    Attributes:
-        name: of the method.
-        runs: its finished runs.
-        score: at the end.
-        seed_scores: that of each run.
-        gain: over the base; None without an evaluation before training.
-        difference: to the baseline, over the seeds that both finished; None for the baseline itself.
-        holm: p of the difference, adjusted for the number of methods; NaN where both share a single seed.
-        spent: mean network evaluations ("nfe"), "images", "seconds" and "iterations".
-        curves: "nfe" or "seconds" -> (cost, score) at the evaluations, mean over seeds.
-        reach: "nfe" or "seconds" -> cost of each target; infinite where it is not reached.
-        speed: the baseline's cost to reach the last target over this method's, by cost; NaN where unknown.
-        kl: `measure`'s distance from the base, mean over seeds.
-        diversity: `measure`'s spread of the images of a prompt, mean over seeds.
-    """
+    """One row of the tables."""
 
     name: str
+    """Of the method."""
     runs: tuple[RunResult, ...]
+    """Its finished runs."""
     score: Estimate
+    """At the end."""
     seed_scores: tuple[float, ...]
+    """That of each run."""
     gain: Estimate | None
+    """Over the base; None without an evaluation before training."""
     difference: Estimate | None
+    """To the baseline, over the seeds that both finished; None for the baseline itself."""
     holm: float
+    """p of the difference, adjusted for the number of methods; NaN where both share a single seed."""
     spent: Mapping[str, float]
+    """Mean network evaluations ("nfe"), "images", "seconds" and "iterations"."""
     curves: Mapping[str, tuple[np.ndarray, np.ndarray]]
+    """By "nfe" or "seconds": (cost, score) at the evaluations, mean over seeds."""
     reach: Mapping[str, tuple[float, ...]]
+    """By "nfe" or "seconds": cost of each target; infinite where it is not reached."""
     speed: Mapping[str, Interval]
+    """The baseline's cost to reach the last target over this method's, by cost; NaN where unknown."""
     kl: float
+    """`measure`'s distance from the base, mean over seeds."""
     diversity: float
+    """`measure`'s spread of the images of a prompt, mean over seeds."""
 
     @staticmethod
     def of(
@@ -182,8 +179,6 @@ def read_results(
     """Reads what a comparison has finished.
 
     Args:
-        folder: of the comparison.
-        question: what it compares.
         baseline: method that the others are compared to; None takes the first.
         metric: key of the evaluation rows; None takes the GenEval score, else the first reward.
         targets: scores such as "0.6,0.7" whose cost is wanted; None takes `SHARES` of the baseline's gain.
@@ -222,11 +217,7 @@ def read_results(
 
 
 def check_metric(metric: str, row: Mapping[str, Any], name: str) -> None:
-    """Refuses a metric that an evaluation does not have.
-
-    Raises:
-        ValueError: names those there are.
-    """
+    """Refuses a metric that an evaluation does not have."""
     keys = [key for key in row if key.startswith((GENEVAL, REWARD)) and not key.endswith(("_low", "_high"))]
     if metric not in keys:
         near = closest(metric, keys)
@@ -235,11 +226,8 @@ def check_metric(metric: str, row: Mapping[str, Any], name: str) -> None:
 
 
 def _with_shared_images(runs: Sequence[RunResult], metric: str) -> tuple[list[RunResult], tuple[str, ...]]:
-    """The runs with those images that all their evaluations have a score for, and a note on the others.
-
-    Raises:
-        ValueError: there is no such image, or an evaluation does not have the metric.
-    """
+    """The runs with those images that all their evaluations have a score for, and a note on the others. Raises
+    ValueError: there is no such image, or an evaluation does not have the metric."""
     for run in runs:
         check_metric(metric, run.data.evaluations[-1], run.data.name)
     found = [

@@ -24,25 +24,22 @@ OWN_KEYS = ("out", "seed", "resume", "budget", "progress", "eval.initial")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ComparisonQuestion:
-    """What is compared.
-
-    Attributes:
-        methods: name -> the configuration file as given.
-        settings: name -> what that file holds, as a nest of mappings and lists.
-        seeds: how many, counted from 0.
-        budget: what is counted: "nfe", "seconds" or "images".
-        limit: how much of it each run may spend.
-        evals: evaluations spread over the budget, besides the one before training.
-        overrides: `key=value` settings of every run.
-    """
+    """What is compared."""
 
     methods: dict[str, str]
+    """Name -> the configuration file as given."""
     settings: dict[str, Any]
+    """Name -> what that file holds, as a nest of mappings and lists."""
     seeds: int
+    """How many, counted from 0."""
     budget: str
+    """What is counted: "nfe", "seconds" or "images"."""
     limit: float
+    """How much of it each run may spend."""
     evals: int
+    """Evaluations spread over the budget, besides the one before training."""
     overrides: tuple[str, ...]
+    """`key=value` settings of every run."""
 
     @property
     def runs(self) -> list[tuple[str, int]]:
@@ -62,8 +59,7 @@ def ask(
         num_seeds: of each method.
         evals: spread over the budget.
 
-    Raises:
-        ValueError: an option is missing or wrong, or the two differ in more than added methods or seeds.
+    Raises ValueError: an option is missing or wrong, or the two differ in more than added methods or seeds.
     """
     overrides = tuple(text for text in words if "=" in text)
     files = [text for text in words if "=" not in text]
@@ -109,11 +105,7 @@ def _find_methods(files: Sequence[str], overrides: Sequence[str]) -> dict[str, s
 
 
 def parse_budget(text: str) -> tuple[str, float]:
-    """("nfe", 2e5) of "nfe=200000" or "nfe=2e5".
-
-    Raises:
-        ValueError: another unit, or no positive number.
-    """
+    """("nfe", 2e5) of "nfe=200000" or "nfe=2e5". Raises ValueError: another unit, or no positive number."""
     kind, _, amount = text.partition("=")
     try:
         limit = float(amount)
@@ -181,11 +173,8 @@ def is_finished(run: Path) -> bool:
 
 
 def read_journal(folder: Path) -> dict[str, Any]:
-    """What the folder's journal holds; empty where there is none.
-
-    Raises:
-        ValueError: the journal cannot be read, or the folder holds something else.
-    """
+    """What the folder's journal holds; empty where there is none. Raises ValueError: the journal cannot be read, or the
+    folder holds something else."""
     path = folder / JOURNAL
     if not path.exists():
         if is_taken(folder):
@@ -210,11 +199,7 @@ def command(question: ComparisonQuestion, folder: Path, jobs: int = 1) -> str:
 
 
 def _join(asked: ComparisonQuestion, given: ComparisonQuestion) -> ComparisonQuestion:
-    """The question with added methods and seeds.
-
-    Raises:
-        ValueError: anything else differs; says what.
-    """
+    """The question with added methods and seeds. Raises ValueError: anything else differs; says what."""
     differences = []
     if (asked.budget, asked.limit) != (given.budget, given.limit):
         differences.append(f"the budget was {asked.budget}={asked.limit:g}, not {given.budget}={given.limit:g}")

@@ -91,7 +91,6 @@ def find_config(name: str, *, here: bool = True) -> Path:
     """A YAML file by path, or one that ships with flowrl by name.
 
     Args:
-        name: the path or the name.
         here: whether it may be a path.
     """
     if here and Path(name).is_file():
@@ -126,11 +125,8 @@ def config_for_card(given: Any, card: int | None) -> tuple[Any, int | None]:
 
 
 def named_config(given: str | Mapping[str, Any]) -> tuple[Path | Mapping[str, Any], str]:
-    """A configuration by path, by name or as settings, in the form that is read, and the name of its run.
-
-    Raises:
-        ValueError: as `find_config`.
-    """
+    """A configuration by path, by name or as settings, in the form that is read, and the name of its run. Raises
+    ValueError: as `find_config`."""
     if isinstance(given, Mapping):
         return given, SETTINGS
     path = find_config(given)

@@ -33,12 +33,9 @@ def build_settings(cls: type[Setting], overrides: Sequence[str], *, command: str
     """Make the settings of a command without a file from `key=value` texts, as strictly as a configuration.
 
     Args:
-        cls: a dataclass.
-        overrides: the texts.
         command: what messages call their place.
 
-    Raises:
-        ConfigError: as `build`.
+    Raises ConfigError: as `build`.
     """
     data: dict[str, Any] = {}
     for text in overrides:
@@ -57,12 +54,9 @@ def setting_words(settings: Mapping[str, Any]) -> list[str]:
 
 
 def build(cls: type[Any], data: Mapping[str, Any], source: ConfigSource, prefix: str = "") -> Any:
-    """Make an instance of the dataclass ``cls`` from a mapping, checking every key and type on the way.
-
-    Raises:
-        ConfigError: unknown and missing keys, wrong types, and contradictions that the dataclasses themselves refuse,
-            all of them at once, as far as one does not hide another.
-    """
+    """Make an instance of the dataclass ``cls`` from a mapping, checking every key and type on the way. Raises
+    ConfigError: unknown and missing keys, wrong types, and contradictions that the dataclasses themselves refuse, all
+    of them at once, as far as one does not hide another."""
     keys = list(_wrong_keys(cls, data, source, prefix))
     try:
         made = _build(cls, data, source, prefix)
@@ -132,11 +126,8 @@ def _mappings(value: Any, dotted: str, *, listed: bool) -> Iterator[tuple[str, M
 
 
 def _build(cls: type[Any], data: Mapping[str, Any], source: ConfigSource, prefix: str) -> Any:
-    """An instance of those keys of a mapping that there are.
-
-    Raises:
-        ConfigError: all that is wrong with their values; nothing, where a required key is missing.
-    """
+    """An instance of those keys of a mapping that there are. Raises ConfigError: all that is wrong with their values;
+    nothing, where a required key is missing."""
     hints, fields = hints_of(cls), {field.name: field for field in dataclasses.fields(cls)}
     values, kept, faults, refused = dict[str, Any](), dict[str, Any](), list[str](), list[str]()
     present = [name for name in data if name in fields]

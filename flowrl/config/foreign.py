@@ -16,44 +16,38 @@ Keys = Mapping[str, Any]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Toolkit:
-    """A toolkit whose configurations `flowrl init --from` translates.
-
-    Attributes:
-        keys: dotted name -> what it becomes; one that ends in a dot stands for all keys that begin so.
-        defaults: dotted name -> what it is where a file does not say it.
-        rewards: name in small letters -> our reward, on its scale.
-        algorithm: the keys that say the algorithm, or the one that it always is.
-        always: what it does whatever a file says, in our keys.
-        methods: method -> what it does so then.
-        of: method -> keys as in `keys`, where it trains by that method.
-    """
+    """A toolkit whose configurations `flowrl init --from` translates."""
 
     keys: Keys
+    """Dotted name -> what it becomes; one that ends in a dot stands for all keys that begin so."""
     defaults: Keys
+    """Dotted name -> what it is where a file does not say it."""
     rewards: Mapping[str, Keys]
+    """Name in small letters -> our reward, on its scale."""
     algorithm: str
+    """The keys that say the algorithm, or the one that it always is."""
     always: Keys = field(default_factory=dict)
+    """What it does whatever a file says, in our keys."""
     methods: Mapping[str, Keys] = field(default_factory=dict)
+    """Method -> what it does so then."""
     of: Mapping[str, Keys] = field(default_factory=dict)
+    """Method -> keys as in `keys`, where it trains by that method."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ForeignWords(Elsewhere):
-    """All that is known of other toolkits' words.
-
-    Attributes:
-        kernels: name of a kernel -> ours.
-        algorithms: word for an algorithm -> the method that it is here.
-        methods: method -> our keys.
-        models: name of a model, or of a script -> the published model.
-        toolkits: by name.
-    """
+    """All that is known of other toolkits' words."""
 
     kernels: Mapping[str, str]
+    """Name of a kernel -> ours."""
     algorithms: Mapping[str, str]
+    """Word for an algorithm -> the method that it is here."""
     methods: Mapping[str, Keys]
+    """Method -> our keys."""
     models: Mapping[str, str]
+    """Name of a model, or of a script -> the published model."""
     toolkits: Mapping[str, Toolkit]
+    """By name."""
 
 
 @functools.cache

@@ -9,11 +9,8 @@ _PINNED = re.compile(r"([\w.-]+(?:/[\w.-]+)?)@(\S+)")
 
 
 def at_revision(model: str, revision: str | None) -> str:
-    """A location with its revision; only a hub id has one.
-
-    Raises:
-        ValueError: the model is a file or folder of this machine.
-    """
+    """A location with its revision; only a hub id has one. Raises ValueError: the model is a file or folder of this
+    machine."""
     if revision is None:
         return model
     if Path(model).exists() or is_path(model):

@@ -39,11 +39,8 @@ def unknown_name(what: str, name: Any, allowed: Iterable[str]) -> str:
 
 
 def entry_of(table: Mapping[str, Entry], name: str, what: str, *, owner: str = "") -> Entry:
-    """The entry of a table of choices; `what` is a word for its names, `owner` what messages begin with.
-
-    Raises:
-        ValueError: there is no such entry, with the nearest name and all that there are.
-    """
+    """The entry of a table of choices; `what` is a word for its names, `owner` what messages begin with. Raises
+    ValueError: there is no such entry, with the nearest name and all that there are."""
     if name not in table:
         raise ValueError(f"{owner}: {unknown_name(what, name, table)}" if owner else unknown_name(what, name, table))
     return table[name]
@@ -54,11 +51,9 @@ def build_options(cls: type[Options], options: Mapping[str, Any], *, owner: str)
 
     Args:
         cls: the dataclass; lists become tuples and mappings become nested dataclasses where its fields say so.
-        options: names and values.
         owner: what messages begin with, such as "reward 'jpeg'".
 
-    Raises:
-        ValueError: an unknown or missing option, a wrong type, or what `cls` itself refuses.
+    Raises ValueError: an unknown or missing option, a wrong type, or what `cls` itself refuses.
     """
     made: Options = build(cls, options, ConfigSource(file=owner, own_keys=tuple(dotted_keys(cls))))
     return made
@@ -69,11 +64,9 @@ def build_parts(classes: Sequence[type[Any]], options: Mapping[str, Any], *, own
 
     Args:
         classes: the dataclasses; no option belongs to two.
-        options: names and values.
         owner: as `build_options`.
 
-    Raises:
-        ValueError: as `build_options`; an unknown option is answered with those of all classes.
+    Raises ValueError: as `build_options`; an unknown option is answered with those of all classes.
     """
     owners = {field.name: cls for cls in classes for field in dataclasses.fields(cls)}
     for name in options:

@@ -53,8 +53,7 @@ def apply_settings(data: dict[str, Any], settings: Settings) -> dict[str, str]:
     >>> data
     {'optim': {'lr': 0.0001, 'schedule': 'cosine'}, 'num_iterations': 3}
 
-    Raises:
-        ConfigError: as `apply_override`; or a value that no file could hold.
+    Raises ConfigError: as `apply_override`; or a value that no file could hold.
     """
     if not isinstance(settings, Mapping):
         return {apply_override(data, word): word for word in settings}
@@ -71,11 +70,7 @@ def apply_settings(data: dict[str, Any], settings: Settings) -> dict[str, str]:
 
 
 def value_text(key: str, value: Any) -> str:
-    """A setting's value as JSON, which is YAML too.
-
-    Raises:
-        ConfigError: a value that no file could hold.
-    """
+    """A setting's value as JSON, which is YAML too. Raises ConfigError: a value that no file could hold."""
     try:
         return json.dumps(value, ensure_ascii=False, allow_nan=False, default=os.fspath)
     except (TypeError, ValueError):

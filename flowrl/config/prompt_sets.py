@@ -13,49 +13,42 @@ HUB = "hub"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PublishedFile:
-    """A file of a repository.
-
-    Attributes:
-        path: in its repository.
-        megabytes: of the download; None where we could not look.
-        rows: prompts that it gives; None where we could not look.
-        sha256: of the file at the set's revision; "" where we could not look.
-        first: the lines that are kept, from the top; None keeps all.
-    """
+    """A file of a repository."""
 
     path: str
+    """In its repository."""
     megabytes: float | None = None
+    """Of the download; None where we could not look."""
     rows: int | None = None
+    """Prompts that it gives; None where we could not look."""
     sha256: str = ""
+    """Of the file at the set's revision; "" where we could not look."""
     first: int | None = None
+    """The lines that are kept, from the top; None keeps all."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PromptSet:
-    """A set of prompts under the name that `flowrl data get` takes.
-
-    Attributes:
-        about: what it holds.
-        publisher: who publishes it: OWNER/NAME of a repository.
-        licence: what the publisher states.
-        place: "github" or "hub" where `flowrl data get` fetches it; "" where you get or make it yourself.
-        revision: commit or branch of the repository.
-        files: name of the local file -> the published one.
-        by_hand: names of the local files where nothing fetches them.
-        how: what to do then.
-        ships: prompts that ship with flowrl and serve the same purpose, to train on and to evaluate on; None where none
-            do.
-    """
+    """A set of prompts under the name that `flowrl data get` takes."""
 
     about: str
+    """What it holds."""
     publisher: str
+    """Who publishes it: OWNER/NAME of a repository."""
     licence: str
+    """What the publisher states."""
     place: str = ""
+    """Either "github" or "hub" where `flowrl data get` fetches it; "" where you get or make it yourself."""
     revision: str = "main"
+    """Commit or branch of the repository."""
     files: Mapping[str, PublishedFile] = field(default_factory=dict)
+    """Name of the local file -> the published one."""
     by_hand: tuple[str, ...] = ()
+    """Names of the local files where nothing fetches them."""
     how: str = ""
+    """What to do then."""
     ships: tuple[str, str] | None = None
+    """Prompts that ship with flowrl and serve the same purpose, to train on and to evaluate on; None where none do."""
 
     @property
     def names(self) -> tuple[str, ...]:

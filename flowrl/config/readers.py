@@ -30,7 +30,6 @@ def refuse_unread(config: TrainConfig, readers: Collection[str], what: str) -> N
     """Refuses keys that were changed from their default although nothing would come of it.
 
     Args:
-        config: the run's settings.
         readers: those of the run, words of the table.
         what: names the run, for the message.
     """

@@ -80,11 +80,8 @@ def text_after(body: list[ast.stmt], place: int) -> str:
 
 
 def table_of(module: str, table: str) -> dict[str, ast.expr]:
-    """A table that is written out: its keys, with the expressions that stand for their values.
-
-    Raises:
-        ValueError: the module has no such table.
-    """
+    """A table that is written out: its keys, with the expressions that stand for their values. Raises ValueError: the
+    module has no such table."""
     node = value_of(module, table)
     if not isinstance(node, ast.Dict):
         raise ValueError(f"{table} of {module} is not written out as names and values")

@@ -70,17 +70,14 @@ class Override:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Elsewhere:
-    """What other programs call our keys and values.
-
-    Attributes:
-        keys: their key, by its last part -> ours, or a sentence about it.
-        absent: their key for what there is not here -> a sentence that says so.
-        values: our dotted key -> their value -> ours.
-    """
+    """What other programs call our keys and values."""
 
     keys: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """Their key, by its last part -> ours, or a sentence about it."""
     absent: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """Their key for what there is not here -> a sentence that says so."""
     values: Mapping[str, Mapping[str, str]] = dataclasses.field(default_factory=dict)
+    """Our dotted key -> their value -> ours."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -164,12 +161,8 @@ for _dumper in (_Dumper, _FastDumper):
 
 
 def parse_yaml(text: str, where: str) -> Any:
-    """Parse one YAML document.
-
-    Raises:
-        ConfigError: syntax error, tab, duplicate key, a key that is not text, nesting without end, or aliases that
-            stand for too many values; names ``where`` and the line.
-    """
+    """Parse one YAML document. Raises ConfigError: syntax error, tab, duplicate key, a key that is not text, nesting
+    without end, or aliases that stand for too many values; names ``where`` and the line."""
     if len(text) > MAX_CHARACTERS:
         raise ConfigError(f"{where}: it has {len(text):,} characters, and at most {MAX_CHARACTERS:,} are read")
     try:
@@ -214,11 +207,8 @@ def _count(node: yaml.Node, counts: dict[int, float]) -> float:
 
 
 def read_mapping(path: str | Path) -> dict[str, Any]:
-    """Read a YAML file whose top level is a mapping.
-
-    Raises:
-        ConfigError: the file is missing, unreadable, empty, not YAML or not a mapping.
-    """
+    """Read a YAML file whose top level is a mapping. Raises ConfigError: the file is missing, unreadable, empty, not
+    YAML or not a mapping."""
     try:
         text = Path(path).read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -241,11 +231,8 @@ _COMMENT = re.compile(r"\s#")
 
 
 def apply_override(data: dict[str, Any], argument: str) -> str:
-    """Set ``a.b=value`` or ``items.0.name=value`` in ``data``, in place, and return the dotted key.
-
-    Raises:
-        ConfigError: no equals sign, an empty part of the key, a bad list index, or a part of a single value.
-    """
+    """Set ``a.b=value`` or ``items.0.name=value`` in ``data``, in place, and return the dotted key. Raises ConfigError:
+    no equals sign, an empty part of the key, a bad list index, or a part of a single value."""
     dotted, equals, text = argument.partition("=")
     dotted = name_of_today(dotted.strip(), KEYS)
     if not equals or not all(dotted.split(".")):
@@ -264,8 +251,7 @@ def set_value(data: dict[str, Any], dotted: str, value: Override, argument: str)
 
     Whether the key exists at all is for :func:`build` to judge.
 
-    Raises:
-        ConfigError: a bad list index, or a part of a single value.
+    Raises ConfigError: a bad list index, or a part of a single value.
     """
     parts = dotted.split(".")
     node: Any = data

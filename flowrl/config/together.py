@@ -27,15 +27,12 @@ OFF: Mapping[str, str] = {key: _text(value) for key, value in _TABLE["off"].item
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Exclusion:
-    """Settings that do not go together.
-
-    Attributes:
-        settings: `key=value` of each, or a key, for all of its values but the one in `OFF`.
-        why: the reason.
-    """
+    """Settings that do not go together."""
 
     settings: tuple[str, ...]
+    """`key=value` of each, or a key, for all of its values but the one in `OFF`."""
     why: str
+    """The reason."""
 
     def met(self, given: Mapping[str, str]) -> list[str]:
         """These settings as they are given, by the values of keys; none where one of them is not."""
@@ -54,11 +51,8 @@ EXCLUSIONS = tuple(Exclusion(settings=tuple(row["settings"]), why=row["why"]) fo
 
 
 def refuse_together(given: Mapping[str, Any]) -> None:
-    """Refuses values of keys of `OFF` that do not go together; those that are left out are off.
-
-    Raises:
-        Faults: a ValueError that names the settings, the reason, and what to set instead.
-    """
+    """Refuses values of keys of `OFF` that do not go together; those that are left out are off. Raises Faults: a
+    ValueError that names the settings, the reason, and what to set instead."""
     values = {**OFF, **{key: _text(value) for key, value in given.items()}}
     if found := [one.said(met) for one in EXCLUSIONS if (met := one.met(values))]:
         raise Faults(*found)

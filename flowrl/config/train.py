@@ -296,8 +296,7 @@ class TrainConfig:
         Batch sizes are upper bounds: the largest that divides is taken. Processes that share the tokens of an image
         (``parallel.context``) count as one here.
 
-        Raises:
-            ConfigError: the images do not divide by the processes, or by the updates.
+        Raises ConfigError: the images do not divide by the processes, or by the updates.
         """
         images, updates = self.num_images, self.updates_per_rollout
         product = f"prompts_per_step ({self.prompts_per_step}) * group_size ({self.group_size}) = {images} images"

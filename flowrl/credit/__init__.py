@@ -24,23 +24,20 @@ __all__ = ["CREDIT", "Method", "turning_points"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Method:
-    """A credit method and what it asks of the rollout.
-
-    Attributes:
-        options: the class of its options; `options(...)(sampled, reward_KF, context) -> Credit`.
-        plan: how paths are sampled.
-        values: latents on the way are completed and scored too.
-        completion: how, unless the run says otherwise: "full", "clean" or a number of ODE steps.
-        merged: takes the weighted sum of the rewards as its only channel.
-        back_up: applied to the normalised advantages `(sampled, advantage_M, per_dim=...) -> advantage_M`.
-    """
+    """A credit method and what it asks of the rollout."""
 
     options: type[Any]
+    """The class of its options; `options(...)(sampled, reward_KF, context) -> Credit`."""
     plan: Literal["trajectories", "branches", "tree"] = "trajectories"
+    """How paths are sampled."""
     values: bool = False
+    """Latents on the way are completed and scored too."""
     completion: Literal["full", "clean"] | int = "full"
+    """How, unless the run says otherwise: "full", "clean" or a number of ODE steps."""
     merged: bool = False
+    """Takes the weighted sum of the rewards as its only channel."""
     back_up: Callable[..., Tensor] | None = None
+    """Applied to the normalised advantages `(sampled, advantage_M, per_dim=...) -> advantage_M`."""
 
     @property
     def whole_paths(self) -> bool:

@@ -13,22 +13,19 @@ from flowrl.runtime.shapes import Float
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Context:
-    """The run around a table of transitions; the defaults are those of one process with little latents.
-
-    Attributes:
-        step_std: [T] standard deviation of the kernel at each step.
-        per_dim: divisor of log-densities before a softmax, the number of latent elements: summed over a real latent,
-            they differ by hundreds and the softmax would pick one child.
-        gather: joins the rows of all processes, in rank order, as many of each.
-        rank: this process's place among them.
-        iteration: counts from 0.
-    """
+    """The run around a table of transitions; the defaults are those of one process with little latents."""
 
     step_std: Float[Tensor, " T"] | None = None
+    """[T] standard deviation of the kernel at each step."""
     per_dim: int = 1
+    """Divisor of log-densities before a softmax, the number of latent elements: summed over a real latent, they differ
+    by hundreds and the softmax would pick one child."""
     gather: Callable[[Tensor], Tensor] = torch.clone
+    """Joins the rows of all processes, in rank order, as many of each."""
     rank: int = 0
+    """This process's place among them."""
     iteration: int = 0
+    """Counts from 0."""
 
     def __post_init__(self) -> None:
         if self.per_dim < 1:

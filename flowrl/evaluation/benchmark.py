@@ -101,14 +101,9 @@ def result_of(
 
     Args:
         benchmark: which begins the full names of metrics.
-        headline: the result in a sentence.
         sides: the subject, and the base if there is one.
-        changes: paired differences of the two.
-        tables: to print.
         notes: without which the numbers mislead.
-        facts: judge, versions, settings.
         claim: what the intervals speak of; empty for prompts of this kind.
-        sections: further parts of the page.
     """
     named = [{f"eval/{benchmark}/{name}": value for name, value in side.metrics.items()} for side in sides]
     base = sides[1:]

@@ -32,19 +32,16 @@ Read = Callable[[int, Answer], tuple[str | None, Row]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Asking:
-    """How answers are asked for.
-
-    Attributes:
-        attempts: tries for a question whose answer cannot be read; each after the first has another seed.
-        max_tokens: length of an answer.
-        temperature: of the first try; 0 is greedy. Later ones have `RETRY_TEMPERATURE` at least.
-        seed: of sampled answers.
-    """
+    """How answers are asked for."""
 
     attempts: int = 1
+    """Tries for a question whose answer cannot be read; each after the first has another seed."""
     max_tokens: int = 1024
+    """Length of an answer."""
     temperature: float = 0.0
+    """Of the first try; 0 is greedy. Later ones have `RETRY_TEMPERATURE` at least."""
     seed: int = 0
+    """Of sampled answers."""
 
     def __post_init__(self) -> None:
         if self.attempts < 1 or self.max_tokens < 1:
@@ -72,19 +69,16 @@ def ask_kept(
     (its share of the time), and what `read` adds.
 
     Args:
-        chat: the judge.
         keys: of the questions, in the journal.
         build: makes a question; called again for every try.
         read: what an answer says.
-        journal: of answers.
         asking: how often, and how warmly, a question is asked.
         label: who is judged, for the progress.
         lost: what to call those that failed, for the progress.
         kept: what may be said of answers that are kept.
 
-    Raises:
-        ValueError: the judge answers nothing at all: not there, refuses, or it has used all its tokens. What it said
-            before is kept.
+    Raises ValueError: the judge answers nothing at all: not there, refuses, or it has used all its tokens. What it said
+    before is kept.
     """
     missing = [place for place, key in enumerate(keys) if key not in journal.rows]
     batches = [missing[first : first + AT_ONCE] for first in range(0, len(missing), AT_ONCE)]

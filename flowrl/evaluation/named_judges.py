@@ -30,8 +30,7 @@ def read_judge(text: str | None, known: Mapping[str, Mapping[str, Any]], *, owne
         known: the benchmark's own judges by name.
         owner: the benchmark, for messages.
 
-    Raises:
-        ValueError: none was given, the name is unknown, or an option is wrong.
+    Raises ValueError: none was given, the name is unknown, or an option is wrong.
     """
     names = ", ".join(known)
     how = "a mapping such as '{server: http://127.0.0.1:8000/v1, model: NAME}', or a .yaml file with one"
@@ -84,7 +83,6 @@ def check_alive(answers: Sequence[Answer], readable: Sequence[str | None] = (Non
     """Stops where a judge answered nothing at all: it is not there, or refuses.
 
     Args:
-        answers: to some questions.
         readable: errors with which it answered all the same.
     """
     errors = {answer.error for answer in answers}

@@ -57,7 +57,6 @@ def scorer_options(settings: Settings, known: Sequence[str], what: str) -> dict[
     """The options of rewards, `REWARD.OPTION`.
 
     Args:
-        settings: of the evaluation.
         known: the benchmark's own options.
         what: it has instead of a judge.
     """

@@ -59,14 +59,9 @@ def panel_result(
     """Means, intervals and tables of a subject, or of a subject and a base.
 
     Args:
-        settings: of the evaluation.
-        panel: the benchmark.
         parts: the subject, and then the base.
         spread: their diversity, or nothing.
-        versions: of the scorers.
         own_scorers: whether they are the benchmark's own.
-        noun: what is scored.
-        sections: further parts of the page.
         notes: what else a reader has to know.
     """
     scored, labels = [part.found for part in parts], [part.label for part in parts]

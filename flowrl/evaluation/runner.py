@@ -30,19 +30,16 @@ Verdicts = TypeVar("Verdicts")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SubjectVerdicts(Generic[Verdicts]):
-    """A subject with its images and what was found of them.
-
-    Attributes:
-        subject: a model, or a folder of images.
-        images: all of them, in the order of prompts and samples.
-        found: what the benchmark's `ask` returned.
-        seconds: of drawing or reading, and of judging.
-    """
+    """A subject with its images and what was found of them."""
 
     subject: Subject
+    """A model, or a folder of images."""
     images: Sequence[ImageFile]
+    """All of them, in the order of prompts and samples."""
     found: Verdicts
+    """What the benchmark's `ask` returned."""
     seconds: Mapping[str, float]
+    """Of drawing or reading, and of judging."""
 
     @property
     def label(self) -> str:
@@ -52,34 +49,30 @@ class SubjectVerdicts(Generic[Verdicts]):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rules(Generic[Plan, Judge, Verdicts]):
-    """What a benchmark does of its own.
-
-    Attributes:
-        plan: reads options, prompts and judge; raises ValueError for what can be known to be wrong without weights.
-        prompts: what is drawn of a subject.
-        ask: what the judge says of a subject's images, from its journal where it is known; writes result files.
-        result: numbers, tables and notes of a subject, or of a subject and a base.
-        judge: loads who judges; None where nobody is named.
-        suffix: how drawn files end.
-        existing: the images of a folder that exists; without it those of GenEval's layout.
-        place: puts images under the published names.
-        prepare: the plan with what it needs on disk.
-        estimate: the result of a dry run; None where it is none.
-        unjudged: of a benchmark that only draws where no judge is named: what was drawn, and where in the subject's
-            folder.
-    """
+    """What a benchmark does of its own."""
 
     plan: Callable[[Settings], Plan]
+    """Reads options, prompts and judge; raises ValueError for what can be known to be wrong without weights."""
     prompts: Callable[[Settings, Subject, Plan], Sequence[Prompt]]
+    """What is drawn of a subject."""
     ask: Callable[[Settings, Plan, Judge, Subject, Sequence[ImageFile]], Verdicts]
+    """What the judge says of a subject's images, from its journal where it is known; writes result files."""
     result: Callable[[Settings, Plan, Judge, Sequence[SubjectVerdicts[Verdicts]]], Result]
+    """Numbers, tables and notes of a subject, or of a subject and a base."""
     judge: Callable[[Settings, Plan], Judge]
+    """Loads who judges; None where nobody is named."""
     suffix: str = PNG
+    """How drawn files end."""
     existing: Callable[[Settings, Plan, Path], list[ImageFile]] | None = None
+    """The images of a folder that exists; without it those of GenEval's layout."""
     place: Callable[[Subject, Plan, list[ImageFile]], list[ImageFile]] | None = None
+    """Puts images under the published names."""
     prepare: Callable[[Settings, Plan], Plan] | None = None
+    """The plan with what it needs on disk."""
     estimate: Callable[[Settings, Plan], Result | None] | None = None
+    """The result of a dry run; None where it is none."""
     unjudged: Callable[[Plan], tuple[str, str]] | None = None
+    """Of a benchmark that only draws where no judge is named: what was drawn, and where in the subject's folder."""
 
 
 def rules_of(benchmark: str) -> Rules[Any, Any, Any]:
@@ -89,11 +82,8 @@ def rules_of(benchmark: str) -> Rules[Any, Any, Any]:
 
 
 def check(settings: Settings) -> None:
-    """Refuses what can be known to be wrong before weights load.
-
-    Raises:
-        ValueError: no prompts or bad ones, an unknown option or judge, or images that are missing from a folder.
-    """
+    """Refuses what can be known to be wrong before weights load. Raises ValueError: no prompts or bad ones, an unknown
+    option or judge, or images that are missing from a folder."""
     rules = rules_of(settings.benchmark)
     plan = rules.plan(settings)
     for subject in settings.subjects:
@@ -104,11 +94,8 @@ def check(settings: Settings) -> None:
 
 
 def run(settings: Settings) -> Result:
-    """Draws or reads the images of subject and base, has them judged, and sums up.
-
-    Raises:
-        ValueError: see `check`; or a judge that answers nothing, whose answers before are kept.
-    """
+    """Draws or reads the images of subject and base, has them judged, and sums up. Raises ValueError: see `check`; or a
+    judge that answers nothing, whose answers before are kept."""
     rules = rules_of(settings.benchmark)
     plan = rules.plan(settings)
     if rules.estimate is not None and (estimate := rules.estimate(settings, plan)) is not None:

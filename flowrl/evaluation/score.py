@@ -33,19 +33,16 @@ _SCORES = re.compile(r'\Afile,prompt,[^\n]*,error\n|\A\{"file": [^\n]*, "values"
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class FolderScores:
-    """The scores of a folder's images.
-
-    Attributes:
-        images: the images in order, with prompts and records.
-        scores: reward -> values, parts and errors of all images.
-        file: the written file, if any.
-        text: mean, spread, failures, best and worst files, for a terminal.
-    """
+    """The scores of a folder's images."""
 
     images: tuple[ImageFile, ...] = field(repr=False)
+    """The images in order, with prompts and records."""
     scores: Mapping[str, ItemScores] = field(repr=False)
+    """Reward -> values, parts and errors of all images."""
     file: Path | None
+    """The written file, if any."""
     text: str = field(repr=False)
+    """Mean, spread, failures, best and worst files, for a terminal."""
 
     @property
     def failed(self) -> tuple[str, ...]:

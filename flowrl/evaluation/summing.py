@@ -40,7 +40,6 @@ def trained_on(settings: Settings, prompts: Iterable[str]) -> Overlap | None:
     """Which prompts the subject was trained on; None where its training prompts are not known.
 
     Args:
-        settings: of the evaluation.
         prompts: texts, or what `flowrl.prompts.overlap.request` says of prompts about images.
     """
     if settings.train_prompts is None:
@@ -124,8 +123,6 @@ def score_table(
     Args:
         labels: of the subject, and of the base.
         lines: the scores; with a base those without a difference are left out.
-        note: below the table.
-        digits: of means.
         paired_by: what the two have in common.
         extra: head and cells, by name, of a further column of a subject alone.
     """

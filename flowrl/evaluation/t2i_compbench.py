@@ -16,15 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from flowrl.benchmarks import t2i_compbench
 from flowrl.benchmarks.panels import distinct
-from flowrl.benchmarks.t2i_compbench import (
-    CATEGORIES,
-    IMAGES_PER_PROMPT,
-    file_name,
-    overall,
-    read_results,
-    results_text,
-)
 from flowrl.config.strict_yaml import read_mapping
 from flowrl.config.train import resolve_path
 from flowrl.evaluation.benchmark import NO_TRAINING, Result, SideResult, result_of
@@ -84,7 +77,7 @@ def plan_of(settings: Settings) -> ScenePlan:
     categories = read_categories(settings)
     for prompts in categories.values():
         for place, prompt in enumerate(prompts):
-            file_name(prompt, place)
+            t2i_compbench.file_name(prompt, place)
     (spec,) = scorer_specs("clip_score", {"model": options_of(settings, SceneOptions).clip_model})
     return ScenePlan(categories=categories, spec=spec)
 
@@ -123,7 +116,7 @@ def images_by_category(plan: ScenePlan, images: Sequence[ImageFile]) -> dict[str
 def place(subject: Subject, plan: ScenePlan, images: list[ImageFile]) -> list[ImageFile]:
     """Puts images under the names of the benchmark."""
     for category, listed in images_by_category(plan, images).items():
-        names = [file_name(image.prompt, number) for number, image in enumerate(listed)]
+        names = [t2i_compbench.file_name(image.prompt, number) for number, image in enumerate(listed)]
         put(listed, subject.folder / FOLDER / category / "samples", names)
     return images
 
@@ -138,13 +131,13 @@ def ask(settings: Settings, plan: ScenePlan, scorers: Scorers, subject: Subject,
         scores = {place: float(value) for place, value in enumerate(values_of(rows)) if value == value}
         target = subject.folder / FOLDER / "non_spatial" / RESULTS["non_spatial"]
         target.mkdir(parents=True, exist_ok=True)
-        write_atomically(target / "vqa_result.json", results_text(scores))
+        write_atomically(target / "vqa_result.json", t2i_compbench.results_text(scores))
     found = {}
     for category, listed in placed.items():
         files = sorted((subject.folder / FOLDER / category).rglob(f"{RESULTS[category]}/vqa_result.json"))
         if not files:
             continue
-        scores = read_results(files[0])
+        scores = t2i_compbench.read_results(files[0])
         strange = [place for place in scores if not 0 <= place < len(listed)]
         if strange or (len(scores) < len(listed) and category != "non_spatial"):
             raise ValueError(
@@ -163,8 +156,10 @@ def result(settings: Settings, plan: ScenePlan, scorers: Scorers, parts: Sequenc
     told = f"overall {number(total, 2)} (x 100)" if total is not None else f"{len(found)} of 8 categories scored"
     waiting = [name for name in placed if name not in found]
     notes = [f"Waiting for the benchmark's own scripts: {', '.join(waiting)}."] if waiting else []
-    if settings.samples != IMAGES_PER_PROMPT:
-        notes.append(f"{settings.samples} images of each prompt, the published number is {IMAGES_PER_PROMPT}.")
+    if settings.samples != t2i_compbench.IMAGES_PER_PROMPT:
+        notes.append(
+            f"{settings.samples} images of each prompt, the published number is {t2i_compbench.IMAGES_PER_PROMPT}."
+        )
     spoken, lines = claim_of(placed), lines_of([side.intervals for side in sides], changes)
     count = len({row["file"] for row in sides[0].rows})
     return result_of(
@@ -181,21 +176,21 @@ def result(settings: Settings, plan: ScenePlan, scorers: Scorers, parts: Sequenc
 
 def _side(plan: ScenePlan, part: SubjectVerdicts[Scores]) -> SideResult:
     scores, placed = part.found, images_by_category(plan, part.images)
-    found = {name: _interval(scores[name], placed[name]) for name in CATEGORIES if name in scores}
+    found = {name: _interval(scores[name], placed[name]) for name in t2i_compbench.CATEGORIES if name in scores}
     means = {name: interval.mean for name, interval in found.items()}
     rows = [
         {"file": image.file, "index": image.index, "sample": image.sample, "prompt": image.prompt, "task": category,
          "number": place, "score": scores.get(category, {}).get(place)}
         for category, images in placed.items() for place, image in enumerate(images)
     ]  # fmt: skip
-    whole = {"overall": overall(means)} if set(means) == set(CATEGORIES) else {}
+    whole = {"overall": t2i_compbench.overall(means)} if set(means) == set(t2i_compbench.CATEGORIES) else {}
     return SideResult(rows=rows, metrics=means | whole, intervals=found)
 
 
 def _changes(placed: Mapping[str, Sequence[ImageFile]], scores: Sequence[Scores]) -> dict[str, Interval]:
     """Subject minus base for every category that both have."""
     changes = {}
-    for name in CATEGORIES if len(scores) > 1 else ():
+    for name in t2i_compbench.CATEGORIES if len(scores) > 1 else ():
         if all(name in of for of in scores):
             both = [place for place in scores[0][name] if place in scores[1][name]]
             subject, base = ([of[name][place] for place in both] for of in scores)

@@ -28,22 +28,19 @@ from flowrl.trajectory import Schedule
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class KeptImages:
-    """The images a search kept.
-
-    Attributes:
-        images: float32 [P, 3, H, W] on the host.
-        chosen: [P] the numbers of the candidates that were kept.
-        scores: [C+1, P, N] float64, by which they were chosen, at each cut and at the end; NaN for who was not scored
-            there, or failed.
-        evaluations: candidates times steps for one kept image.
-        looks: images decoded and scored for one kept image.
-    """
+    """The images a search kept."""
 
     images: Float[Tensor, " p 3 h w"]
+    """float32 [P, 3, H, W] on the host."""
     chosen: Int64[Tensor, " p"]
+    """[P] the numbers of the candidates that were kept."""
     scores: Float[Tensor, " c p n"]
+    """[C+1, P, N] float64, by which they were chosen, at each cut and at the end; NaN for who was not scored there, or
+    failed."""
     evaluations: int
+    """Candidates times steps for one kept image."""
     looks: int
+    """Images decoded and scored for one kept image."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -65,16 +62,13 @@ def candidates(
     """Draws and scores N images of each prompt.
 
     Args:
-        pipeline: decodes.
         make: what is drawn from.
         prompts: P prompts with their negative ones and images, and what the reward reads of them.
-        x: start noise.
         schedule: of the deterministic sampler.
         reward: any of `flowrl.rewards`; those that compare get the candidates of a prompt as a group.
         part: a sub-score of the reward to go by, instead of its value.
 
-    Raises:
-        ValueError: x does not fit the prompts, or the reward has no such part.
+    Raises ValueError: x does not fit the prompts, or the reward has no such part.
     """
     count = _check(prompts, x)
     rows = torch.arange(x[:, :, 0].shape[:2].numel())

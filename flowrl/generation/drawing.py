@@ -20,11 +20,8 @@ Make = Callable[[Sequence[Prompt]], Velocity]
 
 
 def find_device(given: str | None, key: str = "`device` ") -> torch.device:
-    """The device that a word names, or the best one of this machine; `key` is what it was given as.
-
-    Raises:
-        ValueError: it is not there.
-    """
+    """The device that a word names, or the best one of this machine; `key` is what it was given as. Raises ValueError:
+    it is not there."""
     if given is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     check_device(given, key=key)

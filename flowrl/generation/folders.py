@@ -79,11 +79,7 @@ class ImageFile:
         return f"{self.stamp}:{hashlib.sha256(text.encode('utf-8', 'backslashreplace')).hexdigest()[:_LETTERS]}"
 
     def pixels(self) -> UInt8[np.ndarray, " h w 3"]:
-        """The image as RGB.
-
-        Raises:
-            ValueError: it cannot be read to its end.
-        """
+        """The image as RGB. Raises ValueError: it cannot be read to its end."""
         return read_image(self.path)
 
 
@@ -105,8 +101,7 @@ def read_folder(folder: Path, suffixes: Sequence[str] = IMAGES) -> list[ImageFil
         folder: in GenEval's layout.
         suffixes: how the names of what is looked for end.
 
-    Raises:
-        ValueError: there is no such folder, it has another layout, or images are missing.
+    Raises ValueError: there is no such folder, it has another layout, or images are missing.
     """
     if not folder.is_dir():
         raise ValueError(f"there is no folder {folder}: give one that holds NNNNN/metadata.jsonl and NNNNN/samples.")
@@ -149,11 +144,7 @@ def _samples_of(place: Path) -> list[Path]:
 
 
 def read_record(path: Path) -> dict[str, Any]:
-    """The one record of a metadata file.
-
-    Raises:
-        ValueError: no file, or it holds something else.
-    """
+    """The one record of a metadata file. Raises ValueError: no file, or it holds something else."""
     try:
         records = read_json_lines(path)
     except ValueError as error:
@@ -184,10 +175,7 @@ def _check_complete(folder: Path, places: Sequence[Path], images: Sequence[Image
 
 
 def read_drawn(folder: Path) -> dict[str, Any] | None:
-    """What this toolkit noted when it drew a folder; None where another program did.
-
-    Raises:
-        ValueError: the note cannot be read.
-    """
+    """What this toolkit noted when it drew a folder; None where another program did. Raises ValueError: the note cannot
+    be read."""
     path = folder / DRAWN
     return read_json(path, "delete the folder and draw it again.") if path.is_file() else None

@@ -57,14 +57,10 @@ def images_of(settings: Settings, subject: Subject, prompts: Sequence[Prompt], s
     """The images of a subject: read where they exist, drawn for `prompts` otherwise, as far as they are missing.
 
     Args:
-        settings: of the command.
-        subject: a model, or a folder.
-        prompts: what is drawn for.
         suffix: how files that are drawn end: `PNG` for images; `LOSSLESS` or `PLAYED` for clips, of which a folder
             that exists may hold any kind.
 
-    Raises:
-        ValueError: the folder is half-written, foreign, or was drawn with other settings.
+    Raises ValueError: the folder is half-written, foreign, or was drawn with other settings.
     """
     kinds = IMAGES if suffix == PNG else CLIPS
     if subject.images is not None:
@@ -79,11 +75,8 @@ def images_of(settings: Settings, subject: Subject, prompts: Sequence[Prompt], s
 
 
 def given_images(settings: Settings, folder: Path, kinds: Sequence[str] = IMAGES) -> list[ImageFile]:
-    """Images that exist: of `settings.num_prompts` prompts, spread evenly, the first `settings.samples` each.
-
-    Raises:
-        ValueError: the folder is half-written or foreign, or has fewer samples.
-    """
+    """Images that exist: of `settings.num_prompts` prompts, spread evenly, the first `settings.samples` each. Raises
+    ValueError: the folder is half-written or foreign, or has fewer samples."""
     images = read_folder(folder, kinds)
     indexes = list(dict.fromkeys(image.index for image in images))
     kept = set(some(indexes, settings.num_prompts))
@@ -111,8 +104,7 @@ def draw_folder(
     Batches are always the same, whatever is missing of them, so an image does not depend on when the work was stopped.
     `suffix` says what the files are, as in `images_of`.
 
-    Raises:
-        ValueError: no prompts, or the folder holds something else.
+    Raises ValueError: no prompts, or the folder holds something else.
     """
     if not prompts:
         raise ValueError("there is no prompt to draw: give a file with prompts")

@@ -49,21 +49,18 @@ Change = Callable[[Image.Image], Image.Image]
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class ItemScores:
-    """What a reward said of N items.
-
-    Attributes:
-        values: [N], NaN where it failed.
-        parts: sub-scores [N] by name.
-        errors: [N] why an item failed, None where it did not. A batch with several reasons has them all, by commas.
-        seconds: [N] an item's share of its batch's time.
-        batches: [N] number of its batch, -1 where it was in none.
-    """
+    """What a reward said of N items."""
 
     values: Float64[np.ndarray, " n"]
+    """[N], NaN where it failed."""
     parts: dict[str, Float64[np.ndarray, " n"]]
+    """Sub-scores [N] by name."""
     errors: list[str | None]
+    """[N] why an item failed, None where it did not. A batch with several reasons has them all, by commas."""
     seconds: Float64[np.ndarray, " n"]
+    """[N] an item's share of its batch's time."""
     batches: np.ndarray
+    """[N] number of its batch, -1 where it was in none."""
 
     @property
     def failed(self) -> int:
@@ -72,11 +69,8 @@ class ItemScores:
 
 
 def read_items(folder: Path, *, prompt: str | None = None, prompts: str | Path | None = None) -> list[ImageFile]:
-    """The images of a folder with their prompts; see the module.
-
-    Raises:
-        ValueError: no folder or no images, prompts that do not fit, or both `prompt` and `prompts`.
-    """
+    """The images of a folder with their prompts; see the module. Raises ValueError: no folder or no images, prompts
+    that do not fit, or both `prompt` and `prompts`."""
     if not folder.is_dir():
         raise ValueError(f"there is no folder {folder}: give one with images ({', '.join(SUFFIXES)}).")
     if prompt is not None and prompts is not None:
@@ -206,8 +200,7 @@ def score_items(
         change: what is done to each image first.
         label: of the progress bar.
 
-    Raises:
-        ValueError: a group of images of several sizes for a reward that compares them.
+    Raises ValueError: a group of images of several sizes for a reward that compares them.
     """
     count = len(items)
     values, seconds, number = np.full(count, np.nan), np.zeros(count), np.full(count, -1)
@@ -250,11 +243,8 @@ def inputs_of(items: Sequence[ImageFile], places: Sequence[int]) -> RewardInputs
 def make_batches(
     items: Sequence[ImageFile], sizes: Sequence[tuple[float, ...] | None], *, whole_groups: bool, batch_size: int
 ) -> list[list[int]]:
-    """Places of the items by batch, of one size each; an item without a size is in none.
-
-    Raises:
-        ValueError: whole groups are asked for and one has several sizes.
-    """
+    """Places of the items by batch, of one size each; an item without a size is in none. Raises ValueError: whole
+    groups are asked for and one has several sizes."""
     units: dict[Hashable, list[int]] = {}
     for place, (item, size) in enumerate(zip(items, sizes, strict=True)):
         if size is not None:

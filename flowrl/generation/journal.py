@@ -22,11 +22,7 @@ class Journal:
     """
 
     def __init__(self, folder: Path, identity: Mapping[str, Any]) -> None:
-        """Opens `folder/journal-<hash of identity>.jsonl`.
-
-        Raises:
-            ValueError: a line before the last cannot be read.
-        """
+        """Opens `folder/journal-<hash of identity>.jsonl`. Raises ValueError: a line before the last cannot be read."""
         folder.mkdir(parents=True, exist_ok=True)
         digest = hashlib.sha256(json.dumps(dict(identity), sort_keys=True).encode()).hexdigest()
         self.path = folder / f"journal-{digest[:10]}.jsonl"

@@ -150,8 +150,7 @@ def find_source(
         sampling: in place of a run's own (of its evaluations), of `SHIPPED`, else of what the checkpoint or its family
             is usually sampled with (16 tokens for the embedded models, float32).
 
-    Raises:
-        ValueError: an unknown dtype, or a LoRA folder that does not say what it belongs to.
+    Raises ValueError: an unknown dtype, or a LoRA folder that does not say what it belongs to.
     """
     from flowrl.training.parts import DTYPES
 
@@ -212,11 +211,8 @@ def _owner_of_lora(model: str, lora: Path | None) -> tuple[str, Path | None]:
 
 
 def lora_of(source: Source, model: str, command: str) -> Path:
-    """The LoRA of a model, for a command that takes nothing else.
-
-    Raises:
-        ValueError: it has none; `command` is what was to be done with it.
-    """
+    """The LoRA of a model, for a command that takes nothing else. Raises ValueError: it has none; `command` is what was
+    to be done with it."""
     if source.lora is not None:
         return source.lora
     if source.trained_from is not None:
@@ -230,12 +226,8 @@ def check_source(source: Source, *, judging: str | None = None, videos: bool = F
     """Refuses a model or LoRA that is not there or is not one, as far as it can be told without loading weights.
 
     Args:
-        source: what is to draw.
         judging: the command that judges what is drawn, which takes models of one kind; None: it takes any.
         videos: the kind: whether it judges videos, or images.
-
-    Raises:
-        ValueError: saying what is wrong.
     """
     from flowrl.pipelines import family, family_for
     from flowrl.training.model_files import model_location
@@ -262,11 +254,8 @@ def check_source(source: Source, *, judging: str | None = None, videos: bool = F
 
 
 def check_lora(place: Path, source: Source) -> None:
-    """Reads a LoRA and holds it against the network of a source without its weights.
-
-    Raises:
-        ValueError: there is none, it cannot be read, or it is of another model.
-    """
+    """Reads a LoRA and holds it against the network of a source without its weights. Raises ValueError: there is none,
+    it cannot be read, or it is of another model."""
     from flowrl.pipelines import family, stock_of
     from flowrl.pipelines.weights.lora import refuse_other_network
     from flowrl.pipelines.weights.lora_files import read_lora

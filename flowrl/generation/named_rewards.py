@@ -14,11 +14,8 @@ from flowrl.rewards import REWARDS
 
 
 def reward_list(given: Sequence[str]) -> list[dict[str, Any]]:
-    """The rewards that a command line names, as specs; what a file says of weights is for training and left out.
-
-    Raises:
-        ValueError: neither names of rewards nor a file with rewards, or a name twice.
-    """
+    """The rewards that a command line names, as specs; what a file says of weights is for training and left out. Raises
+    ValueError: neither names of rewards nor a file with rewards, or a name twice."""
     if twice := [name for name in given if given.count(name) > 1]:
         raise ValueError(f"reward {twice[0]} is named twice: name it once, or give a YAML file with options and labels")
     wrong = next((name for name in given if name not in REWARDS), None)
@@ -53,8 +50,7 @@ def reward_specs(rewards: str, options: Sequence[str] = ()) -> list[dict[str, An
         rewards: "pick_score,hps" or a file with a list `rewards:`.
         options: "scale=raw", or "pick_score.scale=raw", which it must be with several rewards.
 
-    Raises:
-        ValueError: an unknown reward, an option without a reward, or no such file.
+    Raises ValueError: an unknown reward, an option without a reward, or no such file.
     """
     specs = [dict(spec) for spec in reward_list([name.strip() for name in rewards.split(",")])]
     labels = [reward_label(spec) for spec in specs]

@@ -38,7 +38,6 @@ def source_faults(rows: Sequence[Prompt], family: ModelFamily, allowed: tuple[in
 
     Args:
         rows: of one file.
-        family: of the model.
         allowed: see `sources_taken`.
     """
     unread = {name: row for row in reversed(rows) if not row.sources for name in _unread(row)}
@@ -58,11 +57,7 @@ def source_faults(rows: Sequence[Prompt], family: ModelFamily, allowed: tuple[in
 
 
 def refuse_sources(rows: Sequence[Prompt], source: Source) -> None:
-    """As `source_faults`, before a model draws.
-
-    Raises:
-        ValueError: names the first prompt and how many there are.
-    """
+    """As `source_faults`, before a model draws."""
     family, model, options = family_for(source.family, source.model), source.model, source.options
     if found := source_faults(rows, family, sources_taken(family, model, options)):
         raise Faults(*found)

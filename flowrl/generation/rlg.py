@@ -19,21 +19,18 @@ from flowrl.trajectory import Schedule
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RLG:
-    """Which tuned models guide, how strongly, and when.
-
-    Attributes:
-        loras: Folders of the tuned models' LoRAs.
-        scales: One for each; 1 is the tuned model.
-        first_steps: Steps at the start that one tuned model takes alone.
-        interval: Noise levels outside of which one tuned model runs alone.
-        base_guidance_scale: Classifier-free guidance scale of the base; None takes that of the tuned models.
-    """
+    """Which tuned models guide, how strongly, and when."""
 
     loras: tuple[Path, ...]
+    """Folders of the tuned models' LoRAs."""
     scales: tuple[float, ...]
+    """One for each; 1 is the tuned model."""
     first_steps: int = 0
+    """Steps at the start that one tuned model takes alone."""
     interval: tuple[float, float] | None = None
+    """Noise levels outside of which one tuned model runs alone."""
     base_guidance_scale: float | None = None
+    """Classifier-free guidance scale of the base; None takes that of the tuned models."""
 
     def __post_init__(self) -> None:
         if not self.loras:
@@ -52,11 +49,8 @@ class RLG:
             )
 
     def check(self, num_steps: int) -> None:
-        """Refuses a number of first steps that leaves no step to guidance.
-
-        Raises:
-            ValueError: it is as large as the number of steps.
-        """
+        """Refuses a number of first steps that leaves no step to guidance. Raises ValueError: it is as large as the
+        number of steps."""
         if self.first_steps >= num_steps:
             raise ValueError(f"`rlg_from` {self.first_steps} leaves no step to `rlg`: there are {num_steps} steps")
 
@@ -92,11 +86,8 @@ def rlg_settings(
     base_guidance: float | None = None,
     before_training: bool = False,
 ) -> RLG | None:
-    """Reads what is said of guidance between models; None where no scales were given.
-
-    Raises:
-        ValueError: a value that is not a number, or options that contradict each other.
-    """
+    """Reads what is said of guidance between models; None where no scales were given. Raises ValueError: a value that
+    is not a number, or options that contradict each other."""
     if scales is None:
         said = {"rlg_from": first_steps, "rlg_interval": interval, "base_guidance": base_guidance}
         if extra := [name for name, value in said.items() if value is not None]:
@@ -128,11 +119,8 @@ def rlg_settings(
 
 
 def numbers(given: Numbers, option: str, example: str) -> tuple[float, ...]:
-    """Finite numbers, of a list separated by commas in its order.
-
-    Raises:
-        ValueError: nothing, or something else; names the option and the example.
-    """
+    """Finite numbers, of a list separated by commas in its order. Raises ValueError: nothing, or something else; names
+    the option and the example."""
     try:
         values = [float(part) for part in (given.split(",") if isinstance(given, str) else several(given))]
     except (ValueError, TypeError):
@@ -148,8 +136,7 @@ def add_experts(pipeline: Pipeline, loras: Sequence[Path], stock: Stock | None =
 
     `stock` is as `flowrl.pipelines.weights.lora_files.read_lora` takes it.
 
-    Raises:
-        ValueError: one is not there or does not fit.
+    Raises ValueError: one is not there or does not fit.
     """
     names = [f"tuned_{number}" for number in range(len(loras))]
     for place, name in zip(loras, names, strict=True):

@@ -234,11 +234,7 @@ def _collect(
 
 
 def parse_seeds(given: int | str | Iterable[int]) -> list[int]:
-    """Seeds of a number, of several, of "0,3,7" or "0-3" or a mix; each once.
-
-    Raises:
-        ValueError: anything else.
-    """
+    """Seeds of a number, of several, of "0,3,7" or "0-3" or a mix; each once. Raises ValueError: anything else."""
     text = given if isinstance(given, str) else ",".join(map(str, several(given)))
     seeds: list[int] = []
     for part in text.split(","):
@@ -259,8 +255,7 @@ def wanted_prompts(
 
     `negative` is of the prompts without a negative prompt of their own.
 
-    Raises:
-        ValueError: an image or a row of the file is bad.
+    Raises ValueError: an image or a row of the file is bad.
     """
     images = tuple(str(Path(path).resolve()) for path in source)
     for image in images:

@@ -38,11 +38,7 @@ class SamplingOptions:
 
 
 def check_guidance(**values: float | None) -> None:
-    """Refuses guidance scales, by their parameters' names, that are no numbers from 0 to `GUIDANCE`; None passes.
-
-    Raises:
-        ValueError: names the parameter.
-    """
+    """Refuses guidance scales, by their parameters' names, that are no numbers from 0 to `GUIDANCE`; None passes."""
     for name, value in values.items():
         if value is not None and not (math.isfinite(value) and 0 <= value <= GUIDANCE):
             raise ValueError(f"`{name}` must be a number from 0 to {GUIDANCE:g}, got {value!r}")

@@ -32,8 +32,7 @@ def scorer_specs(rewards: str, options: Mapping[str, str]) -> list[dict[str, Any
         rewards: names by commas, or a YAML file with a list `rewards:`.
         options: `pick_score.scale` -> text.
 
-    Raises:
-        ValueError: an unknown reward or option, or a bad value.
+    Raises ValueError: an unknown reward or option, or a bad value.
     """
     specs = reward_specs(rewards, [f"{name}={text}" for name, text in options.items()])
     validate_reward_specs(specs)
@@ -47,11 +46,8 @@ def load_rewards(specs: Sequence[Mapping[str, Any]], device: torch.device | str)
 
 
 def load_scorers(specs: Sequence[Mapping[str, Any]], device: torch.device | str) -> dict[str, Reward]:
-    """The rewards by key.
-
-    Raises:
-        ValueError: one that compares the images of a prompt: its mean is the same for every model.
-    """
+    """The rewards by key. Raises ValueError: one that compares the images of a prompt: its mean is the same for every
+    model."""
     rewards = load_rewards(specs, device)
     for name, reward in rewards.items():
         if reward.kind in ("groupwise", "pairwise"):

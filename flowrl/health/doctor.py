@@ -75,9 +75,16 @@ def _machine(*, offline: bool) -> Examination:
 
     import torch
 
-    from flowrl.health.gpu_checks import attention_check, driver_check, kernel_check
-    from flowrl.health.hub_check import hub_check
-    from flowrl.health.machine_checks import disk_check, processes_check, shared_memory_check, version_checks
+    from flowrl.health.machine_checks import (
+        attention_check,
+        disk_check,
+        driver_check,
+        hub_check,
+        kernel_check,
+        processes_check,
+        shared_memory_check,
+        version_checks,
+    )
     from flowrl.runs.run_folder import RUNS
     from flowrl.runtime.gpus import gpu_facts
 

@@ -17,7 +17,6 @@ def as_text(diagnosis: Examination, encoding: str | None = "utf-8") -> str:
     """A diagnosis in lines.
 
     Args:
-        diagnosis: to show.
         encoding: of the terminal, which may lack the marks.
     """
     marks, arrow = _MARKS, "→"

@@ -1,4 +1,4 @@
-"""This machine, apart from its GPUs: libraries, disk, shared memory, and whether processes reach each other."""
+"""This machine: libraries, disk, shared memory, processes that reach each other, the model hub, driver and kernels."""
 
 from __future__ import annotations
 
@@ -12,10 +12,17 @@ from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 
+import torch
+
 from flowrl.health.diagnosis import Check
+from flowrl.pipelines.arithmetic.attention_words import Known, choose, usable
+from flowrl.pipelines.places.hub_files import TIMEOUT
+from flowrl.runtime.capabilities import this_machine
 from flowrl.runtime.failures import explain
 from flowrl.runtime.files import free_bytes, nearest_folder
+from flowrl.runtime.gpus import GpuFacts, driver_fault
 from flowrl.runtime.versions import numbers, untested, version_of, versions
+from flowrl.training.processes.devices import device_kind
 
 PACKAGE = "flowrl-toolkit"
 GIB = 2**30
@@ -170,4 +177,119 @@ def processes_check(backend: str, gpus: int) -> Check:
         f"two processes do not reach each other: {last or f'no answer in {_PROBE_SECONDS:g} s'}",
         f"one process trains anyway; for several set {variable} to the network interface they share (ip "
         f"addr lists them){', and see NCCL_DEBUG=INFO' if backend == 'nccl' else ''}",
+    )
+
+
+def hub_check(*, offline: bool = False) -> Check:
+    """The hub as a run would meet it.
+
+    Args:
+        offline: asks nothing.
+    """
+    from huggingface_hub import constants, get_token
+
+    place = constants.ENDPOINT
+    token = get_token()
+    said = "a token is set" if token else "no token is set: gated models (FLUX, SD3.5) need HF_TOKEN"
+    cached = f"models come from folders and the cache, {constants.HF_HUB_CACHE}"
+    if constants.is_offline_mode():
+        return Check(
+            "hub",
+            "note",
+            f"HF_HUB_OFFLINE is set, so {cached}",
+            "unset HF_HUB_OFFLINE before you download something",
+        )
+    if offline:
+        return Check("hub", "note", f"not asked (`offline`); {said}")
+    status = _status(place, token)
+    if status is None:
+        return Check(
+            "hub",
+            "warning",
+            f"{place} does not answer within {TIMEOUT:g} s: {cached}",
+            "set HF_ENDPOINT to a mirror that you reach, or HTTPS_PROXY; without a network set "
+            "HF_HUB_OFFLINE=1, so nothing waits for it",
+        )
+    if token and status in (401, 403):
+        return Check(
+            "hub",
+            "warning",
+            f"{place} answers, and refuses the token ({status})",
+            "set HF_TOKEN to one that is valid (https://huggingface.co/settings/tokens)",
+        )
+    return Check("hub", "ok", f"{place} answers; {'the token is valid' if token and status == 200 else said}")
+
+
+def _status(place: str, token: str | None) -> int | None:
+    """The status that the hub answers with, of the page that says whose a token is; None without an answer."""
+    import requests
+
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    try:
+        reply = requests.get(f"{place}/api/whoami-v2", headers=headers, timeout=TIMEOUT)
+    except requests.RequestException:
+        return None
+    return reply.status_code
+
+
+def driver_check(facts: GpuFacts) -> Check:
+    """Whether the driver is one, answers, and is new enough for torch's CUDA."""
+    if facts.driver is None and not facts.names:
+        return Check("driver", "note", "no NVIDIA driver here: runs use the CPU, enough for the embedded models")
+    if (fault := driver_fault(facts)) is not None:
+        return Check("driver", "fault", *fault)
+    shown = f"{facts.driver or 'unknown'}, for torch's CUDA {facts.build}; {len(facts.names)} x {facts.names[0]}"
+    return Check("driver", "ok", shown)
+
+
+def kernel_check(facts: GpuFacts) -> Check:
+    """Whether torch was compiled for each GPU, and computes on it."""
+    name = "kernels"
+    if not facts.names:
+        return Check(name, "ok", "torch's CPU kernels")
+    for gpu, capability in zip(facts.names, facts.capabilities, strict=True):
+        if facts.compiled and not has_kernels(capability, facts.compiled):
+            own = ".".join(map(str, capability))
+            return Check(
+                name,
+                "fault",
+                f"torch {facts.torch} has no kernels for {gpu} (compute capability {own}): it was built for "
+                f"{', '.join(facts.compiled)}",
+                f"install a build of torch that lists sm_{capability[0]}{capability[1]}, usually the one for the "
+                "newest CUDA: https://pytorch.org/get-started",
+            )
+    if facts.refused:
+        return Check(
+            name,
+            "fault",
+            f"a product of two small matrices failed on the GPU: {facts.refused}",
+            "see with nvidia-smi whether another process holds the GPU or its memory, then restart the machine",
+        )
+    shown = ", ".join(sorted({".".join(map(str, capability)) for capability in facts.capabilities}))
+    return Check(name, "ok", f"torch has kernels for compute capability {shown}, and they answer")
+
+
+def has_kernels(capability: tuple[int, int], compiled: Sequence[str]) -> bool:
+    """Whether code for an architecture runs on a GPU: binaries of its major version up to its minor one, or PTX of any
+    older one, which the driver compiles."""
+    for word in compiled:
+        if (found := re.match(r"(sm|compute)_(\d+)(\d)", word)) is None:
+            continue
+        of = int(found[2]), int(found[3])
+        if (found[1] == "compute" and of <= capability) or (of[0] == capability[0] and of[1] <= capability[1]):
+            return True
+    return False
+
+
+def attention_check() -> Check:
+    """Which kernels of attention this machine has, in the precision that GPUs train in."""
+    kind = device_kind("auto")
+    machine, dtype = this_machine(kind), torch.float32 if kind == "cpu" else torch.bfloat16
+    words = usable(machine, dtype, Known())
+    auto = choose("auto", machine, dtype, Known())
+    faults = "; ".join(f"{package} is {why}" for package, why in machine.faults.items())
+    return Check(
+        "attention",
+        "ok",
+        f"pipeline.attention=auto is {auto}; usable: {', '.join(words)}{f' ({faults})' if faults else ''}",
     )

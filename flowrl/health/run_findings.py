@@ -29,11 +29,7 @@ _FALL = 2.5
 
 
 def diagnose_run(folder: Path) -> Examination:
-    """What is wrong with a run, finished, stopped or at work.
-
-    Raises:
-        ValueError: the folder is not a run.
-    """
+    """What is wrong with a run, finished, stopped or at work. Raises ValueError: the folder is not a run."""
     run, found = read_run(folder), list[Check]()
     if error := run.manifest.get("error"):
         said, cure = divided(str(error))

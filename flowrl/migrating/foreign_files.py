@@ -38,11 +38,8 @@ class Foreign:
 
 
 def read_foreign(given: str) -> Foreign:
-    """Reads ``FILE`` or ``FILE.py:FUNCTION``; nothing of it is run.
-
-    Raises:
-        ValueError: there is no such file, it is of none of the toolkits, or it cannot be read.
-    """
+    """Reads ``FILE`` or ``FILE.py:FUNCTION``; nothing of it is run. Raises ValueError: there is no such file, it is of
+    none of the toolkits, or it cannot be read."""
     file, _, function = given.partition(".py:")
     path = Path(f"{file}.py" if function else given)
     if not path.is_file():

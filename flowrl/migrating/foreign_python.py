@@ -37,11 +37,7 @@ _CALLS: dict[str, Callable[..., Any]] = {"int": int, "float": float, "max": max,
 
 
 def functions_of(path: Path) -> dict[str, ast.FunctionDef]:
-    """The functions of a file.
-
-    Raises:
-        ValueError: it is not Python.
-    """
+    """The functions of a file. Raises ValueError: it is not Python."""
     try:
         body = ast.parse(path.read_text(encoding="utf-8")).body
     except SyntaxError as error:
@@ -52,20 +48,14 @@ def functions_of(path: Path) -> dict[str, ast.FunctionDef]:
 
 
 def makers_in(path: Path) -> list[str]:
-    """The functions of a file that take no arguments, of which each may make a configuration.
-
-    Raises:
-        ValueError: it is not Python.
-    """
+    """The functions of a file that take no arguments, of which each may make a configuration. Raises ValueError: it is
+    not Python."""
     return [name for name, node in functions_of(path).items() if not node.args.args]
 
 
 def choose_function(path: Path, name: str | None) -> str:
-    """The function that is meant: the one that is named, or the only one that takes no arguments.
-
-    Raises:
-        ValueError: there is none of that name, or which of several is not said; names them.
-    """
+    """The function that is meant: the one that is named, or the only one that takes no arguments. Raises ValueError:
+    there is none of that name, or which of several is not said; names them."""
     plain = makers_in(path)
     if name in plain:
         return name
@@ -81,27 +71,20 @@ def choose_function(path: Path, name: str | None) -> str:
 
 @dataclass(slots=True)
 class Reader:
-    """Follows a function's assignments, choices and loops.
-
-    Attributes:
-        path: the file.
-        said: dotted keys that its own functions set; others come from files that they call.
-        numbers: what its functions call numbers of their own, such as gpu_number.
-    """
+    """Follows a function's assignments, choices and loops."""
 
     path: Path
+    """The file."""
     said: set[str] = field(default_factory=set)
+    """Dotted keys that its own functions set; others come from files that they call."""
     numbers: dict[str, Any] = field(default_factory=dict)
+    """What its functions call numbers of their own, such as gpu_number."""
     depth: int = 0
     lines: int = 0
 
     def call(self, path: Path, name: str, given: Mapping[str, Any] = MappingProxyType({})) -> dict[str, Any]:
-        """The configuration that ``name(...)`` of a file returns, as nested mappings.
-
-        Raises:
-            ValueError: a line is more than values, attributes, sums and choices of them, or what is called is not
-                there.
-        """
+        """The configuration that ``name(...)`` of a file returns, as nested mappings. Raises ValueError: a line is more
+        than values, attributes, sums and choices of them, or what is called is not there."""
         functions = functions_of(path)
         if name not in functions:
             raise ValueError(f"{path} has no function '{name}', which {self.path} calls")

@@ -362,7 +362,6 @@ def _rewards(
     """Our rewards of what a file calls so; those that are not known here are left out, each with a word.
 
     Args:
-        given: the file.
         named: for each reward its key, its name, its weight, and further keys that say the weight.
         ours: our key.
     """

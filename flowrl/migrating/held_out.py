@@ -26,8 +26,7 @@ def hold_out(prompts: str) -> tuple[str, str] | None:
     Args:
         prompts: a .txt, .jsonl or .csv file, or asset:NAME.
 
-    Raises:
-        ValueError: one of the two exists with other contents, or the folder cannot be written.
+    Raises ValueError: one of the two exists with other contents, or the folder cannot be written.
     """
     for found in PROMPT_SETS.values():
         if found.ships is not None and found.ships[0] == prompts:

@@ -32,19 +32,16 @@ OF_METHODS = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Import:
-    """A file of another toolkit, in our words.
-
-    Attributes:
-        name: of the file, without its folder.
-        kind: the toolkit.
-        base: the configuration that ours builds on, which says what the file does not.
-        done: its keys.
-    """
+    """A file of another toolkit, in our words."""
 
     name: str
+    """Of the file, without its folder."""
     kind: str
+    """The toolkit."""
     base: str
+    """The configuration that ours builds on, which says what the file does not."""
     done: Translated
+    """Its keys."""
 
     @property
     def given(self) -> list[Line]:
@@ -72,12 +69,8 @@ class Import:
 
 
 def import_foreign(given: str, model: str | None, reward: str | None) -> Import:
-    """What a file asks for in our keys, and the configuration that these build on.
-
-    Raises:
-        ValueError: the file is of no known toolkit, trains by another algorithm or names no model, or nothing ships
-            for its model.
-    """
+    """What a file asks for in our keys, and the configuration that these build on. Raises ValueError: the file is of no
+    known toolkit, trains by another algorithm or names no model, or nothing ships for its model."""
     foreign = read_foreign(given)
     try:
         done = translate(foreign)
@@ -138,10 +131,7 @@ def read_alone(done: Translated) -> Translated:
 
 def settled(found: Import, overrides: Sequence[str]) -> Import:
     """The same without what its method does not read, of the file or of the base; a plan tells what else is wrong.
-
-    Raises:
-        ValueError: it cannot be read, or an override is not read.
-    """
+    Raises ValueError: it cannot be read, or an override is not read."""
     usual = usual_values()
     while True:
         config = load_config(settings_on(found.base, found.done.keys), overrides)

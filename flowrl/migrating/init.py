@@ -29,19 +29,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FirstConfig:
-    """The written configuration.
-
-    Attributes:
-        path: the YAML file.
-        base: the configuration that it builds on.
-        notes: what became of your arguments or of another toolkit's keys, and what you have to put in place.
-        card: memory of the card in GB; None if you named none.
-    """
+    """The written configuration."""
 
     path: Path
+    """The YAML file."""
     base: str
+    """The configuration that it builds on."""
     notes: tuple[str, ...]
+    """What became of your arguments or of another toolkit's keys, and what you have to put in place."""
     card: int | None
+    """Memory of the card in GB; None if you named none."""
 
     @property
     def text(self) -> str:
@@ -186,11 +183,7 @@ def _load(text: str, path: Path) -> TrainConfig:
 
 
 def _plan_but_for_prompts(config: TrainConfig, name: str, processes: int) -> tuple[Plan, Obstacles]:
-    """A plan whatever the prompts are.
-
-    Raises:
-        ValueError: a plan refuses the configuration.
-    """
+    """A plan whatever the prompts are. Raises ValueError: a plan refuses the configuration."""
     from flowrl.planning.gather import gather
     from flowrl.planning.refusals import obstacles
     from flowrl.planning.throughput import pace

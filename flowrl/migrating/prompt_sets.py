@@ -25,15 +25,12 @@ TIMEOUT = 30.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FetchedPrompts:
-    """A prompt set on this machine.
-
-    Attributes:
-        files: file -> the prompts in it.
-        kept: files that were there before, and were left as they are.
-    """
+    """A prompt set on this machine."""
 
     files: Mapping[Path, int]
+    """File -> the prompts in it."""
     kept: tuple[Path, ...]
+    """Files that were there before, and were left as they are."""
 
 
 @public
@@ -74,11 +71,8 @@ def fetch_prompts(name: str, *, out: str | Path = "data") -> FetchedPrompts:
 
 
 def fetch_file(name: str, found: PromptSet, published: PublishedFile) -> bytes:
-    """A file of a set, as its publisher has it.
-
-    Raises:
-        ValueError: its place does not answer, has no such file, or has another than was published.
-    """
+    """A file of a set, as its publisher has it. Raises ValueError: its place does not answer, has no such file, or has
+    another than was published."""
     where = f"{found.publisher}/{published.path}"
     advice = f"try again when it can be reached, or get the file by hand: 'flowrl data list {name}' says where it is"
     try:
@@ -116,11 +110,7 @@ def lines() -> Iterator[str]:
 
 
 def in_full(name: str) -> Iterator[str]:
-    """All that is known of a set.
-
-    Raises:
-        ValueError: there is no set of that name.
-    """
+    """All that is known of a set. Raises ValueError: there is no set of that name."""
     if name not in PROMPT_SETS:
         raise ValueError(unknown_name("prompt set", name, list(PROMPT_SETS)))
     found = PROMPT_SETS[name]

@@ -19,23 +19,20 @@ FATE_OF: dict[str, Fate] = {"- ": "without counterpart", "! ": "dropped", "? ": 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Line:
-    """One key of the given file.
-
-    Attributes:
-        key: in its own words.
-        value: what it says.
-        made: our keys with their values; empty where it was not translated.
-        fate: what became of it.
-        why: the reason where it, or a part of it, was not translated.
-        unsaid: whether it is the toolkit's default and not in the file.
-    """
+    """One key of the given file."""
 
     key: str
+    """In its own words."""
     value: Any
+    """What it says."""
     made: dict[str, Any]
+    """Our keys with their values; empty where it was not translated."""
     fate: Fate
+    """What became of it."""
     why: str = ""
+    """The reason where it, or a part of it, was not translated."""
     unsaid: bool = False
+    """Whether it is the toolkit's default and not in the file."""
 
     @property
     def told(self) -> str:
@@ -70,11 +67,8 @@ class Translated:
 
 
 def translate(given: Foreign) -> Translated:
-    """Every key of a file is translated, without counterpart, dropped or unknown, each with where or why.
-
-    Raises:
-        ValueError: the file trains by an algorithm that is not translated.
-    """
+    """Every key of a file is translated, without counterpart, dropped or unknown, each with where or why. Raises
+    ValueError: the file trains by an algorithm that is not translated."""
     words = foreign_words()
     toolkit, method = words.toolkits[given.kind], method_of(given)
     unsaid = {key: value for key, value in toolkit.defaults.items() if key not in given.keys}
@@ -94,11 +88,8 @@ def translate(given: Foreign) -> Translated:
 
 
 def method_of(given: Foreign) -> str:
-    """The method that a file trains by: the first that is not plain GRPO, of the keys that say one.
-
-    Raises:
-        ValueError: it is none that is translated.
-    """
+    """The method that a file trains by: the first that is not plain GRPO, of the keys that say one. Raises ValueError:
+    it is none that is translated."""
     words, found = foreign_words(), []
     toolkit = words.toolkits[given.kind]
     for key in toolkit.algorithm.split(", "):

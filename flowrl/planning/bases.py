@@ -33,10 +33,7 @@ class Wish:
 
 def base_for(wish: Wish) -> str:
     """The name of the configuration to build on; asks for the model's family, which loads light stand-ins of torch.
-
-    Raises:
-        ValueError: none of those that ship is for the model or its family.
-    """
+    Raises ValueError: none of those that ship is for the model or its family."""
     from flowrl.pipelines import known_family
     from flowrl.planning.verdict import card_of
 

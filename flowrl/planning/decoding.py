@@ -38,9 +38,7 @@ def decode_peaks(family: ModelFamily, model: str, size: Size, *, dtype: str = "f
     upper bound.
 
     Args:
-        family: of the model.
         model: folder or hub id.
-        size: what is decoded.
         dtype: `pipeline.vae_dtype`.
 
     Returns:

@@ -19,36 +19,30 @@ from flowrl.planning.sent_text import Text, text_of, unloaded
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DrawnSample:
-    """One image or clip of a size: the call of its network, and what decoding it takes.
-
-    Attributes:
-        call: arguments of one evaluation of the denoiser, on the meta device.
-        latent: numbers of its latent.
-        prompt: numbers of what a prompt is embedded as.
-        decoding: FLOPs, and bytes at most, whole and in tiles; None where they are not known.
-    """
+    """One image or clip of a size: the call of its network, and what decoding it takes."""
 
     call: dict[str, Any]
+    """Arguments of one evaluation of the denoiser, on the meta device."""
     latent: int
+    """Numbers of its latent."""
     prompt: int
+    """Numbers of what a prompt is embedded as."""
     decoding: Callable[[], tuple[float | None, tuple[int, int] | None]]
+    """FLOPs, and bytes at most, whole and in tiles; None where they are not known."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FamilyRoute:
-    """A model by its family. `StockRoute` has the same members.
-
-    Attributes:
-        family: of the model.
-        model: folder or hub id whose configuration is counted.
-        options: of the family, as configured.
-        vae_dtype: `pipeline.vae_dtype`.
-    """
+    """A model by its family. `StockRoute` has the same members."""
 
     family: ModelFamily
+    """Of the model."""
     model: str
+    """Folder or hub id whose configuration is counted."""
     options: dict[str, Any]
+    """Of the family, as configured."""
     vae_dtype: str
+    """`pipeline.vae_dtype`."""
     uncounted: ClassVar[tuple[str, ...]] = ()
     """Parts that are not counted, in words."""
     at_once: ClassVar[bool] = False
@@ -91,11 +85,8 @@ class FamilyRoute:
         return text, self._call(self.size, text.usual)
 
     def drawn(self, size: Size, tokens: int) -> DrawnSample:
-        """An image or clip of a size whose prompt has so many tokens.
-
-        Raises:
-            ValueError: the family cannot draw the size.
-        """
+        """An image or clip of a size whose prompt has so many tokens. Raises ValueError: the family cannot draw the
+        size."""
 
         def decoding() -> tuple[float | None, tuple[int, int] | None]:
             peaks = decode_peaks(self.family, self.model, size, dtype=self.vae_dtype)

@@ -45,8 +45,7 @@ def first_run(wish: Wish, settings: Settings = ()) -> FirstRun:
         wish: model, reward and prompts; what it leaves open is that of the nearest configuration that ships.
         settings: replace what follows from it.
 
-    Raises:
-        ValueError: nothing ships for the model, or the settings do not go together.
+    Raises ValueError: nothing ships for the model, or the settings do not go together.
     """
     few = is_few_step(PipelineConfig(model=wish.model))
     base = base_for(replace(wish, recommended=not few))
@@ -86,10 +85,7 @@ def in_few_steps(config: TrainConfig, family: str) -> TrainConfig:
 
 def with_prompts(given: dict[str, Any], wish: Wish) -> tuple[TrainConfig, list[str]]:
     """The configuration with the prompts that are wished for; prompts that ship stand in for those that are not here.
-
-    Raises:
-        ValueError: no prompts that are here have what model and reward need.
-    """
+    Raises ValueError: no prompts that are here have what model and reward need."""
     train = given["prompts"]["train"]
     if wish.prompts is not None:
         given["prompts"] |= {"train": placed(wish.prompts), "eval": wish.eval_prompts and placed(wish.eval_prompts)}

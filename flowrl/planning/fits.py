@@ -46,46 +46,40 @@ AS_IT_IS = SettingChange(settings={})
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fit:
-    """What makes a run fit a card of `card` GB.
-
-    Attributes:
-        card: nominal GB.
-        overrides: what to change; None where nothing will do.
-        memory: with that, or with everything that saves memory.
-        settings: likewise.
-        gains: bytes that the run would take more without a change, by its overrides; each is needed.
-    """
+    """What makes a run fit a card of `card` GB."""
 
     card: int
+    """Nominal GB."""
     overrides: tuple[str, ...] | None
+    """What to change; None where nothing will do."""
     memory: Memory
+    """With that, or with everything that saves memory."""
     settings: MemorySettings
+    """Likewise."""
     gains: tuple[tuple[str, int], ...] = ()
+    """Bytes that the run would take more without a change, by its overrides; each is needed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Choices:
-    """What may be changed of a run, beside its `MemorySettings`.
-
-    Attributes:
-        sizes: processes of one copy of the denoiser -> micro-batches that are allowed then.
-        encoders: whether there are text encoders.
-        checkpoints: whether the denoiser can be checkpointed.
-        videos: whether the model makes videos, whose decoder has tiles.
-        rewards: whether rewards have models.
-        splits: whether the denoiser may be split over processes.
-        forms: of `pipeline.quantize`, each smaller than the one before it.
-        copies: of the denoiser that the run asks for (`parallel.replicate`).
-    """
+    """What may be changed of a run, beside its `MemorySettings`."""
 
     sizes: Mapping[int, Sequence[int]] = field(default_factory=dict)
+    """Processes of one copy of the denoiser -> micro-batches that are allowed then."""
     encoders: bool = False
+    """Whether there are text encoders."""
     checkpoints: bool = False
+    """Whether the denoiser can be checkpointed."""
     videos: bool = False
+    """Whether the model makes videos, whose decoder has tiles."""
     rewards: bool = False
+    """Whether rewards have models."""
     splits: bool = False
+    """Whether the denoiser may be split over processes."""
     forms: Sequence[str] = ()
+    """Of `pipeline.quantize`, each smaller than the one before it."""
     copies: int = 1
+    """Of the denoiser that the run asks for (`parallel.replicate`)."""
 
 
 def card_gib(card: int) -> float:

@@ -39,69 +39,66 @@ from flowrl.training.scoring import check_offload, scored_at_once
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
-    """What is known of a run before it starts; None is what is not known.
-
-    Attributes:
-        name: of the configuration.
-        config: its settings.
-        model: folder or hub id.
-        family: of the model.
-        processes: of the run.
-        pace: by which hours are reckoned.
-        processor: whose hours are reckoned, GPU or CPU.
-        geometry: of one process, with the micro-batch that the recipe takes.
-        size: what is drawn.
-        text: tokens of a prompt.
-        usual_forward: FLOPs of a forward pass with a usual prompt; None where all are as long.
-        network: one evaluation of the denoiser.
-        unknown: why `network` is None; empty where it is known.
-        run: evaluations of the run.
-        counts: what the recipe says of it.
-        slots: copies of the trained weights.
-        parts: of the model besides the denoiser.
-        rewards: models of the rewards, `(model, parameters, bytes per weight)`, each once.
-        unknown_rewards: names of those whose models are not known.
-        cost: FLOPs of the run.
-        memory: of a process.
-        facts: what memory is reckoned from, None where that is not known.
-        settings: those that memory depends on.
-        choices: what could be changed of them.
-        counted_as: the published checkpoint that stands for the model, of whose configuration nothing is known.
-        parts_of: the one whose other parts stand for the model's.
-        licence: name, and whether the hub asks to accept it.
-        prompts: number of training prompts.
-        passes: network rows of a sample at a guidance scale.
-    """
+    """What is known of a run before it starts; None is what is not known."""
 
     name: str
+    """Of the configuration."""
     config: TrainConfig
+    """Its settings."""
     model: str
+    """Folder or hub id."""
     family: str
+    """Of the model."""
     processes: int
+    """Of the run."""
     pace: Pace
+    """By which hours are reckoned."""
     processor: str
+    """Whose hours are reckoned, GPU or CPU."""
     geometry: Geometry
+    """Of one process, with the micro-batch that the recipe takes."""
     size: Size | None
+    """What is drawn."""
     text: Text
+    """Tokens of a prompt."""
     usual_forward: int | None = None
+    """FLOPs of a forward pass with a usual prompt; None where all are as long."""
     network: Network | None = None
+    """One evaluation of the denoiser."""
     unknown: str
+    """Why `network` is None; empty where it is known."""
     run: RunCounts
+    """Evaluations of the run."""
     counts: RecipeCounts
+    """What the recipe says of it."""
     slots: int
+    """Copies of the trained weights."""
     parts: Parts | None
+    """Of the model besides the denoiser."""
     rewards: tuple[tuple[str, int, int], ...]
+    """Models of the rewards, `(model, parameters, bytes per weight)`, each once."""
     unknown_rewards: tuple[str, ...]
+    """Names of those whose models are not known."""
     cost: Cost | None = None
+    """FLOPs of the run."""
     memory: Memory | None = None
+    """Of a process."""
     facts: Facts | None = None
+    """What memory is reckoned from, None where that is not known."""
     settings: MemorySettings
+    """Those that memory depends on."""
     choices: Choices = field(default_factory=Choices)
+    """What could be changed of them."""
     counted_as: str | None
+    """The published checkpoint that stands for the model, of whose configuration nothing is known."""
     parts_of: str | None
+    """The one whose other parts stand for the model's."""
     licence: tuple[str, bool] | None
+    """Name, and whether the hub asks to accept it."""
     prompts: int | None
+    """Number of training prompts."""
     passes: Passes
+    """Network rows of a sample at a guidance scale."""
 
     @property
     def drawn(self) -> str:
@@ -114,14 +111,10 @@ def gather(config: TrainConfig, name: str, family: ModelFamily, *, processes: in
 
     Args:
         config: settings that passed `flowrl.planning.refusals.obstacles`.
-        name: of the configuration.
-        family: of the model.
-        processes: of the run.
         pace: by which hours are reckoned.
         processor: GPU or CPU.
 
-    Raises:
-        ValueError: the model cannot draw the configured size.
+    Raises ValueError: the model cannot draw the configured size.
     """
     location = location_of(config.pipeline)
     model = checkpoints.find_counted(family, location)

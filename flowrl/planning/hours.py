@@ -76,9 +76,7 @@ def speed_of(plan: Plan, card: int | None, cards: int) -> Speed | None:
     """The pace of a card of so many GB; what was measured or given counts for all. None where nothing is known of it.
 
     Args:
-        plan: of the run.
         card: memory in GB; the usual GPU with the most memory that is no more than this stands for it.
-        cards: number of them.
     """
     if plan.pace.range is not None:
         slow, fast = plan.pace.range
@@ -91,20 +89,14 @@ def speed_of(plan: Plan, card: int | None, cards: int) -> Speed | None:
 
 
 def changed(config: TrainConfig, settings: Sequence[str]) -> TrainConfig:
-    """A configuration with other settings, `key=value`, checked as its file is.
-
-    Raises:
-        ConfigError: they do not go together.
-    """
+    """A configuration with other settings, `key=value`, checked as its file is. Raises ConfigError: they do not go
+    together."""
     return load_config(yaml.safe_load(to_yaml(config)), settings)
 
 
 def work_of(plan: Plan, config: TrainConfig) -> Work:
-    """What a run takes under settings that leave model, size and prompts of evaluations as they are.
-
-    Raises:
-        ValueError: the model's dimensions are not known.
-    """
+    """What a run takes under settings that leave model, size and prompts of evaluations as they are. Raises ValueError:
+    the model's dimensions are not known."""
     network, cost = plan.network, plan.cost
     if network is None or cost is None:
         raise ValueError(f"the time of {plan.name} is not known: {plan.unknown}")

@@ -36,62 +36,59 @@ _RESTORED = {"none": 0, "int8": 10, "fp8": 10, "int8_bnb": 10, "nf4": 2}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Facts:
-    """What is counted of a run, whatever its memory settings.
-
-    Attributes:
-        network: one evaluation of the denoiser.
-        eval_working: most bytes at once of an evaluation at the size that evaluations draw.
-        rows: network rows of an image that is trained, whose graphs are there at once.
-        passes: network rows of an image that is drawn, and of one that an evaluation draws.
-        keeps: images whose graphs are all kept (`keep_graphs`); 0 where a micro-batch's are.
-        gradients: of what is trained that are kept for each image in their place: on the host, and on the device while
-            it is drawn.
-        images: of an iteration, of all processes.
-        decode: bytes that decoding one image makes, whole and in tiles; None where not known.
-        eval_decode: the same at the evaluations' size.
-        image: bytes of a decoded image.
-        parts: of the model besides the denoiser.
-        rewards: models of the rewards, `(model, parameters, bytes per weight)`.
-        unknown: what is held too, but of unknown size.
-        dtype: of the denoiser, and its bytes.
-        full: whether the denoiser's own weights are trained.
-        slots: copies of the trained weights.
-        reference: whether the weights before training are kept beside those that are trained.
-        evaluates: whether there are evaluations.
-        at_once: whether denoiser and text encoders are loaded together, also where the latter are freed then.
-        latent: bytes of a latent.
-        record: what the recipe says of its latents.
-        scored: finished latents that are scored at once, at most, where not each batch is as it is drawn.
-        prompt: numbers of what a prompt is embedded as.
-        prompts: of the run; None where their number is not known.
-        cached: whether a folder has the embeddings that the host does not keep.
-    """
+    """What is counted of a run, whatever its memory settings."""
 
     network: Network
+    """One evaluation of the denoiser."""
     eval_working: int
+    """Most bytes at once of an evaluation at the size that evaluations draw."""
     rows: int
+    """Network rows of an image that is trained, whose graphs are there at once."""
     passes: tuple[int, int]
+    """Network rows of an image that is drawn, and of one that an evaluation draws."""
     keeps: int
+    """Images whose graphs are all kept (`keep_graphs`); 0 where a micro-batch's are."""
     decode: tuple[int, int] | None
+    """Bytes that decoding one image makes, whole and in tiles; None where not known."""
     eval_decode: tuple[int, int] | None
+    """The same at the evaluations' size."""
     image: int
+    """Bytes of a decoded image."""
     parts: Parts
+    """Of the model besides the denoiser."""
     rewards: tuple[tuple[str, int, int], ...]
+    """Models of the rewards, `(model, parameters, bytes per weight)`."""
     unknown: tuple[str, ...]
+    """What is held too, but of unknown size."""
     dtype: tuple[str, int]
+    """Of the denoiser, and its bytes."""
     full: bool
+    """Whether the denoiser's own weights are trained."""
     slots: int
+    """Copies of the trained weights."""
     reference: bool
+    """Whether the weights before training are kept beside those that are trained."""
     evaluates: bool
+    """Whether there are evaluations."""
     at_once: bool = False
+    """Whether denoiser and text encoders are loaded together, also where the latter are freed then."""
     latent: int = 0
+    """Bytes of a latent."""
     record: RolloutRecord = field(default_factory=RolloutRecord)
+    """What the recipe says of its latents."""
     scored: int = 0
+    """Finished latents that are scored at once, at most, where not each batch is as it is drawn."""
     prompt: int = 0
+    """Numbers of what a prompt is embedded as."""
     prompts: int | None = None
+    """Of the run; None where their number is not known."""
     cached: bool = False
+    """Whether a folder has the embeddings that the host does not keep."""
     gradients: tuple[int, int] = (0, 0)
+    """Of what is trained that are kept for each image in their place: on the host, and on the device while it is
+    drawn."""
     images: int = 0
+    """Of an iteration, of all processes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -122,37 +119,34 @@ class MemorySettings:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Memory:
-    """Of one process.
-
-    Attributes:
-        held: bytes by what they are, all through the run.
-        unknown: what is held too, but of unknown size.
-        image: activations of one image of a micro-batch, and its gradients where they are kept.
-        image_checkpointed: the same with gradient checkpointing.
-        configured: those of the configured micro-batch.
-        micro_batch_size: the configured one.
-        gradients: of its images, which `configured` includes.
-        update: what else an update takes, whatever its micro-batch.
-        stages: bytes by the other parts of an iteration, beside what is held.
-        start: all that is there before text encoders are freed, where they are; else 0.
-        worker: the most that a process which only draws takes; None where the learner draws.
-        host: bytes of the host's memory by what they are, all through the run.
-        host_start: what passes through the host while the model loads, or is shipped.
-    """
+    """Of one process."""
 
     held: Mapping[str, int]
+    """Bytes by what they are, all through the run."""
     unknown: tuple[str, ...] = ()
+    """What is held too, but of unknown size."""
     image: int
+    """Activations of one image of a micro-batch, and its gradients where they are kept."""
     image_checkpointed: int
+    """The same with gradient checkpointing."""
     configured: int
+    """Those of the configured micro-batch."""
     micro_batch_size: int
+    """The configured one."""
     gradients: int = 0
+    """Of its images, which `configured` includes."""
     update: int = 0
+    """What else an update takes, whatever its micro-batch."""
     stages: Mapping[str, int]
+    """Bytes by the other parts of an iteration, beside what is held."""
     start: int = 0
+    """All that is there before text encoders are freed, where they are; else 0."""
     worker: int | None = None
+    """The most that a process which only draws takes; None where the learner draws."""
     host: Mapping[str, int]
+    """Bytes of the host's memory by what they are, all through the run."""
     host_start: int = 0
+    """What passes through the host while the model loads, or is shipped."""
 
     @property
     def host_peak(self) -> int:
@@ -285,7 +279,6 @@ def fitting(memory: Memory, card: float, allowed: Sequence[int], *, checkpointed
     """The largest allowed micro-batch that a card of so many GiB holds; 0 where none does.
 
     Args:
-        memory: of a process.
         card: GiB.
         allowed: sizes that divide an update's images.
         checkpointed: with gradient checkpointing.

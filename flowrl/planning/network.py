@@ -35,52 +35,46 @@ from flowrl.planning.weights import DenoiserWeights, weights_of
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Trained:
-    """What is trained of a denoiser.
-
-    Attributes:
-        targets: layers of the LoRA, or whose own weights are trained; None trains all weights.
-        rank: of the LoRA; 0 trains the weights themselves.
-        magnitudes: whether the LoRA has a trained magnitude for each output of a layer (DoRA).
-    """
+    """What is trained of a denoiser."""
 
     targets: Sequence[str] | None
+    """Layers of the LoRA, or whose own weights are trained; None trains all weights."""
     rank: int
+    """Of the LoRA; 0 trains the weights themselves."""
     magnitudes: bool = False
+    """Whether the LoRA has a trained magnitude for each output of a layer (DoRA)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Network:
-    """A denoiser with what is trained, and one evaluation of one sample of it.
-
-    Attributes:
-        parameters: of the checkpoint, of all experts.
-        trained: parameters that are trained, of all experts: those of the LoRA, or weights themselves.
-        weights: what the checkpoint's parameters are, by their places.
-        latent: shape of the image as the network takes it, without batch.
-        attended: most tokens that attend to something at once; 0 without attention.
-        forward: FLOPs of a forward pass with the LoRA.
-        backward: FLOPs of the backward pass after it.
-        attention: share of attention in `forward`.
-        saved: bytes that autograd saves for the backward pass.
-        saved_checkpointed: the same with gradient checkpointing, the block that is recomputed included.
-        beside: bytes at the worst moment of both passes that are not saved.
-        working: most bytes at once of an evaluation without gradient.
-        blocks: that are checkpointed one by one; 0 where the network cannot be.
-    """
+    """A denoiser with what is trained, and one evaluation of one sample of it."""
 
     parameters: int
+    """Of the checkpoint, of all experts."""
     trained: int
+    """Parameters that are trained, of all experts: those of the LoRA, or weights themselves."""
     weights: DenoiserWeights
+    """What the checkpoint's parameters are, by their places."""
     latent: tuple[int, ...]
+    """Shape of the image as the network takes it, without batch."""
     attended: int
+    """Most tokens that attend to something at once; 0 without attention."""
     forward: float
+    """FLOPs of a forward pass with the LoRA."""
     backward: float
+    """FLOPs of the backward pass after it."""
     attention: float
+    """Share of attention in `forward`."""
     saved: int
+    """Bytes that autograd saves for the backward pass."""
     saved_checkpointed: int
+    """The same with gradient checkpointing, the block that is recomputed included."""
     beside: int
+    """Bytes at the worst moment of both passes that are not saved."""
     working: int
+    """Most bytes at once of an evaluation without gradient."""
     blocks: int
+    """That are checkpointed one by one; 0 where the network cannot be."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -121,22 +115,18 @@ _LINEAR = tuple(f.name for f in fields(_Counted) if f.name not in ("latent", *_M
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FewBlocks:
-    """Networks by which one with many blocks is measured.
-
-    Attributes:
-        least: with as few blocks as there can be, or all of them.
-        more: for each kind of block how many `least` lacks, and a network with one more than `least`.
-    """
+    """Networks by which one with many blocks is measured."""
 
     least: nn.Module
+    """With as few blocks as there can be, or all of them."""
     more: Sequence[tuple[int, nn.Module]] = ()
+    """For each kind of block how many `least` lacks, and a network with one more than `least`."""
 
 
 def few_blocks(family: ModelFamily, model: str, targets: Sequence[str]) -> FewBlocks | None:
     """The networks by which a model's denoiser is measured; None where nothing is known of the model.
 
     Args:
-        family: of the model.
         model: folder or hub id.
         targets: layers of the LoRA; where they name a block, all blocks are there.
     """
@@ -159,11 +149,9 @@ def measure(denoisers: FewBlocks, call: dict[str, Any], *, trained: Trained, dty
     Args:
         denoisers: on the meta device; they get a LoRA here.
         call: keyword arguments of the network.
-        trained: LoRA or weights.
         dtype: of the checkpoint's weights and the arithmetic; the LoRA is float32.
 
-    Raises:
-        ValueError: a target matches no layer.
+    Raises ValueError: a target matches no layer.
     """
     least = total = _count(denoisers.least, call, trained, dtype)
     for lacking, network in denoisers.more:

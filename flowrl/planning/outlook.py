@@ -33,23 +33,20 @@ class Recipe:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outlook:
-    """What a plan says first.
-
-    Attributes:
-        card: memory in GB of the card that is to hold the run.
-        found: what makes it fit; None where its memory is not known.
-        speed: of the cards; None where nothing is known of it.
-        own: the run as it fits; None where its time is not known.
-        other: the same run by the recommended recipe; None where it has that already, or none is to be recommended.
-        price: of one card for an hour, in your currency.
-    """
+    """What a plan says first."""
 
     card: int
+    """Memory in GB of the card that is to hold the run."""
     found: Fit | None = None
+    """What makes it fit; None where its memory is not known."""
     speed: Speed | None = None
+    """Of the cards; None where nothing is known of it."""
     own: Recipe | None = None
+    """The run as it fits; None where its time is not known."""
     other: Recipe | None = None
+    """The same run by the recommended recipe; None where it has that already, or none is to be recommended."""
     price: float | None = None
+    """Of one card for an hour, in your currency."""
     advice: tuple[str, ...] = field(default=())
 
 
@@ -57,7 +54,6 @@ def outlook_of(plan: Plan, card: int | None, price: float | None = None) -> Outl
     """The verdict's numbers.
 
     Args:
-        plan: of the run.
         card: memory in GB; None takes the smallest usual one that holds the run as it is, else the largest.
         price: of one card for an hour.
     """

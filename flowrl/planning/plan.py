@@ -149,11 +149,7 @@ def plan(
 
 
 def refuse_given(**given: Any) -> None:
-    """Refuses arguments of a plan that cannot be, or not together.
-
-    Raises:
-        ValueError: says which, and what to change.
-    """
+    """Refuses arguments of a plan that cannot be, or not together."""
     for key in ("tflops", "price", "hours"):
         if given[key] is not None and not given[key] > 0:
             raise ValueError(f"`{key}` must be above 0, got {given[key]:g}")
@@ -179,11 +175,9 @@ def in_time(
 
     Args:
         config: of the run as it is.
-        name: of the configuration.
         card: memory of a card.
         hours: None leaves the length.
         ranks: of the LoRA, descending, that are tried where nothing else makes the run fit.
-        processes: of the run.
         make: makes its plan; None is `make_plan`.
 
     Raises:

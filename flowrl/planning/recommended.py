@@ -46,11 +46,9 @@ def recommended(config: TrainConfig, passes: Passes) -> TrainConfig:
     """A run by the recommended recipe, with a configuration's model, prompts, rewards, batches and at most its length.
 
     Args:
-        config: says those.
         passes: network rows of a sample at a guidance scale.
 
-    Raises:
-        ConfigError: they do not go together.
+    Raises ConfigError: they do not go together.
     """
     given = yaml.safe_load(to_yaml(config))
     shape = {key: value for key, value in read_mapping(config_files()[SHAPE]).items() if key not in OF_THE_MODEL}

@@ -32,13 +32,7 @@ class Obstacles:
 
 
 def obstacles(config: TrainConfig, family: ModelFamily, processes: int) -> Obstacles:
-    """Everything that `flowrl train` would refuse, and what it could only refuse once weights are loaded.
-
-    Args:
-        config: the run's settings.
-        family: of the model.
-        processes: of the run.
-    """
+    """Everything that `flowrl train` would refuse, and what it could only refuse once weights are loaded."""
     found = Obstacles()
     for key, value in (("prompts.train", config.prompts.train), ("prompts.eval", config.prompts.eval)):
         if value is not None and not is_here(value):

@@ -27,24 +27,20 @@ _COUNTED = 5000  # prompts, of which each is looked at; of more some are
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Text:
-    """Tokens of a prompt.
-
-    Attributes:
-        most: by which memory is counted.
-        usual: of a usual prompt, by which costs are told too; None where all have as many.
-        told: where `usual` is from.
-    """
+    """Tokens of a prompt."""
 
     most: int
+    """By which memory is counted."""
     usual: int | None = None
+    """Of a usual prompt, by which costs are told too; None where all have as many."""
     told: str = ""
+    """Where `usual` is from."""
 
 
 def text_of(family: ModelFamily, model: str, options: dict[str, Any], prompts: Sequence[str] | None) -> Text:
     """What is sent of prompts.
 
     Args:
-        family: of the model.
         model: folder or hub id.
         options: of the family, as configured.
         prompts: all that the run embeds; None where they are not here.

@@ -48,21 +48,18 @@ Batch = tuple[int, int]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Length:
-    """A run's length, and how long that takes.
-
-    Attributes:
-        batch: prompts of an iteration, and images of each.
-        iterations: of the run.
-        evaluations: before, on the way and after.
-        share: of an evaluation's prompts that is kept.
-        hours: of the run.
-    """
+    """A run's length, and how long that takes."""
 
     batch: Batch
+    """Prompts of an iteration, and images of each."""
     iterations: int
+    """Of the run."""
     evaluations: int
+    """Before, on the way and after."""
     share: float
+    """Of an evaluation's prompts that is kept."""
     hours: Hours
+    """Of the run."""
 
     def __str__(self) -> str:
         return f"{self.batch[0]} x {self.batch[1]} x {self.iterations:,}"
@@ -126,8 +123,6 @@ def length_settings(config: TrainConfig, found: Length, within: float, evaluated
     """What gives a run this length, as `key=value`: only what differs from what it has.
 
     Args:
-        config: of the run.
-        found: the length.
         within: hours after which it ends whatever the pace.
         evaluated: held-out prompts that it has; None where that is not known.
     """
@@ -167,8 +162,7 @@ def settings_in_time(plan: Plan, card: int, hours: float | None) -> tuple[str, .
         card: memory of a card.
         hours: None leaves the length.
 
-    Raises:
-        ValueError: it does not fit, nothing ends in time, or the model's dimensions are not known.
+    Raises ValueError: it does not fit, nothing ends in time, or the model's dimensions are not known.
     """
     overrides = changes_for(plan, card)
     if hours is None:

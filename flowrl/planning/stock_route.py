@@ -37,23 +37,20 @@ _USUAL = 30
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StockRoute:
-    """A stock pipeline that a plan can look at.
-
-    Attributes:
-        recorder: the pipeline without weights.
-        longest: a prompt of as many tokens as are read.
-        recorded: one evaluation of it at the size that is trained.
-        targets: layers of its LoRA.
-        vae_dtype: `pipeline.vae_dtype`.
-        videos: whether it draws clips, which can be decoded in tiles.
-    """
+    """A stock pipeline that a plan can look at."""
 
     recorder: Recorder
+    """The pipeline without weights."""
     longest: str
+    """A prompt of as many tokens as are read."""
     recorded: Recorded
+    """One evaluation of it at the size that is trained."""
     targets: tuple[str, ...]
+    """Layers of its LoRA."""
     vae_dtype: str
+    """`pipeline.vae_dtype`."""
     videos: bool
+    """Whether it draws clips, which can be decoded in tiles."""
     parts_of: ClassVar[None] = None
     at_once: ClassVar[bool] = True
 
@@ -79,10 +76,7 @@ class StockRoute:
 
     def drawn(self, size: Size, tokens: int) -> DrawnSample:
         """An image or clip of a size, with the longest prompt, whatever its tokens: they are as many as were recorded.
-
-        Raises:
-            ValueError: the pipeline cannot draw it.
-        """
+        Raises ValueError: the pipeline cannot draw it."""
         found = self.recorded
         if size != self.size:
             with _quiet():
@@ -114,7 +108,6 @@ def stock_route(
     """A stock pipeline; why nothing is known of it; None where a family is written for the model.
 
     Args:
-        family: of the model.
         model: folder or hub id.
         options: of the family, as configured.
         vae_dtype: `pipeline.vae_dtype`.
@@ -148,7 +141,6 @@ def stock_decoding(found: Recorded, *, dtype: str, videos: bool) -> tuple[float,
     """FLOPs of decoding one image or clip, and bytes that it makes at most, whole and in tiles.
 
     Args:
-        found: what is decoded.
         dtype: `pipeline.vae_dtype`.
         videos: whether it can be decoded in tiles.
     """

@@ -27,17 +27,14 @@ table 3); Llama 3's, 0.38 to 0.43, lies between them (arXiv 2407.21783, table 4)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pace:
-    """TFLOP/s by which hours are reckoned.
-
-    Attributes:
-        range: least and most that is to be expected; None where nothing is known, and hours are told for some GPUs.
-        told: where that is from, a sentence.
-        measured: whether it was measured on this machine.
-    """
+    """TFLOP/s by which hours are reckoned."""
 
     range: tuple[float, float] | None
+    """Least and most that is to be expected; None where nothing is known, and hours are told for some GPUs."""
     told: str
+    """Where that is from, a sentence."""
     measured: bool = False
+    """Whether it was measured on this machine."""
 
 
 def pace(config: TrainConfig, given: float | None, bench: str | None = None) -> Pace:
@@ -48,8 +45,7 @@ def pace(config: TrainConfig, given: float | None, bench: str | None = None) -> 
         given: by `tflops`; None where it was not.
         bench: a bench's file or folder, by `bench`; its machine may be another one.
 
-    Raises:
-        ValueError: the bench cannot be read, measured no pace, or is one of another model.
+    Raises ValueError: the bench cannot be read, measured no pace, or is one of another model.
     """
     if given is not None:
         return Pace(range=(given, given), told=f"The pace of {given:g} TFLOP/s is what `tflops` says.")

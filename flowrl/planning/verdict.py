@@ -22,7 +22,6 @@ def verdict(plan: Plan, card: int | None, *, gains: bool = True) -> list[str]:
     """Whether a process fits a card of so many GB, and what each setting gains that has to be changed for it.
 
     Args:
-        plan: of the run.
         card: None takes the smallest usual one that holds the run as it is, else the largest.
         gains: tell what each setting gains.
     """
@@ -55,11 +54,8 @@ def card_for(plan: Plan, card: int | None) -> int:
 
 
 def changes_for(plan: Plan, card: int) -> tuple[str, ...]:
-    """The least settings, as `key=value`, with which a process fits a card of so many GB; none where it does.
-
-    Raises:
-        ValueError: no setting makes it fit, or nothing is known of the model.
-    """
+    """The least settings, as `key=value`, with which a process fits a card of so many GB; none where it does. Raises
+    ValueError: no setting makes it fit, or nothing is known of the model."""
     if plan.facts is None:
         raise ValueError(f"whether {plan.name} fits {card} GB is not known: {plan.unknown}; leave `card` out")
     found = fit(plan.facts, plan.settings, plan.choices, card)

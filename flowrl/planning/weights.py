@@ -13,19 +13,16 @@ from flowrl.pipelines.weights.quantize import large_layers
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DenoiserWeights:
-    """Parameters of a denoiser, of all experts.
-
-    Attributes:
-        parameters: all.
-        blocks: those of the blocks that repeat.
-        matrices: shape of a layer that can be quantised, (outputs, inputs) -> how many there are.
-        largest_block: parameters of the largest block.
-    """
+    """Parameters of a denoiser, of all experts."""
 
     parameters: int
+    """All."""
     blocks: int = 0
+    """Those of the blocks that repeat."""
     matrices: Mapping[tuple[int, int], int] = field(default_factory=dict)
+    """Shape of a layer that can be quantised, (outputs, inputs) -> how many there are."""
     largest_block: int = 0
+    """Parameters of the largest block."""
 
     def __add__(self, other: DenoiserWeights) -> DenoiserWeights:
         shapes = {**self.matrices, **other.matrices}

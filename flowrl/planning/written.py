@@ -28,7 +28,6 @@ def text_of(config: TrainConfig, base: str | None, head: Sequence[str], sized: C
     """YAML of what a configuration says beyond its base, and of `SHOWN`, with what each key means beside or above it.
 
     Args:
-        config: the settings.
         base: the configuration that it builds on, a file or the name of one that ships; None writes all settings.
         head: paragraphs that come first, as comments.
         sized: keys that were set for the card or the time.

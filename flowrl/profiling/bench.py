@@ -104,11 +104,8 @@ def bench(
 
 @contextmanager
 def bench_folder(wanted: str | Path | None, name: str) -> Iterator[Path]:
-    """The folder of a bench, with nobody else at work in it; it goes again where nothing was written.
-
-    Raises:
-        ValueError: it is taken.
-    """
+    """The folder of a bench, with nobody else at work in it; it goes again where nothing was written. Raises
+    ValueError: it is taken."""
     chosen = None if wanted is None else Path(wanted).expanduser()
     if chosen is not None and is_taken(chosen):
         raise ValueError(f"{chosen} is not empty, and nothing in it will be overwritten: choose another folder")

@@ -120,10 +120,7 @@ def attention(subject: BenchSubject, watch: Stopwatch) -> Iterator[Phase]:
 
 def check_answer(answer: Tensor) -> None:
     """Refuses a network whose answers are not finite, or far from order 1: its speed would be that of nothing real.
-
-    Raises:
-        ValueError: with the standard deviation.
-    """
+    Raises ValueError: with the standard deviation."""
     std = float(answer.double().std())
     if not _SMALLEST < std < _LARGEST:  # NaN too
         raise ValueError(

@@ -43,46 +43,43 @@ class TimeSpread:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Phase:
-    """One thing that was measured, or why it was not.
-
-    Attributes:
-        section: one of `SECTIONS`.
-        name: unique within its section.
-        seconds: of one repeat: CPU seconds of all threads on a CPU, between two events on a GPU, on the clock for a
-            whole iteration and its stages; None if not measured.
-        wall: seconds on the clock of one repeat.
-        repeats: that the medians are of.
-        rows: rows that the network evaluates in one repeat.
-        items: images or prompts of one repeat; 0 where it has none.
-        flops: of the model, LoRA included, what is recomputed not; 1 multiply-add is 2.
-        recomputed: FLOPs that gradient checkpointing adds.
-        least_bytes: that have to be moved at least: each weight once, latents, what is saved for the backward pass
-            written and read.
-        ceiling: name of the ceiling that `flops` are held against.
-        peak_bytes: most memory at once on a GPU; None on a CPU.
-        saved_bytes: what autograd saves for the backward pass; None where it was not counted.
-        operations: that torch dispatches, views left out; None where they were not counted.
-        ratio_first_deviation: largest distance of log-densities of rollout and first update, in nats per latent
-            dimension; None where a recipe has no ratio, and of all phases but whole iterations.
-        note: what is particular about it, or why it was not measured.
-    """
+    """One thing that was measured, or why it was not."""
 
     section: str
+    """One of `SECTIONS`."""
     name: str
+    """Unique within its section."""
     seconds: TimeSpread | None = None
+    """Of one repeat: CPU seconds of all threads on a CPU, between two events on a GPU, on the clock for a whole
+    iteration and its stages; None if not measured."""
     wall: TimeSpread | None = None
+    """Seconds on the clock of one repeat."""
     repeats: int = 0
+    """That the medians are of."""
     rows: int = 0
+    """Rows that the network evaluates in one repeat."""
     items: int = 0
+    """Images or prompts of one repeat; 0 where it has none."""
     flops: float = 0.0
+    """Of the model, LoRA included, what is recomputed not; 1 multiply-add is 2."""
     recomputed: float = 0.0
+    """FLOPs that gradient checkpointing adds."""
     least_bytes: float = 0.0
+    """That have to be moved at least: each weight once, latents, what is saved for the backward pass written and
+    read."""
     ceiling: str = ""
+    """Name of the ceiling that `flops` are held against."""
     peak_bytes: int | None = None
+    """Most memory at once on a GPU; None on a CPU."""
     saved_bytes: int | None = None
+    """What autograd saves for the backward pass; None where it was not counted."""
     operations: int | None = None
+    """That torch dispatches, views left out; None where they were not counted."""
     ratio_first_deviation: float | None = None
+    """Largest distance of log-densities of rollout and first update, in nats per latent dimension; None where a recipe
+    has no ratio, and of all phases but whole iterations."""
     note: str = ""
+    """What is particular about it, or why it was not measured."""
 
     @property
     def key(self) -> str:
@@ -92,25 +89,22 @@ class Phase:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Bench:
-    """The measurements of a bench.
-
-    Attributes:
-        name: the name of the configuration.
-        facts: facts of the machine, the software and the configuration.
-        config: the measured configuration, as YAML.
-        phases: the phases in order.
-        notes: what you have to know to read the numbers.
-        finished: False if something cut the bench off.
-        folder: where it is kept.
-    """
+    """The measurements of a bench."""
 
     name: str
+    """The name of the configuration."""
     facts: Mapping[str, Any] = field(default_factory=dict)
+    """Facts of the machine, the software and the configuration."""
     config: str = ""
+    """The measured configuration, as YAML."""
     phases: tuple[Phase, ...] = ()
+    """The phases in order."""
     notes: tuple[str, ...] = ()
+    """What you have to know to read the numbers."""
     finished: bool = False
+    """False if something cut the bench off."""
     folder: Path | None = field(default=None, compare=False)
+    """Where it is kept."""
 
     def phase(self, section: str, name: str) -> Phase | None:
         """A phase by its name."""
@@ -193,11 +187,8 @@ def write_bench(folder: Path, bench: Bench) -> None:
 
 
 def read_bench(path: Path) -> Bench:
-    """The bench of a folder, or of a file.
-
-    Raises:
-        ValueError: there is none, or it is damaged or of another version; names it.
-    """
+    """The bench of a folder, or of a file. Raises ValueError: there is none, or it is damaged or of another version;
+    names it."""
     file = path / FILE if path.is_dir() else path
     if not file.is_file():
         raise ValueError(f"there is no {file}: give a folder of flowrl bench, or its {FILE}")

@@ -21,23 +21,20 @@ Call = Callable[[], object]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stopwatch:
-    """How calls are timed.
-
-    Attributes:
-        device: where they run.
-        repeats: that are timed, fewer once the time is used up, but always one.
-        warm_ups: calls before; one of them is counted instead of timed.
-        deadline: of `time.monotonic()`.
-        weights: storages that are no saved activations.
-        counts: whether calls are counted at all: what is compiled shows no operations.
-    """
+    """How calls are timed."""
 
     device: torch.device
+    """Where they run."""
     repeats: int
+    """That are timed, fewer once the time is used up, but always one."""
     warm_ups: int
+    """Calls before; one of them is counted instead of timed."""
     deadline: float
+    """Of `time.monotonic()`."""
     weights: frozenset[int] = frozenset()
+    """Storages that are no saved activations."""
     counts: bool = True
+    """Whether calls are counted at all: what is compiled shows no operations."""
 
     @property
     def left(self) -> float:
@@ -48,8 +45,6 @@ class Stopwatch:
         """Times a call; a phase that says so where memory is not enough for it.
 
         Args:
-            section: of the phase.
-            name: of the phase.
             call: takes one repeat.
             counted: count operations and saved bytes, which compiled calls do not show.
             facts: other fields of the phase.

@@ -28,15 +28,7 @@ from flowrl.runtime.failures import explain
 from flowrl.runtime.precision import refuse_unable
 from flowrl.runtime.randomness import counter_normal
 from flowrl.session.preflight import preflight
-from flowrl.training.parts import (
-    DTYPES,
-    encode_everything,
-    family_options,
-    init_lora,
-    load_pipeline,
-    lora_of,
-    sampler_of,
-)
+from flowrl.training import parts
 from flowrl.training.prompting import RunPrompts, encode_prompts
 from flowrl.trajectory import Conditioning, Schedule
 
@@ -58,39 +50,36 @@ _BRIGHTNESS = FunctionReward(name="brightness", score=_brightness, needs=frozens
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class BenchSubject:
-    """Everything that phases are measured on.
-
-    Attributes:
-        name: of the configuration.
-        config: what is measured, with what is not here replaced.
-        family: of the model.
-        device: where.
-        pipeline: loaded, or on random weights.
-        policy: its LoRA.
-        rewards: loaded ones, with their entries.
-        absent: rewards that are not measured, with the reason.
-        prompts: of a few iterations.
-        network: one evaluation, counted; None where nothing is known of the model.
-        geometry: of one process.
-        text_encoders: whether they are there.
-        layers: blocks of each kind that stay at most; None where all do.
-        notes: what a reader has to know first.
-    """
+    """Everything that phases are measured on."""
 
     name: str
+    """Of the configuration."""
     config: TrainConfig
+    """What is measured, with what is not here replaced."""
     family: str
+    """Of the model."""
     device: torch.device
+    """Where."""
     pipeline: Pipeline
+    """Loaded, or on random weights."""
     policy: Policy
+    """Its LoRA."""
     rewards: tuple[tuple[Reward, RewardConfig], ...]
+    """Loaded ones, with their entries."""
     absent: tuple[tuple[str, str], ...]
+    """Rewards that are not measured, with the reason."""
     prompts: RunPrompts
+    """Of a few iterations."""
     network: Network | None
+    """One evaluation, counted; None where nothing is known of the model."""
     geometry: Geometry
+    """Of one process."""
     text_encoders: bool
+    """Whether they are there."""
     layers: int | None
+    """Blocks of each kind that stay at most; None where all do."""
     notes: tuple[str, ...]
+    """What a reader has to know first."""
 
     @property
     def parameters(self) -> list[Tensor]:
@@ -100,7 +89,7 @@ class BenchSubject:
     @property
     def schedule(self) -> Schedule:
         """Noise levels of the rollout."""
-        return sampler_of(self.config.sampler, self.pipeline)[1]
+        return parts.sampler_of(self.config.sampler, self.pipeline)[1]
 
     @property
     def passes(self) -> int:
@@ -159,13 +148,10 @@ def prepare(config: TrainConfig, name: str, *, random_weights: bool, layers: int
     """Checks a configuration as `flowrl train` does, but for prompts and rewards that are not here, and loads it.
 
     Args:
-        config: settings.
-        name: of the configuration.
         random_weights: whether to leave the checkpoint alone where it is here.
         layers: blocks of each kind that stay; None leaves all. Fewer go with random weights.
 
-    Raises:
-        ValueError: a setting that cannot work, or a model of which nothing is known.
+    Raises ValueError: a setting that cannot work, or a model of which nothing is known.
     """
     notes = list[str]()
     config = _measurable(config, notes)
@@ -180,9 +166,9 @@ def prepare(config: TrainConfig, name: str, *, random_weights: bool, layers: int
     if layers is not None and card is not None and fewer_blocks(card, layers) == block_kinds(vars(card.network)):
         layers = None  # the network has no more blocks of any kind than may stay
     if drawn:
-        options = family_options(config.pipeline)
+        options = parts.family_options(config.pipeline)
         made: Pipeline = random_pipeline(
-            family, model, dtype=DTYPES[config.pipeline.dtype], device=device, layers=layers,
+            family, model, dtype=parts.DTYPES[config.pipeline.dtype], device=device, layers=layers,
             attention=config.pipeline.attention, compile=config.pipeline.compile,
             quantize=config.pipeline.quantize, options=options,
         )  # fmt: skip
@@ -191,12 +177,12 @@ def prepare(config: TrainConfig, name: str, *, random_weights: bool, layers: int
             "and images are noise, whose brightness is rewarded too; text encoders are not there"
         )
     else:
-        made = load_pipeline(config.pipeline, device)
+        made = parts.load_pipeline(config.pipeline, device)
     if layers is not None:
         notes.append(
             f"SHORTENED: at most {layers} blocks of each kind are left, so no number here is that of the model"
         )
-    rank, alpha, targets = lora_of(config.policy, made.lora_targets, init_lora(config))
+    rank, alpha, targets = parts.lora_of(config.policy, made.lora_targets, parts.init_lora(config))
     targets = targets if layers is None else _present(made.denoiser, targets)
     policy = Policy(
         made.denoiser, rank=rank, alpha=alpha, targets=targets, seed=config.seed, variant=config.policy.lora_variant
@@ -262,7 +248,7 @@ def device_of_config(config: TrainConfig) -> torch.device:
 def free_encoders(subject: BenchSubject) -> None:
     """Embeds the prompts of all phases, and drops the text encoders where the configuration says so."""
     if subject.text_encoders and subject.config.pipeline.free_text_encoders:
-        encode_everything(subject.pipeline, subject.pipeline, subject.prompts)
+        parts.encode_everything(subject.pipeline, subject.pipeline, subject.prompts)
 
 
 def _with_rewards(config: TrainConfig) -> tuple[TrainConfig, list[tuple[str, str]]]:
@@ -298,11 +284,11 @@ def _load_rewards(
 
 def _network(config: TrainConfig, family: Family, model: str, layers: int | None) -> Network | None:
     """One evaluation, counted on the meta device."""
-    options = family_options(config.pipeline)
+    options = parts.family_options(config.pipeline)
     size, card = family.planned_size(model, options), family.card(model)
     if size is None or card is None:
         return None
-    rank, _, targets = lora_of(config.policy, family.lora_targets, init_lora(config))
+    rank, _, targets = parts.lora_of(config.policy, family.lora_targets, parts.init_lora(config))
     if layers is None:
         denoisers = few_blocks(family, model, targets)
     else:
@@ -313,7 +299,7 @@ def _network(config: TrainConfig, family: Family, model: str, layers: int | None
         return None
     call: dict[str, Any] = family.meta_call(model, size, family.text_tokens(model, options))
     trained = Trained(targets=targets, rank=rank)
-    return measure(denoisers, call, trained=trained, dtype=DTYPES[config.pipeline.dtype])
+    return measure(denoisers, call, trained=trained, dtype=parts.DTYPES[config.pipeline.dtype])
 
 
 def _present(denoiser: nn.Module, targets: Sequence[str]) -> list[str]:

@@ -30,8 +30,7 @@ def informative_groups(reward_B: Float[Tensor, " B"], group_B: Int[Tensor, " B"]
     Returns:
         [P] whether a group has two valid rewards that differ.
 
-    Raises:
-        ValueError: shapes differ.
+    Raises ValueError: shapes differ.
     """
     if group_B.shape != reward_B.shape:
         raise ValueError(f"every reward needs its group, got {tuple(group_B.shape)} for {tuple(reward_B.shape)}")
@@ -121,8 +120,7 @@ class Replay:
         has been used once more. One that has used up its replays stays listed, so that it does not start over. NaN
         (nothing valid) leaves the prompt's entry as it was.
 
-        Raises:
-            ValueError: lengths differ, a prompt comes twice, or a pass rate is out of range.
+        Raises ValueError: lengths differ, a prompt comes twice, or a pass rate is out of range.
         """
         _check_rates(prompts, pass_rates, total)
         entries, (low, high) = {entry.prompt: entry for entry in _entries(state)}, self.band
@@ -177,10 +175,7 @@ class Gaussian:
         self, state: Any, prompts: Sequence[int], pass_rates: Sequence[float], *, iteration: int, total: int
     ) -> Tensor:
         """Moving average of each prompt's pass rate, `p <- momentum p + (1 - momentum) observed`; NaN changes nothing.
-
-        Raises:
-            ValueError: lengths differ, a prompt comes twice or is unknown, or a pass rate is out of range.
-        """
+        Raises ValueError: lengths differ, a prompt comes twice or is unknown, or a pass rate is out of range."""
         _check_rates(prompts, pass_rates, total)
         updated = _rates(state, total).clone()
         for prompt, rate in zip(prompts, pass_rates, strict=True):
@@ -219,8 +214,7 @@ def draw_prompts(weight_P: Float[Tensor, " P"], n: int, *counters: Part) -> tupl
         n: At most the number of positive weights.
         *counters: As `flowrl.runtime.randomness.counter_seed`, for instance (seed, "prompts", iteration).
 
-    Raises:
-        ValueError: a weight is negative or not finite, or n is negative or too large.
+    Raises ValueError: a weight is negative or not finite, or n is negative or too large.
     """
     weight = weight_P.detach().cpu().double().clone()
     if not bool((weight.isfinite() & (weight >= 0)).all()):
@@ -245,8 +239,7 @@ def accuracy_scaled_kl(beta: float, accuracy: float) -> float:
 
     Between beta / 2 at accuracy 0 and 0.881 beta at 1: it never reaches beta.
 
-    Raises:
-        ValueError: beta is negative, or the accuracy is outside [0, 1].
+    Raises ValueError: beta is negative, or the accuracy is outside [0, 1].
     """
     if not beta >= 0 or not 0 <= accuracy <= 1:
         raise ValueError(f"beta must not be negative and accuracy lies in [0, 1], got {beta} and {accuracy}")

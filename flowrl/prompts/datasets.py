@@ -34,8 +34,7 @@ def read_dataset(text: str, negative: str = "") -> list[Prompt]:
         text: dataset:ID_OR_FOLDER, and :SPLIT unless it is train; the library's slices (train[:100]) work too.
         negative: for the rows without a negative prompt of their own.
 
-    Raises:
-        ValueError: no such dataset or split, no column `prompt`, or a bad row; rows count from 0.
+    Raises ValueError: no such dataset or split, no column `prompt`, or a bad row; rows count from 0.
     """
     name, split = _parse(text)
     table = _load(text, name, split)
@@ -68,8 +67,7 @@ def read_edits(text: str, source: str, columns: Collection[str]) -> list[dict[st
         source: the column of source images; it becomes `source`, the path of a file of this process.
         columns: further columns that it must have.
 
-    Raises:
-        ValueError: no such dataset or split, or a column that is missing.
+    Raises ValueError: no such dataset or split, or a column that is missing.
     """
     name, split = _parse(text)
     table = _load(text, name, split)

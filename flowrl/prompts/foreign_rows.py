@@ -43,8 +43,7 @@ def foreign_sources(row: Mapping[str, Any], where: str, find: Callable[[str], Pa
         where: file and line, for messages.
         find: the file that a path means.
 
-    Raises:
-        ValueError: two keys name different images, or one holds an image that is no path of a file.
+    Raises ValueError: two keys name different images, or one holds an image that is no path of a file.
     """
     found = {key: names for key in SOURCES if (names := image_names(row.get(key), find))}
     for key in SOURCES:
@@ -80,7 +79,6 @@ def image_names(value: Any, find: Callable[[str], Path] | None = None) -> list[s
     """Paths of image files that a value of a record names, alone, in a list, or as UniRL's media; none else.
 
     Args:
-        value: the value.
         find: the file that a path means, so that one that is there is taken whatever its name ends with.
     """
     names = list[str]()

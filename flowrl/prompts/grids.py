@@ -38,11 +38,7 @@ def grid_shape(text: str) -> tuple[int, int] | None:
 
 
 def check_grid(grid: str | None) -> None:
-    """Refuses an option `grid` that names no grid.
-
-    Raises:
-        ValueError: naming what was given and what is allowed.
-    """
+    """Refuses an option `grid` that names no grid."""
     if grid is not None and grid_shape(grid) is None:
         raise ValueError(f"grid must be ROWSxCOLUMNS of 2 to {MAX_CELLS} cells, such as 2x2, got {grid!r}.")
 
@@ -52,8 +48,7 @@ def split_grid(images: Shaped[Tensor, " B 3 H W"], rows: int, columns: int) -> S
 
     What is left over at the bottom and the right is dropped. Carries gradient.
 
-    Raises:
-        ValueError: if there are more rows or columns than pixels.
+    Raises ValueError: if there are more rows or columns than pixels.
     """
     batch, channels, *size = images.shape
     height, width = (size[0] // rows, size[1] // columns) if rows >= 1 and columns >= 1 else (0, 0)
@@ -94,8 +89,7 @@ def cell_prompts(prompt: str, metadata: Mapping[str, Any]) -> list[Prompt]:
     An entry of `sub_prompts` is what a line of a prompt file is: a text, or an object with `prompt` that is the cell's
     metadata.
 
-    Raises:
-        ValueError: if `sub_prompts` is something else.
+    Raises ValueError: if `sub_prompts` is something else.
     """
     own = metadata.get("sub_prompts")
     if own is None:

@@ -25,22 +25,19 @@ from flowrl.runtime.shapes import Float
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EvalItem:
-    """One image of an evaluation.
-
-    Attributes:
-        prompt: its row.
-        prompt_id: number of the row among the different ones.
-        sample: number among the images of the same row.
-        key: tells the row from the others, see `flowrl.prompts.identity.keys_of`; "" takes what the row asks for.
-        noise: number among the images with one `Prompt.noise_name`; None takes `sample`, with which it agrees unless
-            rows of one text differ in something else.
-    """
+    """One image of an evaluation."""
 
     prompt: Prompt
+    """Its row."""
     prompt_id: int
+    """Number of the row among the different ones."""
     sample: int
+    """Number among the images of the same row."""
     key: str = ""
+    """Tells the row from the others, see `flowrl.prompts.identity.keys_of`; "" takes what the row asks for."""
     noise: int | None = None
+    """Number among the images with one `Prompt.noise_name`; None takes `sample`, with which it agrees unless rows of
+    one text differ in something else."""
 
 
 def load_prompts(text: str, negative: str = "", *, resolve: Callable[[str], Path]) -> list[Prompt]:
@@ -51,8 +48,7 @@ def load_prompts(text: str, negative: str = "", *, resolve: Callable[[str], Path
         negative: for the rows without a negative prompt of their own.
         resolve: finds the file of a text that names no dataset, `flowrl.config.train.resolve_path`.
 
-    Raises:
-        ValueError: see `read_prompts`, or nothing is there.
+    Raises ValueError: see `read_prompts`, or nothing is there.
     """
     return read_prompts(text if is_dataset(text) else resolve(text), negative)
 
@@ -64,8 +60,7 @@ def read_prompts(path: str | Path, negative: str = "") -> list[Prompt]:
         path: the file or the text.
         negative: for the rows without a negative prompt of their own.
 
-    Raises:
-        ValueError: it cannot be read, is empty, or a row is bad (the images that it names too); says which.
+    Raises ValueError: it cannot be read, is empty, or a row is bad (the images that it names too); says which.
     """
     return read_dataset(str(path), negative) if is_dataset(path) else read_file(Path(path), negative)
 
@@ -77,8 +72,7 @@ def load_sources(prompt: Prompt, size: Size | None = None) -> list[Float[Tensor,
         prompt: the prompt; without sources the list is empty.
         size: (height, width), see `flowrl.prompts.source_images.read_image`, or None for each image's own.
 
-    Raises:
-        ValueError: an image is damaged or no longer there.
+    Raises ValueError: an image is damaged or no longer there.
     """
     return [read_image(path, size) for path in prompt.sources]
 

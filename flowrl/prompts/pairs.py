@@ -45,11 +45,8 @@ class Shown:
 
 
 def read_pairs(path: Path) -> list[Pair]:
-    """Reads a file of pairs, or `pairs.jsonl` of a folder; blank lines are skipped, images are not opened.
-
-    Raises:
-        ValueError: there is no such file, it holds no pair, or a line is bad; names file and line.
-    """
+    """Reads a file of pairs, or `pairs.jsonl` of a folder; blank lines are skipped, images are not opened. Raises
+    ValueError: there is no such file, it holds no pair, or a line is bad; names file and line."""
     found = []
     for where, row, prompt, (winner, loser) in _read(path, "pairs", "winner", "loser"):
         if winner == loser:
@@ -92,11 +89,8 @@ def _read(path: Path, what: str, *keys: str) -> Iterator[tuple[str, dict[str, An
 
 
 def load_images(paths: Sequence[Path], size: Size | None = None) -> Float[Tensor, " b 3 h w"]:
-    """Images of one size, or brought to `size`, as `flowrl.prompts.source_images.read_image` gives them.
-
-    Raises:
-        ValueError: one cannot be read, or they differ in size; names it.
-    """
+    """Images of one size, or brought to `size`, as `flowrl.prompts.source_images.read_image` gives them. Raises
+    ValueError: one cannot be read, or they differ in size; names it."""
     images = [read_image(path, size) for path in paths]
     for path, image in zip(paths, images, strict=True):
         if image.shape != images[0].shape:

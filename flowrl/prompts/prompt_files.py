@@ -57,29 +57,26 @@ Find = Callable[[str], Path]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prompt:
-    """One row of a prompt file.
-
-    Attributes:
-        text: the prompt, or the instruction of an edit.
-        metadata: the row's whole record, `{}` for plain prompts.
-        negative: what guidance leads away from.
-        sources: absolute paths of the images that the instruction is about.
-        references: absolute paths of images that a sample is to resemble.
-        video: absolute path of the video that the instruction is about.
-        mask: absolute path of the video that says where `video` is drawn.
-        source_names: `sources`, then `video` and `mask`, as the file writes them; empty takes the names of their files.
-        where: file and line that it was read from, for messages.
-    """
+    """One row of a prompt file."""
 
     text: str
+    """The prompt, or the instruction of an edit."""
     metadata: dict[str, Any]
+    """The row's whole record, `{}` for plain prompts."""
     negative: str = ""
+    """What guidance leads away from."""
     sources: tuple[str, ...] = ()
+    """Absolute paths of the images that the instruction is about."""
     references: tuple[str, ...] = ()
+    """Absolute paths of images that a sample is to resemble."""
     video: str | None = None
+    """Absolute path of the video that the instruction is about."""
     mask: str | None = None
+    """Absolute path of the video that says where `video` is drawn."""
     source_names: tuple[str, ...] = ()
+    """`sources`, then `video` and `mask`, as the file writes them; empty takes the names of their files."""
     where: str = field(default="", compare=False)
+    """File and line that it was read from, for messages."""
 
     def __post_init__(self) -> None:
         if self.text.strip():  # readers refuse empty ones, and say where
@@ -119,8 +116,7 @@ def read_file(path: Path, negative: str = "") -> list[Prompt]:
         path: the file; its ending says what it is.
         negative: for the rows without a negative prompt of their own.
 
-    Raises:
-        ValueError: the file cannot be read, is empty, or a line is bad; names file and line.
+    Raises ValueError: the file cannot be read, is empty, or a line is bad; names file and line.
     """
     if path.is_dir():
         raise ValueError(f"{path}: is a folder; if it holds a dataset, write dataset:{path}")
@@ -162,11 +158,8 @@ def say_once(text: str) -> None:
 
 
 def read_objects(path: Path) -> list[tuple[str, Any]]:
-    """The JSON values of a file with one a line, each with "FILE, line NUMBER", for messages.
-
-    Raises:
-        ValueError: a line is no JSON; or all of the file is one list or object, with what to do about it.
-    """
+    """The JSON values of a file with one a line, each with "FILE, line NUMBER", for messages. Raises ValueError: a line
+    is no JSON; or all of the file is one list or object, with what to do about it."""
     rows: list[tuple[str, Any]] = []
     for at, line in read_lines(path):
         try:
@@ -242,8 +235,7 @@ def prompt_of(row: Any, where: str, *, find: Find, negative: str = "", missing: 
         negative: used where the record has none.
         missing: what to say of a record without a prompt.
 
-    Raises:
-        ValueError: a wrong type, an empty prompt, or an image or video that is not there or is not one.
+    Raises ValueError: a wrong type, an empty prompt, or an image or video that is not there or is not one.
     """
     text, own = _texts(row, where, missing)
     names, sources = _images(row, SOURCES, where, find)

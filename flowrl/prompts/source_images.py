@@ -29,11 +29,8 @@ CACHED_IMAGES = 32
 
 
 def check_image(path: str | Path) -> None:
-    """Opens an image's header, once for each version of the file.
-
-    Raises:
-        ValueError: Pillow cannot open it, or its pixels are of a kind that has no fixed range.
-    """
+    """Opens an image's header, once for each version of the file. Raises ValueError: Pillow cannot open it, or its
+    pixels are of a kind that has no fixed range."""
     path = Path(path)
     _check_header(path, _stamp(path))
 
@@ -42,12 +39,10 @@ def read_image(path: str | Path, size: Size | None = None) -> Float[Tensor, " 3 
     """An image as RGB in [0, 1], read as `flowrl.media.reading` says.
 
     Args:
-        path: its file.
         size: (height, width) to bring it to, or None for its own. It is scaled (Lanczos, antialiased) until it covers
             the size and what sticks out is cut off evenly on both sides, so that nothing is stretched.
 
-    Raises:
-        ValueError: no such file, no image, or a size below 1.
+    Raises ValueError: no such file, no image, or a size below 1.
     """
     if size is not None and min(size) < 1:
         raise ValueError(f"size is (height, width) in pixels, each at least 1, got {size}")
@@ -57,11 +52,8 @@ def read_image(path: str | Path, size: Size | None = None) -> Float[Tensor, " 3 
 
 
 def keep_image(data: bytes) -> Path:
-    """A file of this process that holds the bytes of an image; the same bytes have one file.
-
-    Raises:
-        ValueError: they are not an image.
-    """
+    """A file of this process that holds the bytes of an image; the same bytes have one file. Raises ValueError: they
+    are not an image."""
     name = hashlib.sha256(data).hexdigest()[:32]
     try:
         with open_image(io.BytesIO(data)) as image:

@@ -23,12 +23,10 @@ def check_text(text: str, where: str = "") -> None:
     """Refuses a prompt that is no text.
 
     Args:
-        text: what was given.
         where: file and line, for messages; without, the beginning of the text is named.
 
-    Raises:
-        ValueError: control characters but tabs and line breaks, halves of characters, a byte order mark at the
-            beginning, nothing that is seen, or more than `LONGEST` characters.
+    Raises ValueError: control characters but tabs and line breaks, halves of characters, a byte order mark at the
+    beginning, nothing that is seen, or more than `LONGEST` characters.
     """
     if (found := _fault(text)) is not None:
         raise ValueError(f"{where or repr(text[:40])}: {found}")

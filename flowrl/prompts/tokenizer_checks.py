@@ -22,9 +22,6 @@ def check_tokenizer_files(folder: Path, advice: str) -> None:
     Args:
         folder: of a tokenizer, or of a processor that has one.
         advice: what to do, for the message.
-
-    Raises:
-        ValueError: names the folder and the missing files.
     """
     names = {path.name for path in folder.glob("*")} | {path.name for path in folder.glob("tokenizer/*")}
     kind = _read(folder / "tokenizer_config.json").get("tokenizer_class")
@@ -56,9 +53,6 @@ def check_tokenizer(tokenizer: Any, place: str, advice: str) -> None:
         tokenizer: of transformers.
         place: where it is from, for the message.
         advice: what to do, for the message.
-
-    Raises:
-        ValueError: names the place.
     """
     special, size = {*tokenizer.all_special_ids, tokenizer.unk_token_id}, len(tokenizer)
     own = [tokenizer.decode([one]) for one in range(0, size, max(1, size // _TRIED)) if one not in special]
@@ -77,9 +71,6 @@ def check_fits(tokenizer: Any, encoder: Any, place: str) -> None:
         tokenizer: of transformers.
         encoder: the text encoder beside it, which keeps watch over its own input from here on.
         place: where the tokenizer is from, for the message.
-
-    Raises:
-        ValueError: names the place, and both numbers.
     """
     table = encoder.get_input_embeddings()
     rows = vars(table).get("num_embeddings")

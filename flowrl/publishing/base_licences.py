@@ -11,21 +11,18 @@ from flowrl.pipelines.places.known_checkpoints import published
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Terms:
-    """A licence.
-
-    Attributes:
-        title: what it is called.
-        hub: the hub's word for it; "other" where it has none.
-        name: `license_name` of a card, for "other".
-        link: where its text is; None: at the base model's page.
-        demands: what it asks of a LoRA that is passed on.
-    """
+    """A licence."""
 
     title: str
+    """What it is called."""
     hub: str = "other"
+    """The hub's word for it; "other" where it has none."""
     name: str | None = None
+    """`license_name` of a card, for "other"."""
     link: str | None = None
+    """Where its text is; None: at the base model's page."""
     demands: str
+    """What it asks of a LoRA that is passed on."""
 
 
 _READ = (

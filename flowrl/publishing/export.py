@@ -19,14 +19,7 @@ from flowrl.generation.sampling_options import SamplingOptions
 from flowrl.pipelines import stock_of
 from flowrl.pipelines.places.lora_places import LORA_FILE
 from flowrl.pipelines.weights.lora import VARIANTS
-from flowrl.publishing.lora_exports import (
-    SavedLora,
-    comfyui_tensors,
-    finite_loras,
-    kohya_tensors,
-    peft_tensors,
-    stock_files,
-)
+from flowrl.publishing import lora_exports
 from flowrl.runtime.files import refuse_foreign, replacing, write_atomically
 from flowrl.runtime.public import public
 from flowrl.training.parts import DTYPES
@@ -43,15 +36,12 @@ Content = tuple[dict[str, Tensor], dict[str, str]] | str
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExportedLora:
-    """A LoRA in the form of another program.
-
-    Attributes:
-        folder: where it is.
-        files: file with tensors -> number of tensors.
-    """
+    """A LoRA in the form of another program."""
 
     folder: Path
+    """Where it is."""
     files: dict[Path, int]
+    """File with tensors -> number of tensors."""
 
 
 @public
@@ -76,7 +66,7 @@ def export(
     source = find_source(place, sampling=SamplingOptions(dtype=dtype))
     lora = lora_of(source, place, "export")
     check_source(source)
-    loras = finite_loras(lora, stock_of(source.family, source.model))
+    loras = lora_exports.finite_loras(lora, stock_of(source.family, source.model))
     folder = Path(out or Path(place) / f"export-{form}")
     files = files_of_form(loras, form, source, label_of(place))
     for name in files:
@@ -105,26 +95,24 @@ def export(
     return ExportedLora(folder=folder, files=written)
 
 
-def files_of_form(loras: Mapping[str, SavedLora], form: str, source: Source, label: str) -> dict[str, Content]:
-    """File names and what is in them.
-
-    Raises:
-        ValueError: the form cannot hold this LoRA.
-    """
+def files_of_form(
+    loras: Mapping[str, lora_exports.SavedLora], form: str, source: Source, label: str
+) -> dict[str, Content]:
+    """File names and what is in them. Raises ValueError: the form cannot hold this LoRA."""
     files: dict[str, Content] = {}
     if form == "diffusers" and source.lora is not None:  # as its family names the parts
-        files |= stock_files(source.lora)
+        files |= lora_exports.stock_files(source.lora)
     for network, lora in loras.items():
         place = f"{network}/" if network == "transformer_2" else ""
         if form in ("comfyui", "kohya"):
-            named = comfyui_tensors if form == "comfyui" else kohya_tensors
+            named = lora_exports.comfyui_tensors if form == "comfyui" else lora_exports.kohya_tensors
             files[f"{label}{NOISE[network]}_{form}.safetensors"] = named(lora, source.family), {}
             continue
         if form == "diffusers" and f"{place}{LORA_FILE}" in files:
             continue
         config = adapter_config(lora)
         if form == "peft":
-            files[f"{place}adapter_model.safetensors"] = peft_tensors(lora), {}
+            files[f"{place}adapter_model.safetensors"] = lora_exports.peft_tensors(lora), {}
             base = hub_id(source.model)
             facts = {"peft_type": "LORA", "base_model_name_or_path": base,
                      "revision": None if base is None else split_revision(source.model)[1], **config,
@@ -133,14 +121,15 @@ def files_of_form(loras: Mapping[str, SavedLora], form: str, source: Source, lab
             continue
         part = "unet" if source.family in ("sd", "sdxl") else "transformer"
         tensors = {
-            name.replace("base_model.model.", f"{part}.", 1): tensor for name, tensor in peft_tensors(lora).items()
+            name.replace("base_model.model.", f"{part}.", 1): tensor
+            for name, tensor in lora_exports.peft_tensors(lora).items()
         }
         notes = json.dumps({f"{part}.{key}": value for key, value in config.items()})
         files[f"{place}{LORA_FILE}"] = tensors, {"lora_adapter_metadata": notes}
     return files
 
 
-def adapter_config(lora: SavedLora) -> dict[str, object]:
+def adapter_config(lora: lora_exports.SavedLora) -> dict[str, object]:
     """Rank, alpha, layers and variant as PEFT calls them."""
     rank = next(iter(lora.layers.values()))[0].shape[0]
     found = {"r": rank, "lora_alpha": lora.alpha, "target_modules": sorted(lora.layers)}

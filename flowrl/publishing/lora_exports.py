@@ -57,19 +57,16 @@ _FLUX_ALONE = {"img": "to_out.0", "txt": "to_add_out"}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SavedLora:
-    """A LoRA of one network as it lies on disk.
-
-    Attributes:
-        layers: its matrices.
-        alpha: as its file says it.
-        variant: one of `flowrl.pipelines.weights.lora.VARIANTS`.
-        magnitudes: of a DoRA, by layer.
-    """
+    """A LoRA of one network as it lies on disk."""
 
     layers: Layers
+    """Its matrices."""
     alpha: float
+    """As its file says it."""
     variant: str
+    """One of `flowrl.pipelines.weights.lora.VARIANTS`."""
     magnitudes: Mapping[str, Tensor]
+    """Of a DoRA, by layer."""
 
     def scale(self, layer: str) -> float:
         """What B A is multiplied with: alpha / r, of an rsLoRA alpha / sqrt(r)."""

@@ -31,21 +31,18 @@ PARTS = ("transformer", "unet")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MergedModel:
-    """A merged model.
-
-    Attributes:
-        layers: number of changed layers.
-        dtypes: dtypes of their weights, in alphabetical order.
-        folder: where the model is.
-        variant: ending of its files, as the base has it.
-        lost: length of what rounding took away, relative to the change: ||W' - (W + dW)|| / ||dW||.
-    """
+    """A merged model."""
 
     folder: Path
+    """Where the model is."""
     variant: str | None
+    """Ending of its files, as the base has it."""
     layers: int
+    """Number of changed layers."""
     dtypes: tuple[str, ...]
+    """Dtypes of their weights, in alphabetical order."""
     lost: float
+    """Length of what rounding took away, relative to the change: ||W' - (W + dW)|| / ||dW||."""
 
 
 def merge_files(base: Path, loras: Mapping[str, SavedLora], out: Path, variant: str | None = None) -> MergedModel:
@@ -100,11 +97,7 @@ def merge_weight(weight: Tensor, lora: SavedLora, layer: str) -> Tensor:
 
 
 def weights_of(part: Path, variant: str | None) -> list[Path]:
-    """The files of a part that hold its weights.
-
-    Raises:
-        ValueError: there are none in safetensors.
-    """
+    """The files of a part that hold its weights. Raises ValueError: there are none in safetensors."""
     names = {path: path.stem.split("-")[0] for path in sorted(part.glob("*.safetensors"))}  # without a shard's number
     found = [path for path, name in names.items() if (name.endswith(f".{variant}") if variant else "." not in name)]
     if not found:

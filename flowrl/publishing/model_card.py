@@ -34,25 +34,22 @@ _USE = read_text(Path(__file__).with_name("how_to_use.md")).removesuffix("\n")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunCard:
-    """What a card is made of; `text` is its README.md.
-
-    Attributes:
-        base: hub id of the base model; None where there is none to name.
-        terms: of the base's licence, None where it is not known.
-        images: per shown prompt: text, seed, files before and after, in the shared folder.
-        comfyui: the file for ComfyUI, or in words why there is none.
-        task: the hub's name for what the model does.
-    """
+    """What a card is made of; `text` is its README.md."""
 
     name: str
     run: RunData
     source: Source
     base: str | None
+    """Hub id of the base model; None where there is none to name."""
     terms: Terms | None
+    """Of the base's licence, None where it is not known."""
     held: HeldOut | None
     images: Sequence[tuple[str, str, str, str]]
+    """Per shown prompt: text, seed, files before and after, in the shared folder."""
     comfyui: str
+    """The file for ComfyUI, or in words why there is none."""
     task: str
+    """The hub's name for what the model does."""
 
     def text(self) -> str:
         """README.md."""

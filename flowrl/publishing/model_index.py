@@ -44,15 +44,12 @@ def add_to_card(path: Path, name: str, entries: Sequence[BoardEntry]) -> tuple[s
     """Merges evaluations into the README.md, which is made where it is missing.
 
     Args:
-        path: of the README.md.
         name: of the model, where the card does not name it.
-        entries: of one model.
 
     Returns:
         The block as it stands now, and how many numbers were written.
 
-    Raises:
-        ValueError: its front matter cannot be read, or cannot be changed without loss; nothing was written then.
+    Raises ValueError: its front matter cannot be read, or cannot be changed without loss; nothing was written then.
     """
     text = ""
     if path.exists():
@@ -73,11 +70,8 @@ def add_to_card(path: Path, name: str, entries: Sequence[BoardEntry]) -> tuple[s
 
 
 def model_index(name: str, entries: Sequence[BoardEntry]) -> list[Block]:
-    """The block of some evaluations of one model, by the hub's library.
-
-    Raises:
-        ValueError: two of them are of one benchmark under the same conditions.
-    """
+    """The block of some evaluations of one model, by the hub's library. Raises ValueError: two of them are of one
+    benchmark under the same conditions."""
     from huggingface_hub.repocard_data import EvalResult, eval_results_to_model_index
 
     results: list[Block] = []
@@ -132,11 +126,8 @@ def task_of(entry: BoardEntry) -> str:
 
 
 def merge_index(old: Any, new: Sequence[Block], where: str) -> list[Block]:
-    """The old block with the new results: in place of those of the same conditions, else after them.
-
-    Raises:
-        ValueError: the old block is none that the hub understands.
-    """
+    """The old block with the new results: in place of those of the same conditions, else after them. Raises ValueError:
+    the old block is none that the hub understands."""
     from huggingface_hub.repocard_data import model_index_to_eval_results
 
     if not old:
@@ -163,10 +154,7 @@ def merge_index(old: Any, new: Sequence[Block], where: str) -> list[Block]:
 
 def split_front(text: str, where: str) -> tuple[str, str, str]:
     """A card as what stands before the metadata (with the opening line), the metadata, and all from the closing line.
-
-    Raises:
-        ValueError: the metadata is never closed.
-    """
+    Raises ValueError: the metadata is never closed."""
     lines = text.splitlines(keepends=True)
     start = next((k for k, line in enumerate(lines) if line.lstrip("\ufeff").strip()), None)
     if start is None or not _FENCE.fullmatch(lines[start].lstrip("\ufeff")):
@@ -233,17 +221,14 @@ def _conditions_of(result: Mapping[str, Any]) -> tuple[Any, Any]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WrittenCard:
-    """A README.md with evaluations in its metadata.
-
-    Attributes:
-        path: the file.
-        block: its model-index as it is now.
-        text: the block, and a line on what was written.
-    """
+    """A README.md with evaluations in its metadata."""
 
     path: Path
+    """The file."""
     block: str
+    """Its model-index as it is now."""
     text: str
+    """The block, and a line on what was written."""
 
 
 @public

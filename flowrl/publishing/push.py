@@ -31,17 +31,14 @@ from flowrl.runtime.scrubbing import say as print
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SharedRun:
-    """The shared files of a run.
-
-    Attributes:
-        files: file name -> bytes.
-        folder: where the files are; None if none were written.
-        address: address of the repository; None if nothing was uploaded.
-    """
+    """The shared files of a run."""
 
     files: dict[str, int]
+    """File name -> bytes."""
     folder: Path | None
+    """Where the files are; None if none were written."""
     address: str | None
+    """Address of the repository; None if nothing was uploaded."""
 
 
 @public

@@ -30,11 +30,8 @@ class Shared:
 
 
 def image_files(run: RunData, most: int) -> tuple[list[tuple[str, str, str, str]], list[Shared]]:
-    """The first pairs of samples before and after: text, seed and the names of both, and the files.
-
-    Raises:
-        ValueError: one of them is a link: what it leads to is no image that the run drew.
-    """
+    """The first pairs of samples before and after: text, seed and the names of both, and the files. Raises ValueError:
+    one of them is a link: what it leads to is no image that the run drew."""
     shown, files = list[tuple[str, str, str, str]](), list[Shared]()
     for pair in [pair for pair in run.pairs if pair.after is not None][:most]:
         names = []
@@ -57,11 +54,8 @@ def list_files(files: Sequence[Shared]) -> str:
 
 
 def write_files(folder: Path, files: Sequence[Shared]) -> None:
-    """Writes them into a folder, each whole or not at all.
-
-    Raises:
-        ValueError: what is there is none of this command's, or there is no room; nothing was written then.
-    """
+    """Writes them into a folder, each whole or not at all. Raises ValueError: what is there is none of this command's,
+    or there is no room; nothing was written then."""
     if found := leads_out(folder):
         raise ValueError(f"{folder}: {found}, and nothing is written through it: give another `folder`")
     own = (folder / README).is_file() and MADE in (folder / README).read_text(encoding="utf-8", errors="replace")

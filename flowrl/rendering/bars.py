@@ -32,7 +32,6 @@ def forest(
 
     Args:
         rows: from top to bottom.
-        x_label: of the axis.
         description: for those who cannot see the chart.
         around: values that the axis shows in any case.
         sign: numbers are differences, written with their sign.

@@ -13,24 +13,21 @@ from flowrl.statistics.bootstrap import Interval
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Dot:
-    """A dot with its interval along either axis, drawn where it is known.
-
-    Attributes:
-        x: where it lies, likewise `y`.
-        title: what hovering says.
-        label: what stands beside it where there is room.
-        color: 0 to 6.
-        shape: "dot", "ring", or "raw" for one of many.
-        line: points of one line are joined in their order.
-    """
+    """A dot with its interval along either axis, drawn where it is known."""
 
     x: Interval
+    """Where it lies, likewise `y`."""
     y: Interval
     title: str = ""
+    """What hovering says."""
     label: str = ""
+    """What stands beside it where there is room."""
     color: int = 1
+    """0 to 6."""
     shape: str = "dot"
+    """Either "dot", "ring", or "raw" for one of many."""
     line: Hashable = None
+    """Points of one line are joined in their order."""
 
 
 def scatter(
@@ -41,7 +38,6 @@ def scatter(
     Args:
         points: one or more; labels are placed in their order, and what finds no place is left to hovering.
         x_label: of the axis, likewise `y_label`.
-        y_label: see above.
         description: for those who cannot see the chart.
         log: x is drawn as a logarithm.
         same: both axes measure the same: they get one scale, and the line on which they are equal.

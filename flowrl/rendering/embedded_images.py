@@ -21,7 +21,6 @@ def image_element(path: Path, words: str, large: int = LARGE) -> str:
     """The element of an image that lies inside the page; nothing where the file cannot be read.
 
     Args:
-        path: the file.
         words: what it shows, for those who cannot see it.
         large: longer sides are reduced to this.
     """

@@ -66,7 +66,6 @@ def score_interval(rows: Sequence[ScoreRow], metric: str, *, base: Sequence[Scor
 
     Args:
         rows: `score_rows` of the metric.
-        metric: its name.
         base: those of another evaluation; the mean is then that of the differences to it, image by image.
     """
     return (stratified_score if metric == SCORE else pooled)(rows, base=base)

@@ -48,11 +48,7 @@ def session_facts(device: torch.device, num_processes: int) -> dict[str, Any]:
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """The manifest of a run folder; empty where there is none.
-
-    Raises:
-        ValueError: it cannot be read; names the file.
-    """
+    """The manifest of a run folder; empty where there is none. Raises ValueError: it cannot be read; names the file."""
     path = folder / MANIFEST
     advice = "restore it; without the file the run can continue, but nobody knows what it was made with"
     return read_json(path, advice) if path.exists() else {}

@@ -39,11 +39,8 @@ def make_free_folder(name: str, parent: Path = RUNS) -> Path:
 
 def refuse_links(folder: Path) -> None:
     """Refuses a run folder in which a name leads out of it: what is written there would change files elsewhere, and
-    what is read and shown would be theirs. A link that stays inside is taken, and so is a folder that is itself a link.
-
-    Raises:
-        ValueError: names it.
-    """
+    what is read and shown would be theirs. A link that stays inside is taken, and so is a folder that is itself a
+    link."""
     if found := leads_out(folder, loose=_LOOSE):
         raise ValueError(
             f"{folder}: {found}, and nothing is read or written through it: put the file itself there, or remove it. "
@@ -58,8 +55,7 @@ def refuse_taken(folder: Path, config: str = "") -> None:
         folder: it may be missing.
         config: the text that the run would write as `config.yaml`.
 
-    Raises:
-        ValueError: with the ways on.
+    Raises ValueError: with the ways on.
     """
     if is_taken(folder) and os.path.lexists(folder / LOCK) and not _only_begun(folder, config):
         with locked(folder, "another run"):
@@ -70,11 +66,7 @@ def refuse_taken(folder: Path, config: str = "") -> None:
 
 def refuse_full(folder: Path, config: str = "") -> None:
     """Refuses a run folder that holds anything, but for what the same command leaves where it is killed before anything
-    was trained.
-
-    Raises:
-        ValueError: with the two ways on.
-    """
+    was trained. Raises ValueError: with the two ways on."""
     if is_taken(folder) and not _only_begun(folder, config):
         raise ValueError(
             f"the run folder {folder} is not empty, and nothing in it will be overwritten: continue it with "
@@ -104,11 +96,9 @@ def refuse_no_run(folder: Path, hint: str = "") -> None:
     """Refuses to continue what is no run folder.
 
     Args:
-        folder: what was given.
         hint: what to do where the folder belongs on several nodes.
 
-    Raises:
-        ValueError: with the way on.
+    Raises ValueError: with the way on.
     """
     refuse_links(folder)
     path = folder / CONFIG

@@ -19,19 +19,16 @@ _ATTENTION_PACKAGES = ("xformers", "flash-attn", "flash_attn_3", "kernels")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Machine:
-    """What kernels ask of a machine; plain data, so that any machine can be described.
-
-    Attributes:
-        device: "cpu", "cuda" or "mps".
-        capability: compute capability of the GPU.
-        packages: versions of installed packages that hold attention kernels.
-        faults: why some of those cannot be used.
-    """
+    """What kernels ask of a machine; plain data, so that any machine can be described."""
 
     device: str
+    """Either "cpu", "cuda" or "mps"."""
     capability: tuple[int, int] | None = None
+    """Compute capability of the GPU."""
     packages: Mapping[str, str] = field(default_factory=dict)
+    """Versions of installed packages that hold attention kernels."""
     faults: Mapping[str, str] = field(default_factory=dict)
+    """Why some of those cannot be used."""
 
 
 def this_machine(device: str) -> Machine:

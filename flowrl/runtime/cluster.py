@@ -38,22 +38,19 @@ _LONGEST_FOLDER = 40
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Connection:
-    """This process's connection to Ray.
-
-    Attributes:
-        address: other processes reach the same instance by.
-        folder: of the files of an instance that this process started; None where it was there before.
-        own: whether the connection was made here, and is closed here.
-        raylet: Ray's process that was started with such an instance (`psutil.Process`). When it is gone, Ray ends this
-            process at one of the next calls, without a word.
-        lock: open for as long as this process lives, so that nobody takes the folder for one that was left behind.
-    """
+    """This process's connection to Ray."""
 
     address: str
+    """Other processes reach the same instance by."""
     folder: Path | None
+    """Of the files of an instance that this process started; None where it was there before."""
     own: bool
+    """Whether the connection was made here, and is closed here."""
     raylet: Any = None
+    """Ray's process that was started with such an instance (`psutil.Process`). When it is gone, Ray ends this process
+    at one of the next calls, without a word."""
     lock: IO[bytes] | None = None
+    """Open for as long as this process lives, so that nobody takes the folder for one that was left behind."""
 
 
 class RayEnded(ValueError):
@@ -78,8 +75,7 @@ def connect(address: str | None, *, workers: int, gpus: Sequence[str] | None = N
         workers: that an instance started here has room for, at one CPU each; they share the cores there are.
         gpus: numbers of the GPUs that an instance started here lends to workers; None takes all that it finds.
 
-    Raises:
-        ValueError: no cluster answers there, or it runs another version of Ray or of Python.
+    Raises ValueError: no cluster answers there, or it runs another version of Ray or of Python.
     """
     check_extra("workers")
     if _connection:
@@ -127,11 +123,8 @@ def connect(address: str | None, *, workers: int, gpus: Sequence[str] | None = N
 
 
 def refuse_ended() -> None:
-    """Looks whether the instance that this process started is still there; to be called before Ray is.
-
-    Raises:
-        RayEnded: it is not.
-    """
+    """Looks whether the instance that this process started is still there; to be called before Ray is. Raises RayEnded:
+    it is not."""
     if _connection and _is_over(_connection[0]):
         raise RayEnded(
             "Ray ended on this machine (its process raylet is gone), and with it all workers. It was killed from "

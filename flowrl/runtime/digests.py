@@ -52,8 +52,7 @@ def content_digest(path: Path) -> str:
     A file that has not changed since (`file_stamp`) is not read again: by this process, or by a later one where it
     holds `KEPT_FROM` bytes or more, whose digests are kept in `flowrl/digests` of the user's cache folder.
 
-    Raises:
-        ValueError: it cannot be read.
+    Raises ValueError: it cannot be read.
     """
     try:
         with path.open("rb") as stream:

@@ -22,10 +22,6 @@ def remedy(module: str | None) -> str:
 
 
 def check_extra(module: str, what: str) -> None:
-    """Refuses what needs a module of `EXTRAS` where that is not installed.
-
-    Raises:
-        ValueError: names the package and how to install it.
-    """
+    """Refuses what needs a module of `EXTRAS` where that is not installed."""
     if importlib.util.find_spec(module) is None:
         raise ValueError(f"{what} needs the package {module}, which is not installed: {remedy(module)}")

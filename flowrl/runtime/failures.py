@@ -161,7 +161,6 @@ def describe_error(error: BaseException, folder: Path | None = None) -> str:
     """The paragraph of an error; of one that nobody foresaw with the file that has the traceback.
 
     Args:
-        error: what was raised.
         folder: of the run, for its `error.log`; None takes a file of its own in the folder for temporary files.
     """
     paragraph = explain(error)

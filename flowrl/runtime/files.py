@@ -48,12 +48,10 @@ def replacing(path: Path, *, durable: bool = True) -> Iterator[BinaryIO]:
     is replaced by the file; what it led to stays.
 
     Args:
-        path: the file.
         durable: have the disk keep the bytes before the name, and the name before the end: after a power cut the file
             is there with what was written. Without, it may be empty then: for what is cheap to make again.
 
-    Raises:
-        ValueError: something else than a file is there.
+    Raises ValueError: something else than a file is there.
     """
     if path.exists() and not path.is_file():
         what = "a folder" if path.is_dir() else "a pipe or a device"
@@ -122,11 +120,7 @@ def make_folder(folder: Path) -> None:
 
 def opened(path: Path) -> BinaryIO:
     """A file to read and append to, made where it is missing. It is the one in its folder or none: no link is followed,
-    and no pipe or device opened.
-
-    Raises:
-        ValueError: something else is there.
-    """
+    and no pipe or device opened. Raises ValueError: something else is there."""
     if os.path.lexists(path) and (what := _other_than_file(path)):
         raise ValueError(f"{path} is {what}, and nothing is written through it: remove it")
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0), 0o666)
@@ -188,7 +182,6 @@ def refuse_foreign(path: Path, *, own: bool | Pattern[str], flag: str = "`out`")
     what is not there, or is an empty file, is written; of anything else the command has to know its own hand.
 
     Args:
-        path: the file that would be written.
         own: whether the command wrote what is there, or a pattern that its files hold.
         flag: what named the file, for the message.
     """
@@ -210,9 +203,8 @@ def locked(folder: Path, busy: str) -> Iterator[BinaryIO]:
     A process that inherits the open file holds the lock too: it is free when the last of them has ended, however that
     came. On a file system without locks that is said on standard error, and work goes on.
 
-    Raises:
-        ValueError: somebody holds it, with their process id; `busy` says what they may be. Or `LOCK` is no file of
-            this kind: nothing was written.
+    Raises ValueError: somebody holds it, with their process id; `busy` says what they may be. Or `LOCK` is no file of
+    this kind: nothing was written.
     """
     make_folder(folder)
     path = folder / LOCK
@@ -315,11 +307,8 @@ def free_bytes(path: Path) -> int:
 
 
 def read_text(path: Path) -> str:
-    """A text file in UTF-8, with or without a byte order mark.
-
-    Raises:
-        ValueError: it is not there, is no file (a pipe would be waited for without an end), or is not UTF-8.
-    """
+    """A text file in UTF-8, with or without a byte order mark. Raises ValueError: it is not there, is no file (a pipe
+    would be waited for without an end), or is not UTF-8."""
     if path.exists() and not path.is_file():
         what = "a folder" if path.is_dir() else "a pipe or a device: copy what it gives into a file"
         raise ValueError(f"{path}: cannot be read, it is {what}")
@@ -339,9 +328,8 @@ def parse_json(text: str, where: str, *, finite: bool = True) -> Any:
         where: file, or file and line, for messages.
         finite: refuse NaN and infinity, which JSON does not know; files of diffusers hold them (Sana's scheduler).
 
-    Raises:
-        ValueError: it is not JSON, names a key twice, holds NaN, infinity or half a character (a lone surrogate), or is
-            nested too deep.
+    Raises ValueError: it is not JSON, names a key twice, holds NaN, infinity or half a character (a lone surrogate), or
+    is nested too deep.
     """
     try:
         value = json.loads(text, object_pairs_hook=_each_key_once, parse_constant=_no_constant if finite else None)
@@ -367,12 +355,10 @@ def read_json(path: Path, advice: str = "", *, finite: bool = True) -> dict[str,
     """The object that a JSON file holds.
 
     Args:
-        path: the file.
         advice: what to do about a bad one, for the message.
         finite: as for `parse_json`.
 
-    Raises:
-        ValueError: as `read_text` and `parse_json`, or it holds something else than an object.
+    Raises ValueError: as `read_text` and `parse_json`, or it holds something else than an object.
     """
     try:
         value = parse_json(read_text(path), str(path), finite=finite)
@@ -384,11 +370,8 @@ def read_json(path: Path, advice: str = "", *, finite: bool = True) -> dict[str,
 
 
 def read_json_lines(path: Path) -> list[dict[str, Any]]:
-    """The objects of a file with one on each line; blank lines are skipped.
-
-    Raises:
-        ValueError: as `read_json`; names the line.
-    """
+    """The objects of a file with one on each line; blank lines are skipped. Raises ValueError: as `read_json`; names
+    the line."""
     rows = []
     for number, line in numbered_lines(read_text(path)):
         where = f"{path}, line {number}"
@@ -441,11 +424,7 @@ def plain(value: Any) -> Any:
 
 
 def safetensors_parameters(file: Path) -> int:
-    """Elements of the tensors in a safetensors file, from its header.
-
-    Raises:
-        ValueError: the file is another one.
-    """
+    """Elements of the tensors in a safetensors file, from its header. Raises ValueError: the file is another one."""
     with file.open("rb") as stream:
         start = stream.read(8)
         size = struct.unpack("<Q", start)[0] if len(start) == 8 else 0

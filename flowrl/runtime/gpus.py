@@ -20,29 +20,26 @@ _SECONDS = 20  # a driver that hangs does not answer at all
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GpuFacts:
-    """What driver and torch say of GPUs.
-
-    Attributes:
-        driver: version as nvidia-smi gives it, else the kernel; None where there is no driver.
-        named: GPUs that it lists.
-        complaint: of nvidia-smi, where it failed.
-        torch: its version.
-        build: CUDA that torch was built for; None for a CPU build.
-        names: GPUs that torch sees.
-        capabilities: their compute capabilities.
-        compiled: architectures that torch has kernels for, such as "sm_90".
-        refused: what torch says where it sees no GPU, or where a product on one failed.
-    """
+    """What driver and torch say of GPUs."""
 
     driver: str | None = None
+    """Version as nvidia-smi gives it, else the kernel; None where there is no driver."""
     named: tuple[str, ...] = ()
+    """GPUs that it lists."""
     complaint: str = ""
+    """Of nvidia-smi, where it failed."""
     torch: str = torch.__version__
+    """Its version."""
     build: str | None = None
+    """CUDA that torch was built for; None for a CPU build."""
     names: tuple[str, ...] = ()
+    """GPUs that torch sees."""
     capabilities: tuple[tuple[int, int], ...] = ()
+    """Their compute capabilities."""
     compiled: tuple[str, ...] = ()
+    """Architectures that torch has kernels for, such as "sm_90"."""
     refused: str = ""
+    """What torch says where it sees no GPU, or where a product on one failed."""
 
 
 def gpu_facts() -> GpuFacts:

@@ -77,11 +77,8 @@ def __getattr__(name: str) -> Any:
 
 
 def found(private: Private) -> Any:
-    """What a private name stands for in the installed release; a parameter's default for "function(parameter)".
-
-    Raises:
-        ValueError: it is gone; says which releases have it.
-    """
+    """What a private name stands for in the installed release; a parameter's default for "function(parameter)". Raises
+    ValueError: it is gone; says which releases have it."""
     module, _, names = private.path.partition(":")
     names, _, parameter = names.partition("(") if names.endswith(")") else (names, "", "")
     parameter = parameter.rstrip(")")

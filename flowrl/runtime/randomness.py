@@ -55,7 +55,6 @@ def counter_normal(shape: Sequence[int], *parts: Part) -> Float[Tensor, " *shape
     probability 2^-32.
 
     Args:
-        shape: Shape of the result.
         *parts: The counters, see `counter_seed`.
     """
     generator = torch.Generator(device="cpu").manual_seed(counter_seed(*parts))
@@ -66,11 +65,9 @@ def sample_normals(shape: Sequence[int], keys: Sequence[tuple[Part, ...]]) -> Fl
     """Draw one standard normal tensor per sample, each from its own counters.
 
     Args:
-        shape: Shape of one sample.
         keys: One tuple of counters per sample. A sample's numbers do not depend on who else is in the batch.
 
-    Raises:
-        ValueError: `keys` is empty.
+    Raises ValueError: `keys` is empty.
     """
     if not keys:
         raise ValueError("sample_normals needs one key per sample, got none: pass at least one tuple of counters")
@@ -78,11 +75,7 @@ def sample_normals(shape: Sequence[int], keys: Sequence[tuple[Part, ...]]) -> Fl
 
 
 def counter_integers(low: int, high: int, *parts: Part) -> int:
-    """Draw one integer, uniform in [low, high), from the counters.
-
-    Raises:
-        ValueError: the range is empty.
-    """
+    """Draw one integer, uniform in [low, high), from the counters. Raises ValueError: the range is empty."""
     if high <= low:
         raise ValueError(f"the range [{low}, {high}) holds no integer: high must be greater than low")
     # The remainder of 63 random bits is uneven by at most (high - low) / 2^63, far below anything measurable.
@@ -95,8 +88,7 @@ def counter_choice(n: int, k: int, *parts: Part) -> tuple[int, ...]:
     The first k swaps of a Fisher-Yates shuffle, each with its own counter, so the answer for k begins the answer for
     k + 1.
 
-    Raises:
-        ValueError: k is negative or greater than n.
+    Raises ValueError: k is negative or greater than n.
     """
     if not 0 <= k <= n:
         raise ValueError(f"cannot choose {k} distinct integers of {n}: k must lie in 0 .. {n}")

@@ -186,11 +186,8 @@ class Environments:
         return [child.backend for child in self.children]
 
     def start(self) -> Rows:
-        """Starts all and waits until each of them has loaded; what they serve.
-
-        Raises:
-            ValueError: one does not start, with what it said; or two serve rewards of one name.
-        """
+        """Starts all and waits until each of them has loaded; what they serve. Raises ValueError: one does not start,
+        with what it said; or two serve rewards of one name."""
         for thread in self._threads:
             thread.start()
         while not all(child.backend.rewards for child in self.children):

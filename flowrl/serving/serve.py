@@ -79,11 +79,8 @@ def serve(rewards: str | Sequence[str], *, show: bool = True, **settings: Any) -
 
 
 def devices_of(asked: ServerSettings) -> list[torch.device]:
-    """The device of each replica: those of `devices` in turn, else `device`, else all GPUs in turn, or the CPU.
-
-    Raises:
-        ValueError: a device is not there, or both were given.
-    """
+    """The device of each replica: those of `devices` in turn, else `device`, else all GPUs in turn, or the CPU. Raises
+    ValueError: a device is not there, or both were given."""
     if asked.devices is not None and asked.device is not None:
         raise ValueError("give `device` for one process or for all of them, or `devices` for each, not both.")
     if asked.devices is not None:

@@ -9,11 +9,8 @@ from flowrl.session.preflight import recipe_of
 
 
 def geometry_of(config: TrainConfig, ranks: int) -> Geometry:
-    """How the images of an iteration are split on one of the processes that draw images of their own.
-
-    Raises:
-        ValueError: they do not divide by these processes, or groups cannot be kept whole.
-    """
+    """How the images of an iteration are split on one of the processes that draw images of their own. Raises
+    ValueError: they do not divide by these processes, or groups cannot be kept whole."""
     geometry = config.resolve_batch(ranks)
     micro = recipe_of(config).counts(config).micro_batch_size
     if micro is None:

@@ -32,23 +32,20 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True, slots=True)
 class Looked:
-    """What was looked at.
-
-    Attributes:
-        prompts: of the run, none of a file that could not be read; None where no file is known.
-        faults: all that is wrong, each a sentence of its own.
-        of_prompts: those faults that are about files of prompts.
-        family: of the model, where it is known.
-        lora: that the run starts from, where there is one.
-        rewards: those entries, by identity, whose options are right.
-    """
+    """What was looked at."""
 
     prompts: RunPrompts | None = None
+    """Of the run, none of a file that could not be read; None where no file is known."""
     faults: list[str] = field(default_factory=list)
+    """All that is wrong, each a sentence of its own."""
     of_prompts: list[str] = field(default_factory=list)
+    """Those faults that are about files of prompts."""
     family: ModelFamily | None = None
+    """Of the model, where it is known."""
     lora: Lora | None = None
+    """That the run starts from, where there is one."""
     rewards: dict[int, CheckedReward] = field(default_factory=dict)
+    """Those entries, by identity, whose options are right."""
 
 
 def recipe_of(config: TrainConfig) -> Any:
@@ -64,11 +61,8 @@ def recipe_of(config: TrainConfig) -> Any:
 
 
 def load_checked(path: str | Path | Mapping[str, Any], overrides: Settings = (), *, here: bool = True) -> TrainConfig:
-    """As `load_config`; of a configuration that it refuses, what else is wrong is told too.
-
-    Raises:
-        ConfigError: as `load_config`, with what `preflight` would refuse of the sections that are right.
-    """
+    """As `load_config`; of a configuration that it refuses, what else is wrong is told too. Raises ConfigError: as
+    `load_config`, with what `preflight` would refuse of the sections that are right."""
     try:
         return load_config(path, overrides)
     except ConfigError as error:
@@ -97,12 +91,10 @@ def preflight(config: TrainConfig, *, here: bool = True, stand_in: bool = False)
     resolves it once.
 
     Args:
-        config: the run's settings.
         here: whether this machine trains; else it may lack the device and the attention kernel.
         stand_in: whether other prompts stand for those of the run, so that it is not asked whether they fit.
 
-    Raises:
-        ValueError: all that is wrong: what was given, what is allowed and what to change.
+    Raises ValueError: all that is wrong: what was given, what is allowed and what to change.
     """
     looked = look(config, here=here, fitting=not stand_in)
     if looked.faults:
@@ -344,11 +336,7 @@ def _check_negative(config: TrainConfig, known: ModelFamily) -> None:
 
 
 def check_arithmetic(config: TrainConfig) -> None:
-    """Refuses an arithmetic of autoencoder or rewards that the device of the run does not have.
-
-    Raises:
-        ValueError: names the key, the device and what to set instead.
-    """
+    """Refuses an arithmetic of autoencoder or rewards that the device of the run does not have."""
     from flowrl.runtime.precision import refuse_unable
     from flowrl.training.processes.devices import device_kind
 

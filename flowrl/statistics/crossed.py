@@ -59,20 +59,17 @@ Curve = tuple[Sequence[float], Sequence[float]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Estimate:
-    """A mean over seeds and prompts.
-
-    Attributes:
-        interval: over training seeds and prompts; of a single seed over prompts alone.
-        seeds: Student's interval over the seeds' means, on these prompts; NaN bounds for a single seed.
-        p: of `seeds` against 0, two-sided; NaN for a single seed.
-        detectable: the smallest true value that Student's test over so many seeds would find with 80 % power at 5 %,
-            two-sided, were their spread the one seen (noncentral t); NaN for a single seed.
-    """
+    """A mean over seeds and prompts."""
 
     interval: Interval
+    """Over training seeds and prompts; of a single seed over prompts alone."""
     seeds: Interval
+    """Student's interval over the seeds' means, on these prompts; NaN bounds for a single seed."""
     p: float
+    """Of `seeds` against 0, two-sided; NaN for a single seed."""
     detectable: float
+    """The smallest true value that Student's test over so many seeds would find with 80 % power at 5 %, two-sided, were
+    their spread the one seen (noncentral t); NaN for a single seed."""
 
     @property
     def mean(self) -> float:

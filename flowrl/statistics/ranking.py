@@ -23,20 +23,17 @@ Changes = Mapping[tuple[str, str], Interval]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankLine:
-    """A score among others.
-
-    Attributes:
-        name: of the model or method.
-        score: with its interval.
-        rank: the least and the largest rank that it may have.
-        behind: its score less that of the first; bounds hold for all pairs together. None where it is not known, and
-            for the first itself.
-    """
+    """A score among others."""
 
     name: str
+    """Of the model or method."""
     score: Interval
+    """With its interval."""
     rank: tuple[int, int]
+    """The least and the largest rank that it may have."""
     behind: Interval | None
+    """Its score less that of the first; bounds hold for all pairs together. None where it is not known, and for the
+    first itself."""
 
 
 def paired_changes(runs: Mapping[str, Sequence[Rows]], *, by_task: bool) -> tuple[Changes, float]:
@@ -48,8 +45,7 @@ def paired_changes(runs: Mapping[str, Sequence[Rows]], *, by_task: bool) -> tupl
         runs: method -> the same images (task, prompt, sample) of each of its runs.
         by_task: the score is the mean over tasks of the mean over a task's images; else over all images.
 
-    Raises:
-        ValueError: rows of different images.
+    Raises ValueError: rows of different images.
     """
     found = {
         (one, other): independent_difference(runs[other], runs[one], by_task=by_task).interval

@@ -36,21 +36,18 @@ RESAMPLES = 2000
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Retest:
-    """Two measurements of the same images.
-
-    Attributes:
-        count: images that both measured.
-        largest: max |x - y|.
-        mean: of |x - y|.
-        correlation: Pearson's, over all images.
-        noise_std: of one measurement, sqrt(mean (x - y)² / 2).
-    """
+    """Two measurements of the same images."""
 
     count: int
+    """Images that both measured."""
     largest: float
+    """Max |x - y|."""
     mean: Interval
+    """Of |x - y|."""
     correlation: Interval
+    """Pearson's, over all images."""
     noise_std: Interval
+    """Of one measurement, sqrt(mean (x - y)² / 2)."""
 
     @property
     def exact(self) -> bool:
@@ -60,24 +57,21 @@ class Retest:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Agreement:
-    """What becomes of group-relative advantages from one measurement to another; see the module for the formulas.
-
-    Attributes:
-        groups: with two images or more that both measured.
-        shift: mean of y - x, of which advantages see nothing.
-        reliability: in [-1, 1].
-        noise_share: in [0, 1].
-        within_std: standard deviation within groups, of one measurement.
-        rank: mean over groups of Spearman's correlation of the ranks within the group; groups without spread in x are
-            left out, and where y alone has none it is 0.
-    """
+    """What becomes of group-relative advantages from one measurement to another; see the module for the formulas."""
 
     groups: int
+    """With two images or more that both measured."""
     shift: Interval
+    """Mean of y - x, of which advantages see nothing."""
     reliability: Interval
+    """In [-1, 1]."""
     noise_share: Interval
+    """In [0, 1]."""
     within_std: Interval
+    """Standard deviation within groups, of one measurement."""
     rank: Interval
+    """Mean over groups of Spearman's correlation of the ranks within the group; groups without spread in x are left
+    out, and where y alone has none it is 0."""
 
     @property
     def signal_to_noise(self) -> float:
@@ -88,36 +82,29 @@ class Agreement:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Spread:
-    """Where a reward's variance lies.
-
-    Attributes:
-        std: standard deviation over all images.
-        between_prompts: share of the variance that lies between prompts, which advantages do not see (one-way random
-            effects).
-        flat_groups: share of the groups of two or more whose images all have the same value: no advantage at all.
-    """
+    """Where a reward's variance lies."""
 
     std: Interval
+    """Standard deviation over all images."""
     between_prompts: Interval
+    """Share of the variance that lies between prompts, which advantages do not see (one-way random effects)."""
     flat_groups: Interval
+    """Share of the groups of two or more whose images all have the same value: no advantage at all."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OrderBias:
-    """A judge shown the same pairs in both orders.
-
-    Attributes:
-        count: pairs with a verdict in both orders.
-        failed: pairs without.
-        first_wins: share of verdicts for the one shown first, beyond one half: 0 without bias, 1/2 for a judge that
-            always names the first.
-        agreement: share of pairs in which both orders name the same one; a tie against a win is half.
-    """
+    """A judge shown the same pairs in both orders."""
 
     count: int
+    """Pairs with a verdict in both orders."""
     failed: int
+    """Pairs without."""
     first_wins: Interval
+    """Share of verdicts for the one shown first, beyond one half: 0 without bias, 1/2 for a judge that always names the
+    first."""
     agreement: Interval
+    """Share of pairs in which both orders name the same one; a tie against a win is half."""
 
 
 def over_groups(

@@ -35,7 +35,6 @@ def facts_of(config: TrainConfig, inputs: Mapping[str, Any], *, resumed: bool) -
     """What a process was given, each thing by its name and in short.
 
     Args:
-        config: the run's settings.
         inputs: `flowrl.training.resume_check.inputs_of` them.
         resumed: whether a run is continued.
     """

@@ -206,11 +206,8 @@ def all_compared(loop: Loop, sampled: Sampled, output: RewardOutput, ends: Ends)
 
 
 def success_rates(ends: Ends, group: Tensor, owner: str) -> Tensor:
-    """Mean reward in [0, 1] of each group, looked up for group numbers; 0 where no reward is valid.
-
-    Raises:
-        ValueError: a reward lies outside [0, 1], so it cannot be read as a success rate.
-    """
+    """Mean reward in [0, 1] of each group, looked up for group numbers; 0 where no reward is valid. Raises ValueError:
+    a reward lies outside [0, 1], so it cannot be read as a success rate."""
     known = ends.reward[~ends.reward.isnan()]
     if bool(((known < 0) | (known > 1)).any()):
         raise ValueError(

@@ -14,19 +14,16 @@ from flowrl.trajectory import Conditioning
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class AskedPrompts:
-    """The prompts of p groups.
-
-    Attributes:
-        groups: [p] numbers of the groups, counted over all processes (and over the rounds of an iteration), ascending.
-        prompts: one per group.
-        prompt_ids: their lines in the prompt file.
-        cond: the prompts encoded, one row per group.
-    """
+    """The prompts of p groups."""
 
     groups: Tensor
+    """[p] numbers of the groups, counted over all processes (and over the rounds of an iteration), ascending."""
     prompts: tuple[Prompt, ...]
+    """One per group."""
     prompt_ids: tuple[int, ...]
+    """Their lines in the prompt file."""
     cond: Conditioning
+    """The prompts encoded, one row per group."""
 
     def rows(self, group: Tensor) -> Tensor:
         """Place of group numbers among the groups."""
@@ -57,16 +54,13 @@ class AskedPrompts:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Batch:
-    """The images of one round of sampling.
-
-    Attributes:
-        iteration: counts from 0.
-        own: image numbers of this process, consecutive; image i belongs to group `i // group_size`.
-        group: [b] group of each image.
-        asked: the prompts of those groups.
-    """
+    """The images of one round of sampling."""
 
     iteration: int
+    """Counts from 0."""
     own: range
+    """Image numbers of this process, consecutive; image i belongs to group `i // group_size`."""
     group: Tensor
+    """[b] group of each image."""
     asked: AskedPrompts
+    """The prompts of those groups."""

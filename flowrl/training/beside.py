@@ -26,11 +26,8 @@ class Beside:
         self._over = Event()  # something has failed, or nobody wants the rest
 
     def start(self, work: Callable[[], None], *read: Tensor) -> None:
-        """Asks for work; `read` are the tensors of the caller's stream that it reads, whose memory waits for it.
-
-        Raises:
-            Exception: what earlier work has raised.
-        """
+        """Asks for work; `read` are the tensors of the caller's stream that it reads, whose memory waits for it. Raises
+        Exception: what earlier work has raised."""
         for earlier in self._asked:
             if earlier.done():
                 earlier.result()
@@ -45,11 +42,8 @@ class Beside:
         self._asked.append(asked)
 
     def finish(self) -> None:
-        """Waits for all work, and ends the thread.
-
-        Raises:
-            Exception: what the first of the work that failed has raised; what was asked for after it is not begun.
-        """
+        """Waits for all work, and ends the thread. Raises Exception: what the first of the work that failed has raised;
+        what was asked for after it is not begun."""
         try:
             for asked in self._asked:
                 asked.result()

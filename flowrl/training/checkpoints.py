@@ -132,17 +132,12 @@ def write_checkpoint(
     """Writes checkpoint number `iteration` (finished iterations), then removes all but the newest `keep`.
 
     Args:
-        run_folder: of the run.
-        iteration: the number.
-        state: what is kept.
         keep: number of checkpoints that stay.
         rows: the rows of metrics that belong to it, which are on the disk.
-        run: id of the run.
         inputs: digest of what it is made with.
         parts: digests of the parts that `write_part` has written, by process.
 
-    Raises:
-        OSError: it could not be written (a full disk, say); what was there before stays, half a file does not.
+    Raises OSError: it could not be written (a full disk, say); what was there before stays, half a file does not.
     """
     folder = run_folder / _FOLDER
     final, temporary, aside = (folder / name.format(iteration) for name in ("{:06d}", ".{:06d}", ".{:06d}.old"))
@@ -205,7 +200,6 @@ def find_checkpoint(run_folder: Path, *, changed: bool = False) -> Continued:
     """The newest checkpoint of a run folder that is whole, with its rows. Reads only.
 
     Args:
-        run_folder: of the run.
         changed: where the rows of every checkpoint are damaged, take the newest state without those that cannot be
             read.
 
@@ -451,8 +445,7 @@ def restore(state: dict[str, Any], policy: TrainedWeights, optimizer: torch.opti
 
     The optimizer keeps the learning rate and its like that it was made with: they are settings, not state.
 
-    Raises:
-        CheckpointError: it holds other weights than the policy has.
+    Raises CheckpointError: it holds other weights than the policy has.
     """
     settings = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
     try:

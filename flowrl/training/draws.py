@@ -27,25 +27,22 @@ HOST = torch.device("cpu")
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Request:
-    """A piece of an iteration's rollout.
-
-    Attributes:
-        iteration: counts from 0.
-        images: their numbers, of at most one `rollout_batch_size`; of a whole process where `plan` is set.
-        asked: the prompts of their groups, encoded and on the host; without their texts.
-        steps: stochastic ones; none is sampling by the ODE.
-        levels: noise levels that a calibration has found.
-        plan: whether all that the credit method asks for is drawn, branches, trees or completions, as a `Sampled`.
-        keep_means: whether means of the stochastic steps are kept.
-    """
+    """A piece of an iteration's rollout."""
 
     iteration: int
+    """Counts from 0."""
     images: range
+    """Their numbers, of at most one `rollout_batch_size`; of a whole process where `plan` is set."""
     asked: AskedPrompts
+    """The prompts of their groups, encoded and on the host; without their texts."""
     steps: tuple[int, ...]
+    """Stochastic ones; none is sampling by the ODE."""
     levels: tuple[float, ...] | None = None
+    """Noise levels that a calibration has found."""
     plan: bool = False
+    """Whether all that the credit method asks for is drawn, branches, trees or completions, as a `Sampled`."""
     keep_means: bool = False
+    """Whether means of the stochastic steps are kept."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

@@ -34,16 +34,14 @@ class BaseSide:
     """Where the trajectories of a base model are compared with others, for prompts that are run together.
 
     On the host: two latents for each prompt and compared noise level, 48 MiB for the 24 prompts of SD3.5 at 512 pixels.
-
-    Attributes:
-        prompts: [b].
-        places: the base's state and velocity `[b, *latent]` at a step, and the step.
-        idle: whether it is run for nothing, so that processes which share a copy of the weights keep step.
     """
 
     prompts: tuple[Prompt, ...]
+    """[b]."""
     places: tuple[tuple[Tensor, Tensor, int], ...]
+    """The base's state and velocity `[b, *latent]` at a step, and the step."""
     idle: bool = False
+    """Whether it is run for nothing, so that processes which share a copy of the weights keep step."""
 
 
 @torch.no_grad()

@@ -114,8 +114,7 @@ def evaluate(
         The metrics row: `eval/reward/<name>`, `eval/temporal/<name>` of diagnosed videos, and `eval/geneval/<...>`
         where a geneval reward took part. None where a stop was asked for meanwhile; nothing is written then.
 
-    Raises:
-        ValueError: an image is not finite; see `flowrl.training.watchdog.stop_on_broken`.
+    Raises ValueError: an image is not finite; see `flowrl.training.watchdog.stop_on_broken`.
     """
     share = -(-len(items) // run.world)
     own = range(run.rank * share, min(len(items), (run.rank + 1) * share))

@@ -46,12 +46,8 @@ class KeptGraphs:
         noise, which a step asks for afterwards.
 
         Args:
-            velocity: of a batch.
-            noise: of its steps.
             first: sample of it, counted over this process's images of the iteration.
-            schedule: of the rollout.
             kernel: of these steps.
-            steps: to keep.
         """
         step_at = {float(schedule.sigma[step]): step for step in steps}
 

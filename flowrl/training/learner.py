@@ -94,11 +94,7 @@ class NetworkCounter:
 
     @contextmanager
     def counting(self, kind: str) -> Iterator[None]:
-        """Inside, evaluations count as `kind`.
-
-        Raises:
-            ValueError: there is no such kind.
-        """
+        """Inside, evaluations count as `kind`. Raises ValueError: there is no such kind."""
         if kind not in _EVALUATIONS:
             raise ValueError(f"evaluations are counted as one of {', '.join(_EVALUATIONS)}, not {kind!r}")
         outer, self._kind = self._kind, kind
@@ -193,8 +189,7 @@ class GradientSum:
         Returns:
             The norm before clipping; None where a scaled gradient overflowed, so that nothing has moved.
 
-        Raises:
-            NotFinite: the gradient is not finite; the weights are left as they were.
+        Raises NotFinite: the gradient is not finite; the weights are left as they were.
         """
         gradients = self._gradients(run)
         norm = self._norm(gradients)
@@ -290,11 +285,8 @@ class Statistics:
         self._largest = dict.fromkeys(names, 0.0) | self._largest
 
     def mean(self, keep: Tensor | None, **values_b: Tensor) -> None:
-        """Adds values of rows, of which the mean is wanted; only live rows count, all where `keep` is None.
-
-        Raises:
-            KeyError: a name that was not announced.
-        """
+        """Adds values of rows, of which the mean is wanted; only live rows count, all where `keep` is None. Raises
+        KeyError: a name that was not announced."""
         if unknown := values_b.keys() - self._sums.keys():
             raise KeyError(f"no mean was announced of {', '.join(sorted(unknown))}")
         self._waiting += [(name, True, value.detach(), keep) for name, value in values_b.items()]

@@ -44,6 +44,7 @@ from flowrl.runs.vital_signs import MOSTLY
 from flowrl.runtime.progress import progress
 from flowrl.runtime.randomness import counter_seed
 from flowrl.runtime.scrubbing import say as print
+from flowrl.training import watchdog
 from flowrl.training.batch import AskedPrompts, Batch
 from flowrl.training.budget import Budget
 from flowrl.training.checkpoints import own_state, prune, restore, save_lora
@@ -73,15 +74,6 @@ from flowrl.training.run import Run
 from flowrl.training.scoring import Scorer, check_groups, scored_beside
 from flowrl.training.second_kernel import Descend, apply_finite
 from flowrl.training.stages import Stages
-from flowrl.training.watchdog import (
-    evaluation_warnings,
-    iteration_warnings,
-    keep_good,
-    largest_weight,
-    put_back_good,
-    say,
-    stop_on_absurd_weights,
-)
 
 COPY = "copy"
 """The slot of the policy's copy that `kl_reference: N` takes again every N iterations."""
@@ -108,7 +100,6 @@ class Loop(Draws):
         """Loads everything, continues from the newest checkpoint if there is one.
 
         Args:
-            ready: what the run is made of.
             run: its folder and processes.
             slots: copies of the policy that the recipe keeps, besides the average.
             needs_reference: whether its objective reads the network before training, besides KL and evaluations.
@@ -283,9 +274,8 @@ class Loop(Draws):
             reward_B: [B] of all processes, NaN where an image failed.
             compared: all that is compared within groups, completions on the way too; None where groups are not all.
 
-        Raises:
-            ValueError: with the reasons; a checkpoint from before this iteration is written first, unless the policy
-                has been updated since.
+        Raises ValueError: with the reasons; a checkpoint from before this iteration is written first, unless the policy
+        has been updated since.
         """
         self.scorer.reward_B = reward_B
         drawn = f"{self.config.prompts_per_step} prompts x {self.config.group_size} images"
@@ -304,7 +294,7 @@ class Loop(Draws):
             if self._saved != self.iteration:
                 self.save(self.iteration)
         if constant > MOSTLY and self.run.main:
-            put_back_good(self.run.folder)
+            watchdog.put_back_good(self.run.folder)
         raise ValueError(reason)
 
     def gradient(self) -> GradientSum:
@@ -317,8 +307,7 @@ class Loop(Draws):
         It has not where a float16 gradient overflowed: then nothing else does either. `again` computes the gradient
         once more: one that is not finite is then taken under another kernel of attention.
 
-        Raises:
-            NotFinite: as `GradientSum.apply`, under every kernel that could be tried.
+        Raises NotFinite: as `GradientSum.apply`, under every kernel that could be tried.
         """
         set_rate(self.optimizer, self.rate(self.counters["updates"]))
         how = (self.run, self.optimizer, self.config.optim.max_grad_norm, self.iteration)
@@ -334,23 +323,20 @@ class Loop(Draws):
         return True
 
     def log(self, iteration: int, row: dict[str, Any]) -> None:
-        """Writes an iteration's row, with what it cost and what is wrong; says the latter.
-
-        Raises:
-            ValueError: the weights are not finite, or absurd.
-        """
+        """Writes an iteration's row, with what it cost and what is wrong; says the latter. Raises ValueError: the
+        weights are not finite, or absurd."""
         row = row | self.scorer.learn(iteration) | self.scorer.image_row() | self.scorer.judge_row() | self._costs()
-        largest = self._largest(largest_weight(self.policy.parameters.values())) / self.policy.scale
+        largest = self._largest(watchdog.largest_weight(self.policy.parameters.values())) / self.policy.scale
         watched, reward_B = self.counters["watch"], self.scorer.reward_B
-        found = iteration_warnings(watched, row, reward_B, self.config, largest_weight=largest)
+        found = watchdog.iteration_warnings(watched, row, reward_B, self.config, largest_weight=largest)
         if warning := self.watch.warning():
             found["equal_groups"] = warning
-        say(self.run, watched, found, iteration, moment=iteration)
+        watchdog.say(self.run, watched, found, iteration, moment=iteration)
         self.run.log({"iteration": iteration} | row | ({"warnings": found} if found else {}))
         # The weights that were saved have drawn images, finite ones and not of one colour.
         if self._saved == iteration and self.scorer.looks and "constant_images" not in found:
             self._keep_as_good()
-        stop_on_absurd_weights(self.run, iteration, largest, full=self.config.policy.train == "full")
+        watchdog.stop_on_absurd_weights(self.run, iteration, largest, full=self.config.policy.train == "full")
         spent = f"  {self.budget.spent():.0%} of the budget" if self.config.budget.limits else ""
         reward = f"reward {row['reward']:.4g}  " if "reward" in row else ""  # offline pairs have none
         self._note = f"{reward}{row['seconds']:.1f} s/it{spent}"
@@ -454,8 +440,8 @@ class Loop(Draws):
         terms = () if self.measured is None else self.measured.terms
         trained = len(terms) - len(settings.rewards)  # they come first of those that are measured
         weights = {term.key: term.entry.weight if place < trained else 0.0 for place, term in enumerate(terms)}
-        found = evaluation_warnings(self.counters["watch"], row, weights)
-        say(self.run, self.counters["watch"], found, iteration, moment=self.counters["watch"]["evaluations"])
+        found = watchdog.evaluation_warnings(self.counters["watch"], row, weights)
+        watchdog.say(self.run, self.counters["watch"], found, iteration, moment=self.counters["watch"]["evaluations"])
         self.run.log({"iteration": iteration, **row} | ({"warnings": found} if found else {}))
         self.run.trackers.show(self.run.folder, iteration)
         self.counters["evaluated"] = iteration
@@ -490,5 +476,5 @@ class Loop(Draws):
     def _keep_as_good(self) -> None:
         """Notes that the newest checkpoint, and what is shipped with it, have drawn finite images."""
         if self.run.main:
-            keep_good(self.run.folder)
+            watchdog.keep_good(self.run.folder)
             prune(self.run.folder, self.config.keep_checkpoints)

@@ -108,8 +108,7 @@ def encoders_digest(model: str, others: Sequence[str]) -> str:
         model: folder or hub id.
         others: parts that do not embed, of which only the configuration counts.
 
-    Raises:
-        ValueError: a hub id that is not in this machine's cache, of which nothing tells which weights it has.
+    Raises ValueError: a hub id that is not in this machine's cache, of which nothing tells which weights it has.
     """
     if not Path(model).exists():
         commit = hub_commit(model)
@@ -144,9 +143,6 @@ def model_location(model: str) -> str:
 
 
 def location_of(settings: PipelineConfig) -> str:
-    """The location of the model that a configuration names, at its revision.
-
-    Raises:
-        ValueError: a revision of a file or folder.
-    """
+    """The location of the model that a configuration names, at its revision. Raises ValueError: a revision of a file or
+    folder."""
     return at_revision(model_location(settings.model), settings.revision)

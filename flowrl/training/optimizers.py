@@ -103,7 +103,6 @@ def rate_of(settings: OptimConfig, updates: int) -> Callable[[int], float]:
     Those are the schedules of transformers' `get_scheduler` at its defaults.
 
     Args:
-        settings: the section `optim`.
         updates: N.
     """
     if settings.schedule == "constant" and settings.warmup == 0:
@@ -143,11 +142,7 @@ def check_optimizer(config: TrainConfig, kind: str | None = None) -> None:
     """Refuses settings of the section `optim` that cannot work.
 
     Args:
-        config: of the run.
         kind: of its device: cpu, cuda or mps; None leaves out what depends on this machine.
-
-    Raises:
-        ValueError: names the key and what to set instead.
     """
     settings, total = config.optim, updates_of(config)
     if settings.warmup and settings.warmup >= total:
@@ -176,11 +171,7 @@ def check_optimizer(config: TrainConfig, kind: str | None = None) -> None:
 
 
 def refuse_other_moments(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-    """Refuses the moments of one library's AdamW for the other's, which it would not read.
-
-    Raises:
-        ValueError: says what the state is of.
-    """
+    """Refuses the moments of one library's AdamW for the other's, which it would not read."""
     torchs = any("exp_avg" in entry for entry in state["state"].values())
     if state["state"] and torchs != isinstance(optimizer, torch.optim.AdamW):
         raise ValueError(

@@ -23,14 +23,7 @@ from flowrl.pipelines.weights.lora_files import Lora, read_lora
 from flowrl.pipelines.weights.trained_weights import TrainedWeights
 from flowrl.prompts.loading import Prompt, load_prompts
 from flowrl.rewards import Reward
-from flowrl.rewards.actors.ray_rewards import (
-    RewardWorkers,
-    Started,
-    WorkerReward,
-    find_workers,
-    goes_to_workers,
-    start_workers,
-)
+from flowrl.rewards.actors import ray_rewards
 from flowrl.rewards.base.specs import CheckedReward
 from flowrl.rewards.base.text_limits import cut_line
 from flowrl.rewards.compose import Merge, WeightedSum, build_weighted_sum, sum_of, weighted_sum
@@ -67,7 +60,6 @@ def load_parts(
     """Pipeline, policy (with its slots) and rewards, in this order.
 
     Args:
-        ready: what the run is made of.
         device: where all of it lives.
         begin: is given the pipeline before its denoiser is loaded, with `pipeline.free_text_encoders` also before its
             text encoders are: `encode_everything` loads and frees them.
@@ -107,11 +99,8 @@ def load_policy(
 
 
 def init_lora(config: TrainConfig) -> Lora | None:
-    """The LoRA that a run starts from, `policy.init_lora`; None where it starts from none.
-
-    Raises:
-        ValueError: there is none, it cannot be read, or its variant, rank or alpha is not the one that is set.
-    """
+    """The LoRA that a run starts from, `policy.init_lora`; None where it starts from none. Raises ValueError: there is
+    none, it cannot be read, or its variant, rank or alpha is not the one that is set."""
     settings = config.policy
     if settings.init_lora is None:
         return None
@@ -135,9 +124,7 @@ def lora_of(settings: PolicyConfig, targets: Sequence[str], lora: Lora | None) -
     """Rank, alpha and layers of a run's LoRA: what the configuration says, else those of the one it starts from.
 
     Args:
-        settings: the section `policy`.
         targets: layers where neither says any, the family's.
-        lora: `init_lora`.
     """
     if lora is None:
         return settings.rank, settings.alpha, settings.target_modules or targets
@@ -162,11 +149,8 @@ def load_pipeline(
 
 
 def model_family(settings: PipelineConfig) -> ModelFamily:
-    """The family that a configuration names, or that of its model.
-
-    Raises:
-        ValueError: no family has the name, it is not the model's, or the model's is not known.
-    """
+    """The family that a configuration names, or that of its model. Raises ValueError: no family has the name, it is not
+    the model's, or the model's is not known."""
     location = location_of(settings)
     return family_for(family_name(settings.name, location), location)
 
@@ -192,11 +176,7 @@ def check_pipeline(settings: PipelineConfig) -> ModelFamily:
 
 
 def check_attention(settings: PipelineConfig, known: ModelFamily, *, here: bool = True) -> None:
-    """Refuses a word of `pipeline.attention` that the model cannot have, or this machine (left out without `here`).
-
-    Raises:
-        ValueError: says why, and what to choose.
-    """
+    """Refuses a word of `pipeline.attention` that the model cannot have, or this machine (left out without `here`)."""
     if settings.attention == "auto":
         return
     check_word(settings.attention, DTYPES[settings.dtype], known.attends(location_of(settings)))
@@ -205,11 +185,8 @@ def check_attention(settings: PipelineConfig, known: ModelFamily, *, here: bool 
 
 
 def check_tokens(config: TrainConfig, known: ModelFamily) -> None:
-    """Refuses a model whose tokens the processes of `parallel.context` cannot share, before weights load.
-
-    Raises:
-        ValueError: as `flowrl.pipelines.shared.context_parallel.refuse_unsplit`.
-    """
+    """Refuses a model whose tokens the processes of `parallel.context` cannot share, before weights load. Raises
+    ValueError: as `flowrl.pipelines.shared.context_parallel.refuse_unsplit`."""
     if config.parallel.context == 1:
         return
     from flowrl.pipelines.shared.context_parallel import refuse_unsplit  # imports diffusers
@@ -268,15 +245,15 @@ def load_rewards(ready: Ready, device: torch.device) -> WeightedSum:
     merge: Merge = how if how in ("geometric", "harmonic") else "sum"
     rests = "rewards" in config.pipeline.offload
     if config.workers.rewards:
-        entries = [entry for entry in (*config.rewards, *config.eval.rewards) if goes_to_workers(entry)]
-        held: list[Started] = []
+        entries = [entry for entry in (*config.rewards, *config.eval.rewards) if ray_rewards.goes_to_workers(entry)]
+        held: list[ray_rewards.Started] = []
 
-        def start() -> Started:
-            held.append(start_workers(config.workers, entries, dtype=config.reward_dtype, device=device))
+        def start() -> ray_rewards.Started:
+            held.append(ray_rewards.start_workers(config.workers, entries, dtype=config.reward_dtype, device=device))
             return replace(held[0], actors=())
 
         started = on_main(start)  # one of the processes starts them for all
-        workers = find_workers(config.workers, entries, held[0] if held else started)
+        workers = ray_rewards.find_workers(config.workers, entries, held[0] if held else started)
         made = sum_of(_members(ready.rewards, workers, device), merge=merge, partial=config.reward_partial)
     elif not ready.rewards:
         made = sum_of([])
@@ -286,12 +263,12 @@ def load_rewards(ready: Ready, device: torch.device) -> WeightedSum:
 
 
 def _members(
-    rewards: Sequence[CheckedReward], workers: RewardWorkers, device: torch.device
+    rewards: Sequence[CheckedReward], workers: ray_rewards.RewardWorkers, device: torch.device
 ) -> list[tuple[Reward, RewardConfig]]:
     """The reward of each entry: a worker's, or one of this process."""
     parts = dict[Hashable, Any]()
     return [
-        (workers.of(one.entry) if goes_to_workers(one.entry) else one.build(device, parts), one.entry)
+        (workers.of(one.entry) if ray_rewards.goes_to_workers(one.entry) else one.build(device, parts), one.entry)
         for one in rewards
     ]
 
@@ -302,7 +279,9 @@ def evaluation_rewards(ready: Ready, reward: WeightedSum, device: torch.device) 
     A reward that compares the images of a group says nothing about a model: its mean is the same for every model.
     """
     more: WeightedSum | None = None
-    workers = next((term.reward.workers for term in reward.terms if isinstance(term.reward, WorkerReward)), None)
+    workers = next(
+        (term.reward.workers for term in reward.terms if isinstance(term.reward, ray_rewards.WorkerReward)), None
+    )
     if ready.measured and workers is not None:
         more = sum_of(_members(ready.measured, workers, device))
     elif ready.measured:
@@ -360,11 +339,8 @@ def cut_lines(rewards: Sequence[CheckedReward], texts: Sequence[str]) -> list[st
 
 
 def keep_embeddings(ready: Ready, pipeline: Pipeline) -> None:
-    """Has a pipeline keep its embeddings in `prompts.cache`, where that is set.
-
-    Raises:
-        ValueError: nothing tells which weights embed.
-    """
+    """Has a pipeline keep its embeddings in `prompts.cache`, where that is set. Raises ValueError: nothing tells which
+    weights embed."""
     config = ready.config
     if config.prompts.cache is not None:
         others = (*ready.family.denoisers, "scheduler", "safety_checker")
@@ -382,7 +358,6 @@ def encode_everything(
     Args:
         pipeline: that is trained.
         drawn: that of evaluations.
-        prompts: of the run.
         shared: the run, where its processes share a cache: each embeds a part, and reads what the others have made.
     """
     wanted = [(pipeline, prompt) for prompt in (*prompts.train, *prompts.more)]

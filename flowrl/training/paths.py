@@ -35,23 +35,20 @@ _TREE_WINDOW_RATIO = 0.5  # TreeGRPO's law of where the splits lie
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Paths:
-    """How the paths of an iteration run.
-
-    Attributes:
-        kernel: of the stochastic steps.
-        schedule: levels of all steps.
-        steps: stochastic ones; none is sampling by the ODE.
-        keep_means: whether means of the stochastic steps are kept.
-        keep_states: states to keep besides those of the stochastic steps; workers do not send them.
-        graphs: keeps the evaluations at them with their graphs, or gradients, where that is asked for.
-    """
+    """How the paths of an iteration run."""
 
     kernel: Kernel
+    """Of the stochastic steps."""
     schedule: Schedule
+    """Levels of all steps."""
     steps: tuple[int, ...] = ()
+    """Stochastic ones; none is sampling by the ODE."""
     keep_means: bool = False
+    """Whether means of the stochastic steps are kept."""
     keep_states: Sequence[int] = ()
+    """States to keep besides those of the stochastic steps; workers do not send them."""
     graphs: KeptGraphs | KeptGradients | None = None
+    """Keeps the evaluations at them with their graphs, or gradients, where that is asked for."""
 
 
 def sampler_at(loop: Loop, iteration: int) -> tuple[Kernel, Schedule, tuple[int, ...]]:
@@ -372,11 +369,7 @@ def readers_of(config: TrainConfig) -> list[str]:
 
 
 def check_graphs(config: TrainConfig) -> None:
-    """Refuses to keep the rollout's graphs, or their gradients, where the update would not be of them as they are.
-
-    Raises:
-        ValueError: names the key.
-    """
+    """Refuses to keep the rollout's graphs, or their gradients, where the update would not be of them as they are."""
     geometry = config.resolve_batch(data_ranks(config))
     micro, rollout_batch = geometry.micro_batch_size, geometry.rollout_batch_size
     if micro != rollout_batch:

@@ -16,11 +16,7 @@ from flowrl.training.loop import Loop
 
 
 def curriculum_of(sampling: str, options: Mapping[str, Any]) -> Shuffled | Replay | Gaussian:
-    """The way of choosing prompts, with its options.
-
-    Raises:
-        ValueError: an unknown option or a bad value.
-    """
+    """The way of choosing prompts, with its options. Raises ValueError: an unknown option or a bad value."""
     return build_options(CURRICULA[sampling], options, owner=f"curriculum {sampling!r}")
 
 

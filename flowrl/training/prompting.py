@@ -20,17 +20,14 @@ from flowrl.trajectory import Conditioning
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunPrompts:
-    """The prompts of a run, read once.
-
-    Attributes:
-        train: to train on.
-        held_out: to evaluate on; none where nothing is evaluated.
-        more: others that are encoded, such as those of preference pairs.
-    """
+    """The prompts of a run, read once."""
 
     train: tuple[Prompt, ...]
+    """To train on."""
     held_out: tuple[Prompt, ...] = ()
+    """To evaluate on; none where nothing is evaluated."""
     more: tuple[Prompt, ...] = ()
+    """Others that are encoded, such as those of preference pairs."""
 
 
 _NEGATIVE = "negative/"  # of the names under which a conditioning holds the negative prompt's tensors
@@ -38,11 +35,7 @@ _NEGATIVE = "negative/"  # of the names under which a conditioning holds the neg
 
 def encode_prompts(pipeline: Pipeline, prompts: Sequence[Prompt | str]) -> Conditioning:
     """Conditioning of prompts, one row each: with their source images, and their negative prompts where the family
-    reads them.
-
-    Raises:
-        ValueError: a prompt has source images that the family does not take, or lacks those it needs.
-    """
+    reads them. Raises ValueError: a prompt has source images that the family does not take, or lacks those it needs."""
     rows = [prompt if isinstance(prompt, Prompt) else Prompt(text=prompt, metadata={}) for prompt in prompts]
     sources = [_given(row) for row in rows]  # at their own size: families bring them to theirs
     positive = pipeline.encode([row.text for row in rows], sources)
@@ -119,7 +112,6 @@ def reward_inputs(
         sounds: float32 `[b, channels, samples]` of the videos, where a family has sound and it was decoded.
         group: int64 [b].
         numbers: [b] of the samples.
-        iteration: of the run.
     """
     video = decoded.ndim == 5
     size = (int(decoded.shape[-2]), int(decoded.shape[-1]))

@@ -17,32 +17,29 @@ from flowrl.training.prompting import RunPrompts
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Ready:
-    """What a run is made of, resolved once: `flowrl.session.preflight.preflight` makes it.
-
-    Attributes:
-        config: the settings.
-        recipe: the module that trains (`flowrl.session.preflight.recipe_of`).
-        prompts: to train on and to evaluate on.
-        family: of the model.
-        location: of the model, at its revision.
-        rewards: that are trained on, with their options.
-        measured: those that evaluations add, `eval.rewards`.
-        kernel: of the sampler; its sigma_max is known with the model's schedule.
-        method: of credit assignment, where the recipe assigns credit.
-        objective: what the recipe's `objective_of` says.
-        layout: of the processes as they were launched.
-        lora: that the run starts from; None where it starts from none.
-    """
+    """What a run is made of, resolved once: `flowrl.session.preflight.preflight` makes it."""
 
     config: TrainConfig
+    """The settings."""
     recipe: Any
+    """The module that trains (`flowrl.session.preflight.recipe_of`)."""
     prompts: RunPrompts
+    """To train on and to evaluate on."""
     family: ModelFamily
+    """Of the model."""
     location: str
+    """Of the model, at its revision."""
     rewards: tuple[CheckedReward, ...]
+    """That are trained on, with their options."""
     measured: tuple[CheckedReward, ...]
+    """Those that evaluations add, `eval.rewards`."""
     kernel: Kernel
+    """Of the sampler; its sigma_max is known with the model's schedule."""
     method: Method
+    """Of credit assignment, where the recipe assigns credit."""
     objective: Any
+    """What the recipe's `objective_of` says."""
     layout: Layout
+    """Of the processes as they were launched."""
     lora: Lora | None
+    """That the run starts from; None where it starts from none."""

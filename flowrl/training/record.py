@@ -24,23 +24,20 @@ from flowrl.trajectory import Rows, Sampled, Schedule
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Recording:
-    """What an iteration has sampled, on the host; rows go to the device as they are scored.
-
-    Attributes:
-        loop: of the run.
-        asked: prompts of the groups.
-        sampled: the transitions, with the means of the rollout where an objective needs them.
-        kernel: they were drawn with.
-        schedule: of the rollout.
-        graphs: of the rollout's own evaluations, or their gradients, where it kept them.
-    """
+    """What an iteration has sampled, on the host; rows go to the device as they are scored."""
 
     loop: Loop
+    """Of the run."""
     asked: AskedPrompts
+    """Prompts of the groups."""
     sampled: Sampled
+    """The transitions, with the means of the rollout where an objective needs them."""
     kernel: Kernel
+    """They were drawn with."""
     schedule: Schedule
+    """Of the rollout."""
     graphs: KeptGraphs | KeptGradients | None = None
+    """Of the rollout's own evaluations, or their gradients, where it kept them."""
 
     @property
     def dims(self) -> int:

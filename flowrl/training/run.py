@@ -62,13 +62,11 @@ def owned_folder(folder: Path | None, name: str, *, resumed: bool, device: str, 
 
     Args:
         folder: where; None takes the first free `runs/<name>-<n>`.
-        name: of the configuration.
         resumed: whether the folder holds a run to continue; a new run refuses a folder that holds anything.
         device: "auto", "cpu", "cuda", "cuda:N" or "mps".
         config: the text that a new run would write as its configuration.
 
-    Raises:
-        ValueError: the device is not there, or the folder is taken.
+    Raises ValueError: the device is not there, or the folder is taken.
     """
     accelerator_of(device)
     with ExitStack() as stack:
@@ -101,15 +99,13 @@ class Run:
         Args:
             folder: of `owned_folder`.
             config: the resolved configuration, written to `config.yaml`.
-            name: of the configuration.
             inputs: what the run is made with, `flowrl.training.resume_check.inputs_of`.
             resumed: whether the folder holds a run to continue.
             parts: what `flowrl.training.parts.load_parts` would give, where it is loaded already.
             rollouts: workers that draw for this process (`flowrl.training.draws.DrawsElsewhere`), where it has any.
             watcher: is told of every iteration, on the main process.
 
-        Raises:
-            ValueError: the device is not there, or the inputs of a resumed run have changed.
+        Raises ValueError: the device is not there, or the inputs of a resumed run have changed.
         """
         self.accelerator = accelerator_of(config.pipeline.device)
         self.device = self.accelerator.device
@@ -172,11 +168,8 @@ class Run:
     # ---- metrics -------------------------------------------------------------------------------------------------
 
     def log(self, row: Mapping[str, Any]) -> None:
-        """Appends a row to `metrics.jsonl` and tells trackers; what is not finite becomes null.
-
-        Raises:
-            ValueError: as `MetricRows.append`.
-        """
+        """Appends a row to `metrics.jsonl` and tells trackers; what is not finite becomes null. Raises ValueError: as
+        `MetricRows.append`."""
         if not self.main:
             return
         clean = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()}
@@ -213,13 +206,11 @@ class Run:
         """Writes checkpoint number `iteration` (finished iterations), then removes all but the newest `keep`.
 
         Args:
-            iteration: the number.
             state: what is kept, the same on every process.
             keep: number of checkpoints that stay.
             own: what this process holds of weights that are split, which those of the first copy write; else empty.
 
-        Raises:
-            OSError: as `write_checkpoint`.
+        Raises OSError: as `write_checkpoint`.
         """
         parts = self._write_parts(iteration, own) if own else ()
         if self.main:
@@ -252,9 +243,8 @@ class Run:
         Args:
             inputs: what the run is made with, as far as that is known only now that everything has loaded.
 
-        Raises:
-            ValueError: processes have loaded different things, or the inputs have changed since; or as
-                `find_checkpoint`.
+        Raises ValueError: processes have loaded different things, or the inputs have changed since; or as
+        `find_checkpoint`.
         """
         self._inputs |= inputs
         if self.processes > 1 and (reason := difference(_gather([loaded_facts(inputs)]))):

@@ -11,11 +11,8 @@ from flowrl.samplers import KERNELS, Kernel
 
 
 def kernel_of(settings: SamplerConfig) -> Kernel:
-    """The kernel with its settings bound, but for the schedule's sigma_max.
-
-    Raises:
-        ValueError: unknown kernel, a noise level that it does not have, or no published log-probability.
-    """
+    """The kernel with its settings bound, but for the schedule's sigma_max. Raises ValueError: unknown kernel, a noise
+    level that it does not have, or no published log-probability."""
     name = settings.kernel
     if name not in KERNELS:
         near = foreign_words().kernels.get(name) or closest(name, list(KERNELS))

@@ -113,11 +113,8 @@ class Scorer:
         return not bool(self.looks[-1][1].broken.any())
 
     def stop_on_broken(self, iteration: int) -> None:
-        """Ends a run whose images are not finite; every process calls it.
-
-        Raises:
-            ValueError: as `flowrl.training.watchdog.stop_on_broken`.
-        """
+        """Ends a run whose images are not finite; every process calls it. Raises ValueError: as
+        `flowrl.training.watchdog.stop_on_broken`."""
         broken = sum(int(look.broken.sum()) for _, look in self.looks)
         total = sum(len(group) for group, _ in self.looks)
         stop_on_broken(self.run, broken, total, iteration, learned=self.counters["updates"] > 0)
@@ -282,11 +279,8 @@ class Scoring:
 
     @torch.no_grad()
     def result(self) -> RewardOutput:
-        """All rewards in the order in which the images were added; waits for those on their way.
-
-        Raises:
-            ValueError: an image is not finite; it has reached no reward.
-        """
+        """All rewards in the order in which the images were added; waits for those on their way. Raises ValueError: an
+        image is not finite; it has reached no reward."""
         self._start(sum(len(part[2]) for part in self.waiting))
         if self.beside is not None:
             self.beside.finish()
@@ -336,7 +330,6 @@ def scored_beside(rewards: Sequence[RewardConfig], arithmetic: Sequence[str], de
     Args:
         rewards: that are trained on.
         arithmetic: `reward_dtype` and `pipeline.vae_dtype`.
-        device: of the run.
     """
     if device.type != "cuda" or not torch.cuda.is_available():
         return False
@@ -378,10 +371,7 @@ def check_rewards(rewards: Sequence[RewardConfig], measured: Sequence[RewardConf
 
 def check_offload(config: TrainConfig, *, through_rewards: bool) -> None:
     """Refuses to lay to rest what cannot move; `through_rewards`: whether gradients come through decoder and rewards.
-
-    Raises:
-        ValueError: a recipe that takes gradients through it, rewards of workers, of users' code, one that learns.
-    """
+    Raises ValueError: a recipe that takes gradients through it, rewards of workers, of users' code, one that learns."""
     offload = config.pipeline.offload
     if through_rewards and (held := [part for part in ("vae", "rewards") if part in offload]):
         raise ValueError(

@@ -52,8 +52,7 @@ def apply_finite(
         again: fills both; None where that cannot be done twice.
         how: arguments of `GradientSum.apply`.
 
-    Raises:
-        NotFinite: as `GradientSum.apply`, under every kernel that could be tried.
+    Raises NotFinite: as `GradientSum.apply`, under every kernel that could be tried.
     """
     gradient, stats = filled
     counters, where = gradient.counters, f"iteration {how[-1]}"
@@ -95,8 +94,7 @@ def second_gradient(
     Returns:
         What was tried, in words, where none gave one; else "".
 
-    Raises:
-        NotFinite: this process failed while others wait for its part.
+    Raises NotFinite: this process failed while others wait for its part.
     """
     gradient, stats = filled
     known, dtype = ready.family.attends(ready.location), DTYPES[ready.config.pipeline.dtype]

@@ -126,10 +126,7 @@ def iteration_warnings(
     """What is wrong in an iteration, name -> sentence; `history` takes the iteration in.
 
     Args:
-        history: of the run.
-        row: of the iteration's log.
         reward_B: [B] rewards of all processes, groups contiguous, NaN where an image failed; None without images.
-        config: of the run.
         largest_weight: of the LoRA now, in magnitude; of a network's own weights as a multiple of what it was.
     """
     constant, now = row.get("constant_ratio", 0.0), row.get("diversity")
@@ -187,8 +184,6 @@ def evaluation_warnings(
     earlier evaluation is looked back to, since a policy often learns what was meant before it finds the hole.
 
     Args:
-        history: of the run.
-        row: of the evaluation's log.
         weights: of the rewards that are measured, by name; 0 for one that is not trained on.
     """
     now = {
@@ -269,7 +264,6 @@ def stop_on_broken(run: Run, broken: int, total: int, iteration: int, *, learned
         run: its folder and processes.
         broken: images of this process that hold NaN or infinity.
         total: images of this process.
-        iteration: that drew them.
         learned: whether weights were changed before; otherwise it is the model that draws them.
 
     Raises:
@@ -297,12 +291,10 @@ def stop_on_absurd_weights(run: Run, iteration: int, largest: float, *, full: bo
 
     Args:
         run: its folder and processes.
-        iteration: that updated them.
         largest: magnitude of a weight, as `iteration_warnings` takes it.
         full: whether the network's own weights are trained.
 
-    Raises:
-        ValueError: as `stop_on_broken`.
+    Raises ValueError: as `stop_on_broken`.
     """
     if not largest <= ABSURD_WEIGHT:
         raise _end_diverged(run, iteration, f"{_reach(full, largest)}, beyond {ABSURD_WEIGHT:g}")

@@ -46,21 +46,18 @@ _SPLIT_SEED = 44
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MotionVerdict:
-    """What a clip shows of what was asked.
-
-    Attributes:
-        shape: share of frames that show exactly one object, of the asked shape.
-        color: share of frames whose one object has the asked colour.
-        direction: in [0, 1], how well the way from first to last sighting agrees with the asked direction.
-        smooth: in [0, 1], how evenly the object moves.
-        correct: all of it: every frame right, the way within 30 degrees and at least 8 pixels long, evenly.
-    """
+    """What a clip shows of what was asked."""
 
     shape: float
+    """Share of frames that show exactly one object, of the asked shape."""
     color: float
+    """Share of frames whose one object has the asked colour."""
     direction: float
+    """In [0, 1], how well the way from first to last sighting agrees with the asked direction."""
     smooth: float
+    """In [0, 1], how evenly the object moves."""
     correct: bool
+    """All of it: every frame right, the way within 30 degrees and at least 8 pixels long, evenly."""
 
     @property
     def graded(self) -> float:

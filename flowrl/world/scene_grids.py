@@ -30,18 +30,14 @@ Content = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GridVerdict:
-    """The answer for one image.
-
-    Attributes:
-        cells: whether each cell holds exactly the object that was asked for, and nothing else.
-        consistency: share of the pairs of cells that hold the same, whatever was asked for; an empty cell is like no
-            other.
-        seen: what each cell holds.
-    """
+    """The answer for one image."""
 
     cells: tuple[bool, ...]
+    """Whether each cell holds exactly the object that was asked for, and nothing else."""
     consistency: float
+    """Share of the pairs of cells that hold the same, whatever was asked for; an empty cell is like no other."""
     seen: tuple[Content, ...]
+    """What each cell holds."""
 
     @property
     def correct(self) -> bool:

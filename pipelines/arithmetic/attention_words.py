@@ -24,31 +24,28 @@ _LOW = (torch.bfloat16, torch.float16)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttentionKernel:
-    """What a kernel is called in diffusers' dispatcher, and what it needs.
-
-    Attributes:
-        backend: name of the dispatcher; "native" is torch's own choice among its kernels.
-        torchs: whether it is torch's own attention, which casts as autocast says.
-        casts: whether queries, keys and values are turned to float32 before it.
-        gpu: whether it needs CUDA.
-        capability: least and most compute capability of the GPU.
-        package: what has to be installed, with its least version and how.
-        low: whether it takes bfloat16 and float16 alone.
-        largest: most numbers of a head.
-        multiple: what a head's numbers are a multiple of.
-        mask: "none", "keys" (true where a key is read) or "bias" (any mask, added numbers too).
-    """
+    """What a kernel is called in diffusers' dispatcher, and what it needs."""
 
     backend: str
+    """Name of the dispatcher; "native" is torch's own choice among its kernels."""
     torchs: bool = True
+    """Whether it is torch's own attention, which casts as autocast says."""
     casts: bool = False
+    """Whether queries, keys and values are turned to float32 before it."""
     gpu: bool = True
+    """Whether it needs CUDA."""
     capability: tuple[tuple[int, int], tuple[int, int]] | None = None
+    """Least and most compute capability of the GPU."""
     package: tuple[str, str, str] | None = None
+    """What has to be installed, with its least version and how."""
     low: bool = False
+    """Whether it takes bfloat16 and float16 alone."""
     largest: int | None = None
+    """Most numbers of a head."""
     multiple: int = 1
+    """What a head's numbers are a multiple of."""
     mask: Mask = "bias"
+    """Either "none", "keys" (true where a key is read) or "bias" (any mask, added numbers too)."""
 
 
 _HOPPER, _NEWEST = (9, 0), (99, 0)
@@ -75,15 +72,12 @@ class Known:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Attends:
-    """How a family attends.
-
-    Attributes:
-        head_sizes: numbers of a head of every attention that has a kernel to choose, of the denoiser's configuration.
-        mask: what its attention may be given in a batch whose prompts differ.
-    """
+    """How a family attends."""
 
     head_sizes: Callable[[Any], tuple[int, ...]] = lambda config: (config.attention_head_dim,)
+    """Numbers of a head of every attention that has a kernel to choose, of the denoiser's configuration."""
     mask: Mask = "none"
+    """What its attention may be given in a batch whose prompts differ."""
 
     def known(self, network: Any) -> Known:
         """Of a denoiser's configuration; None where it is not known."""
@@ -96,11 +90,8 @@ UNMASKED = Attends()
 
 
 def check_word(word: str, dtype: torch.dtype, known: Known) -> None:
-    """Refuses what no machine could do: a word without a backward pass, another dtype, heads or masks it cannot take.
-
-    Raises:
-        ValueError: says why, and what to choose.
-    """
+    """Refuses what no machine could do: a word without a backward pass, another dtype, heads or masks it cannot
+    take."""
     if word == "auto":
         return
     if word in _REFUSED:

@@ -52,13 +52,10 @@ def together(x: Tensor) -> Apart:
 
 
 class LoraLinear(PeftLoraLinear):  # type: ignore[misc]
-    """PEFT's layer, with a forward pass of its own for the usual case.
-
-    Attributes:
-        apart: of a call's input what keeps its gradients sample by sample (`sample_gradients`); usually nothing.
-    """
+    """PEFT's layer, with a forward pass of its own for the usual case."""
 
     apart: Callable[[Tensor], Apart] = staticmethod(together)
+    """Of a call's input what keeps its gradients sample by sample (`sample_gradients`); usually nothing."""
 
     def _get_in_out_features(self, module: nn.Linear) -> tuple[int, int]:
         """PEFT's own takes a weight that is split over processes for a layer that is."""

@@ -23,29 +23,26 @@ from flowrl.config.locations import split_revision
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Published:
-    """A published checkpoint.
-
-    Attributes:
-        family: its family.
-        index: what its model_index.json says, the stock class first.
-        network: configuration of its denoiser.
-        vae: what its autoencoder's configuration says beside the usual.
-        licence: of the weights.
-        gated: whether the hub asks to accept the licence.
-        parts: parameters of every part but the denoiser.
-        sampling: what it is sampled with beside what its family usually is.
-        trained_in: the precision that its makers give it for, where another one is known to do worse.
-    """
+    """A published checkpoint."""
 
     family: str
+    """Its family."""
     index: Mapping[str, Any]
+    """What its model_index.json says, the stock class first."""
     network: Mapping[str, Any]
+    """Configuration of its denoiser."""
     vae: Mapping[str, Any]
+    """What its autoencoder's configuration says beside the usual."""
     licence: str
+    """Of the weights."""
     gated: bool
+    """Whether the hub asks to accept the licence."""
     parts: Mapping[str, int]
+    """Parameters of every part but the denoiser."""
     sampling: Mapping[str, float]
+    """What it is sampled with beside what its family usually is."""
     trained_in: str | None = None
+    """The precision that its makers give it for, where another one is known to do worse."""
 
 
 AGAIN = "download the model again, or save it with save_pretrained"

@@ -63,21 +63,18 @@ def check_no_keys(options: Mapping[str, Any]) -> None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Card:
-    """What a checkpoint says of itself without its weights.
-
-    Attributes:
-        model: folder or hub id.
-        index: its model_index.json.
-        network: its denoiser's configuration with the class's defaults, by attribute; None where it is not known.
-        vae: its autoencoder's configuration, or what is not usual in it.
-        factors: pixels of a latent's side, and frames of a latent frame.
-    """
+    """What a checkpoint says of itself without its weights."""
 
     model: str
+    """Folder or hub id."""
     index: Mapping[str, Any]
+    """Its model_index.json."""
     network: Any
+    """Its denoiser's configuration with the class's defaults, by attribute; None where it is not known."""
     vae: Mapping[str, Any]
+    """Its autoencoder's configuration, or what is not usual in it."""
     factors: tuple[int, int]
+    """Pixels of a latent's side, and frames of a latent frame."""
 
     @property
     def stock(self) -> str | None:
@@ -87,23 +84,20 @@ class Card:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Grid:
-    """How latents are laid out.
-
-    Attributes:
-        channels: of a latent.
-        patch: latent pixels of a token's side.
-        multiple: pixels that a side has to be a multiple of, where that is more than a token's.
-        most: tokens of a side that positions exist for; None is no limit.
-        frame_patch: latent frames of a token.
-        odd_frames: whether latent frames have to be odd in number: the first, and then pairs.
-    """
+    """How latents are laid out."""
 
     channels: int
+    """Of a latent."""
     patch: int = 1
+    """Latent pixels of a token's side."""
     multiple: int = 1
+    """Pixels that a side has to be a multiple of, where that is more than a token's."""
     most: int | None = None
+    """Tokens of a side that positions exist for; None is no limit."""
     frame_patch: int = 1
+    """Latent frames of a token."""
     odd_frames: bool = False
+    """Whether latent frames have to be odd in number: the first, and then pairs."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

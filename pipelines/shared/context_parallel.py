@@ -31,19 +31,7 @@ from torch.nn import functional as F
 from flowrl.pipelines.arithmetic.attention import give_within
 from flowrl.pipelines.arithmetic.compiling import first_expert
 from flowrl.pipelines.shared.cards import Size, tokens
-from flowrl.runtime.private_names import (
-    ContextParallelConfig,
-    ParallelConfig,
-    ReadsParallel,
-    all_to_all_single,
-    apply_context_parallel,
-    mesh_of,
-    set_parallel,
-    share_attention,
-    share_mesh,
-    split_plan,
-    wait_tensor,
-)
+from flowrl.runtime import private_names
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -69,7 +57,7 @@ def refuse_unsplit(
     network = first_expert(network)
     _refuse_heads(network, context)
     text = family.text_tokens(model, options)
-    plan = split_plan(network).values()
+    plan = private_names.split_plan(network).values()
     splits_text = any(isinstance(entry, Mapping) and "encoder_hidden_states" in entry for entry in plan)
     if splits_text and text % context:
         raise ValueError(
@@ -104,19 +92,19 @@ def share_tokens(pipeline: Any, mesh: DeviceMesh) -> None:
     ValueError: the network's heads do not divide."""
     for one in pipeline.sizes:
         one.context = mesh.size()
-    settings = ContextParallelConfig(ulysses_degree=mesh.size())
-    share_mesh(settings, mesh)
-    whole = ParallelConfig(context_parallel_config=settings)
-    share_attention(_attend)  # reached with a `ParallelConfig` alone
+    settings = private_names.ContextParallelConfig(ulysses_degree=mesh.size())
+    private_names.share_mesh(settings, mesh)
+    whole = private_names.ParallelConfig(context_parallel_config=settings)
+    private_names.share_attention(_attend)  # reached with a `ParallelConfig` alone
     warnings.filterwarnings("ignore", message=".*all_gather_tensor.*", category=FutureWarning)  # diffusers' hooks
     for network in pipeline.experts.values():
         _refuse_heads(network, mesh.size())
         give_within(network, pipeline.attention)
         for module in network.modules():
             processor = getattr(module, "processor", None)
-            if isinstance(processor, ReadsParallel):
-                set_parallel(processor, whole)
-        apply_context_parallel(network, settings, split_plan(network))
+            if isinstance(processor, private_names.ReadsParallel):
+                private_names.set_parallel(processor, whole)
+        private_names.apply_context_parallel(network, settings, private_names.split_plan(network))
 
 
 def _refuse_heads(network: Any, context: int) -> None:
@@ -139,7 +127,7 @@ def _attend(
     is_causal: bool = False, scale: float | None = None, *_: Any, _parallel_config: Any, **__: Any,
 ) -> Tensor:  # fmt: skip
     """Attention of this process's tokens `[b, n / c, h, d]` to those of all; `attn_mask` is of its own keys."""
-    group = mesh_of(_parallel_config).get_group()
+    group = private_names.mesh_of(_parallel_config).get_group()
     mask = None if attn_mask is None else _whole_mask(attn_mask, key.shape[1], query.shape[2], group)
     query, key, value = (_trade(x, group) for x in (query, key, value))
     attended = F.scaled_dot_product_attention(
@@ -169,7 +157,9 @@ class _Exchange(torch.autograd.Function):
 
 
 def _exchange(x: Tensor, group: dist.ProcessGroup) -> Tensor:
-    flat: Tensor = wait_tensor(all_to_all_single(x.contiguous().flatten(), None, None, group))
+    flat: Tensor = private_names.wait_tensor(
+        private_names.all_to_all_single(x.contiguous().flatten(), None, None, group)
+    )
     return flat.view(x.shape)
 
 

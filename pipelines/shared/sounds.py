@@ -16,16 +16,14 @@ class Sound:
 
     A state holds the latents of both kinds in one tensor, so that kernels, ratios, counters of randomness and
     everything else that works number by number need not know of it.
-
-    Attributes:
-        packed: shape of one latent with those of the sound in it, of the size that is drawn.
-        rate: samples per second.
-        decode: sound `[b, channels, samples]` in [-1, 1] of finished latents in float32.
     """
 
     packed: Callable[[Any], tuple[int, ...]]
+    """Shape of one latent with those of the sound in it, of the size that is drawn."""
     rate: Callable[[Any], int]
+    """Samples per second."""
     decode: Callable[[Any, Tensor], Tensor]
+    """Sound `[b, channels, samples]` in [-1, 1] of finished latents in float32."""
 
 
 @torch.no_grad()

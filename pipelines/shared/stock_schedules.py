@@ -99,11 +99,8 @@ def stock_schedule(
 
 
 def check_euler_scheduler(model: str, config: Mapping[str, Any]) -> None:
-    """Refuses the configuration of a scheduler other than FlowMatchEulerDiscreteScheduler, whose levels are built here.
-
-    Raises:
-        ValueError: says what the scheduler is, or which of its settings is not followed.
-    """
+    """Refuses the configuration of a scheduler other than FlowMatchEulerDiscreteScheduler, whose levels are built
+    here."""
     name = str(config.get("_class_name"))
     if name != EULER:
         raise ValueError(

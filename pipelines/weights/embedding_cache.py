@@ -58,15 +58,12 @@ def cache_of(p: Any, folder: Path, encoders: str, *, sources: bool) -> Embedding
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EmbeddingCache:
-    """The embeddings of one pipeline in a folder.
-
-    Attributes:
-        folder: where; any number of pipelines and settings share one.
-        settings: all that embeddings depend on beside their prompts: files of the encoders, dtype, lengths, sizes.
-    """
+    """The embeddings of one pipeline in a folder."""
 
     folder: Path
+    """Where; any number of pipelines and settings share one."""
     settings: Mapping[str, Any]
+    """All that embeddings depend on beside their prompts: files of the encoders, dtype, lengths, sizes."""
 
     def key(self, prompt: str, images: tuple[str, ...]) -> str:
         """The name of an embedding: a digest of the settings, the libraries' versions, the prompt and its images."""

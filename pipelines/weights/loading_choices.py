@@ -21,23 +21,20 @@ class Split(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Loading:
-    """What of a checkpoint is loaded at once, and how it lies on its device.
-
-    Attributes:
-        later: whether text encoders and denoisers wait for `load_text_encoders` and `load_denoiser` of the pipeline.
-        quantize: form of the denoisers' large weights (`weights/quantize.py`), or "none".
-        split: over which processes denoisers are split; None where each has the whole.
-        masters: whether what is split is trained: parts are then kept in float32, and rounded as they are gathered.
-        variant: ending of the names of the files with weights; None takes those without one.
-        offload: what rests on the host while it is not asked for: "text_encoders" (an image encoder too), "vae".
-    """
+    """What of a checkpoint is loaded at once, and how it lies on its device."""
 
     later: bool = False
+    """Whether text encoders and denoisers wait for `load_text_encoders` and `load_denoiser` of the pipeline."""
     quantize: str = "none"
+    """Form of the denoisers' large weights (`weights/quantize.py`), or "none"."""
     split: Split | None = None
+    """Over which processes denoisers are split; None where each has the whole."""
     masters: bool = False
+    """Whether what is split is trained: parts are then kept in float32, and rounded as they are gathered."""
     variant: str | None = None
+    """Ending of the names of the files with weights; None takes those without one."""
     offload: tuple[str, ...] = ()
+    """What rests on the host while it is not asked for: "text_encoders" (an image encoder too), "vae"."""
 
 
 AT_ONCE = Loading()

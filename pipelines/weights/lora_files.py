@@ -49,22 +49,19 @@ _STARTS: tuple[object, ...] = (True, False, None, "gaussian", "orthogonal", "eva
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Lora:
-    """A LoRA that was read.
-
-    Attributes:
-        place: what was given.
-        tensors: by PEFT's portable names (`transformer_blocks.0.attn.to_q.lora_A.weight`), those of a model of two
-            experts with the expert's name before them.
-        rank: of every layer.
-        alpha: of every layer.
-        variant: one of `flowrl.pipelines.weights.lora.VARIANTS`.
-    """
+    """A LoRA that was read."""
 
     place: Path
+    """What was given."""
     tensors: dict[str, Tensor]
+    """By PEFT's portable names (`transformer_blocks.0.attn.to_q.lora_A.weight`), those of a model of two experts with
+    the expert's name before them."""
     rank: int
+    """Of every layer."""
     alpha: float
+    """Of every layer."""
     variant: str
+    """One of `flowrl.pipelines.weights.lora.VARIANTS`."""
 
     @property
     def layers(self) -> list[str]:

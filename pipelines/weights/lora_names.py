@@ -66,15 +66,12 @@ _READER_FAILS = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stock:
-    """The stock pipeline that a LoRA is for, as far as a reader of names has to know it.
-
-    Attributes:
-        name: of its class.
-        layers_per_block: of a UNet, which the original code numbers its blocks by.
-    """
+    """The stock pipeline that a LoRA is for, as far as a reader of names has to know it."""
 
     name: str
+    """Of its class."""
     layers_per_block: int = 2
+    """Of a UNet, which the original code numbers its blocks by."""
 
 
 def plain_name(name: str) -> str:

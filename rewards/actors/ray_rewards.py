@@ -198,7 +198,6 @@ def start_workers(
     """Starts the workers; one process of a run does.
 
     Args:
-        settings: the section `workers`.
         entries: rewards, each of which `goes_to_workers`.
         dtype: `reward_dtype`.
         device: of the run's own process: on a GPU, workers have GPUs too, unless `workers.reward_gpus` is 0.

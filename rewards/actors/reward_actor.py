@@ -27,21 +27,18 @@ from flowrl.runtime.precision import arithmetic, refuse_unable
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorkerTask:
-    """What a worker needs to be the rewards of a run.
-
-    Attributes:
-        entries: of the configuration, those that workers compute.
-        device: "cpu", or "cuda", the first GPU that Ray lends to the worker.
-        dtype: `reward_dtype` of the run.
-        threads: of torch in the run's own process, as sums on a CPU may depend on it.
-        folder: where the run was started; relative paths begin there, where the worker's machine has it.
-    """
+    """What a worker needs to be the rewards of a run."""
 
     entries: tuple[RewardConfig, ...]
+    """Of the configuration, those that workers compute."""
     device: str
+    """Either "cpu", or "cuda", the first GPU that Ray lends to the worker."""
     dtype: str
+    """`reward_dtype` of the run."""
     threads: int
+    """Of torch in the run's own process, as sums on a CPU may depend on it."""
     folder: str
+    """Where the run was started; relative paths begin there, where the worker's machine has it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -38,35 +38,32 @@ REWARDS = {name: row["place"] for name, row in built_in_rewards().items()}
 
 @dataclass(frozen=True, kw_only=True, slots=True, weakref_slot=True)
 class RewardInputs:
-    """What rewards are given, B samples.
-
-    Attributes:
-        prompts: [B] texts.
-        images: float32 [B, 3, H, W] in [0, 1]; of a video, its first frame.
-        metadata: [B] the prompt's record, `{}` for plain prompts.
-        group_ids: int64 [B]; samples of one prompt share an id, and groups need not be contiguous.
-        sample_ids: int64 [B].
-        videos: float32 [B, F, 3, H, W] in [0, 1], F frames, or None where images are made.
-        fps: frames per second of the videos.
-        sounds: float32 [B, channels, samples] in [-1, 1], or None where videos are silent.
-        sound_rate: samples per second of the sounds.
-        source_images: [B] for editing: the images that the prompt's instruction is about, float32 [3, h, w] each.
-        reference_images: [B] images that a sample is to resemble, float32 [3, h, w] each.
-        iteration: of the run, from 0; schedules and seeded choices go by it.
-    """
+    """What rewards are given, B samples."""
 
     prompts: list[str]
+    """[B] texts."""
     images: Float[Tensor, " b 3 h w"]
+    """float32 [B, 3, H, W] in [0, 1]; of a video, its first frame."""
     metadata: list[dict[str, Any]]
+    """[B] the prompt's record, `{}` for plain prompts."""
     group_ids: Int64[Tensor, " b"]
+    """int64 [B]; samples of one prompt share an id, and groups need not be contiguous."""
     sample_ids: Int64[Tensor, " b"]
+    """int64 [B]."""
     videos: Float[Tensor, " b f 3 h w"] | None = None
+    """float32 [B, F, 3, H, W] in [0, 1], F frames, or None where images are made."""
     fps: float | None = None
+    """Frames per second of the videos."""
     sounds: Float[Tensor, " b channels samples"] | None = None
+    """float32 [B, channels, samples] in [-1, 1], or None where videos are silent."""
     sound_rate: int | None = None
+    """Samples per second of the sounds."""
     source_images: list[list[Tensor]] | None = None
+    """[B] for editing: the images that the prompt's instruction is about, float32 [3, h, w] each."""
     reference_images: list[list[Tensor]] | None = None
+    """[B] images that a sample is to resemble, float32 [3, h, w] each."""
     iteration: int = 0
+    """Of the run, from 0; schedules and seeded choices go by it."""
 
     def __post_init__(self) -> None:
         if self.images.ndim != 4 or self.images.shape[1] != 3 or self.images.dtype != torch.float32:
@@ -254,7 +251,6 @@ def output_of(
 
     Args:
         values: [B]; None, NaN and infinity are failed items.
-        inputs: what was scored.
         parts: sub-scores [B] by name.
         errors: [B] why an item failed, None where it did not; a failed item without a reason counts as "not_finite".
     """
@@ -298,8 +294,7 @@ def to_uint8(images: Float[Tensor, " b 3 h w"]) -> UInt8[np.ndarray, " b h w 3"]
 
     Rounded, not cut off: truncation darkens by half a level and shifts JPEG sizes and text recognition.
 
-    Raises:
-        ValueError: if a pixel is NaN or infinite; the cast would turn it into an arbitrary colour.
+    Raises ValueError: if a pixel is NaN or infinite; the cast would turn it into an arbitrary colour.
     """
     images = images.detach()
     finite = torch.isfinite(images).flatten(1).all(dim=1)
@@ -322,11 +317,8 @@ def load_target(target: str) -> Any:
 
 
 def reward_options(name: str, options: Mapping[str, Any]) -> RewardOptions:
-    """The checked options of a built-in reward. Loads no weights.
-
-    Raises:
-        ValueError: an unknown name, with the nearest one and all that are allowed; an unknown option or a bad value.
-    """
+    """The checked options of a built-in reward. Loads no weights. Raises ValueError: an unknown name, with the nearest
+    one and all that are allowed; an unknown option or a bad value."""
     if name not in REWARDS:
         raise ValueError(unknown_name("reward", name, REWARDS) + " For your own use file: and function:.")
     return build_options(load_target(REWARDS[name]), options, owner=f"reward {name!r}")

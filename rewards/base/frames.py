@@ -30,9 +30,8 @@ def framewise(reward: Reward, frames: Frames) -> FunctionReward:
     the worst frame. A video any of whose frames failed has failed: a value from the others would come from a different
     rule. It is counted under the frames' reason, or "frame_failed" where they give several.
 
-    Raises:
-        ValueError: the reward's kind is not pointwise or remote, or it reads videos itself; when called, if there are
-            no videos.
+    Raises ValueError: the reward's kind is not pointwise or remote, or it reads videos itself; when called, if there
+    are no videos.
     """
     owner = f"frames of reward {reward.name!r}"
     if reward.kind not in ("pointwise", "remote"):
@@ -125,11 +124,7 @@ def _weigh(values: Float[Tensor, " b n"], weights: Float[Tensor, " b n"]) -> Flo
 
 
 def videos_of(inputs: RewardInputs, *, owner: str, at_least: int) -> Float[Tensor, " b f 3 h w"]:
-    """The videos to score.
-
-    Raises:
-        ValueError: if images were made, or the videos have fewer frames than `at_least`.
-    """
+    """The videos to score. Raises ValueError: if images were made, or the videos have fewer frames than `at_least`."""
     if inputs.videos is None:
         raise ValueError(f"{owner} scores videos, and images were made: take a pipeline that makes videos.")
     frames = inputs.videos.shape[1]

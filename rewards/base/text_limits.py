@@ -18,17 +18,14 @@ _LEAST = re.compile(r"[^\w\s]?\w+|[^\w\s]+")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TextLimit:
-    """What a model reads of a prompt.
-
-    Attributes:
-        tokens: at most, with those that are no text.
-        tokenizer: folder or hub id of it.
-        added: tokens that are no text, such as those of its beginning and end.
-    """
+    """What a model reads of a prompt."""
 
     tokens: int
+    """At most, with those that are no text."""
     tokenizer: str
+    """Folder or hub id of it."""
     added: int = 2
+    """Tokens that are no text, such as those of its beginning and end."""
 
 
 @runtime_checkable

@@ -70,11 +70,7 @@ _SETTINGS = (
 
 
 def load_function(file: str, function: str, *, what: str = "reward") -> Callable[..., Any]:
-    """A function of a user's file, which is imported under a private module name; `what` it is for, in messages.
-
-    Raises:
-        ValueError: naming the file, and the user's own line where it cannot be imported.
-    """
+    """A function of a user's file, which is imported under a private module name; `what` it is for, in messages."""
     path, owner = Path(file), f"{what} file {file!r}"
     if not path.is_file():
         raise ValueError(f"{owner} does not exist (looked in {Path.cwd()}): give a path to a Python file.")
@@ -149,8 +145,7 @@ def call_function(
         where: file and function, for messages.
         counters: name the random numbers of this call.
 
-    Raises:
-        ValueError: whatever it raised, `SystemExit` too, with the innermost line of the user's file.
+    Raises ValueError: whatever it raised, `SystemExit` too, with the innermost line of the user's file.
     """
     try:
         with (

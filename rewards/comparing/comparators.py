@@ -42,15 +42,12 @@ Gives = Literal["wins", "probabilities", "either"]
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Verdicts:
-    """What became of n comparisons.
-
-    Attributes:
-        first_wins: float64 [n], the probability that the first is better; 0.5 is a tie, NaN a failure.
-        errors: [n] why one failed, None where it did not.
-    """
+    """What became of n comparisons."""
 
     first_wins: Float64[np.ndarray, " n"]
+    """float64 [n], the probability that the first is better; 0.5 is a tie, NaN a failure."""
     errors: tuple[str | None, ...]
+    """[n] why one failed, None where it did not."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

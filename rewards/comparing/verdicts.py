@@ -81,8 +81,6 @@ class Bouts:
         """Asks for nothing yet, unless the comparator is free.
 
         Args:
-            inputs: the batch.
-            comparator: who compares.
             orders: `single`: the smaller sample id is shown first. `random`: which one is first is drawn for each pair
                 and iteration. `both`: the mean of the verdicts of both orders, none where one of them failed.
             soft: takes probabilities as they are; if not, more than 1/2 is a win and less a loss.

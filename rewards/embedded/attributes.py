@@ -136,8 +136,7 @@ def attribute_scores(
     whole prompt holds. Values are in [0, 1], differentiable in the attributes. Records hold `tag`, `include` and
     perhaps `exclude`.
 
-    Raises:
-        ValueError: a record is malformed, or asks for what is not part of the world.
+    Raises ValueError: a record is malformed, or asks for what is not part of the world.
     """
     if len(records) != len(attributes.count_logits):
         raise ValueError(

@@ -69,8 +69,7 @@ def world_realism(
 
     The bootstrap draws from prompts.
 
-    Raises:
-        ValueError: the lengths differ, or fewer than two prompts.
+    Raises ValueError: the lengths differ, or fewer than two prompts.
     """
     if len(images) != len(records):
         raise ValueError(f"each image needs its record, got {len(images)} images and {len(records)} records.")

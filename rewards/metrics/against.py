@@ -32,7 +32,6 @@ def best_of_others(
     An image without any fails with "missing_reference", one with another that cannot be compared with "other_size".
 
     Args:
-        inputs: what is scored.
         against: what it is set against.
         score: place of an image, and another image, float32 [3, h, w] in [0, 1], to a value, higher is better; None
             where the two cannot be compared.

@@ -18,17 +18,7 @@ from PIL import Image
 from torch import Tensor
 
 from flowrl.rewards.base import FunctionReward, RewardInputs, RewardOutput, tensor_output, to_uint8
-from flowrl.rewards.networks.pretrained import (
-    clip_fingerprint,
-    clip_image,
-    clip_text,
-    fingerprint,
-    first_line,
-    load_clip,
-    process_images,
-    shared_network,
-    unit,
-)
+from flowrl.rewards.networks import pretrained
 from flowrl.runtime.precision import network_autocast
 from flowrl.runtime.shapes import Float
 
@@ -47,23 +37,20 @@ Scaling = Callable[[Tensor, float], Tensor]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClipEncoder:
-    """A loaded CLIP.
-
-    Attributes:
-        images: float [b, 3, H, W] in [0, 1], on any device -> unit embeddings [b, d] on `device`.
-        texts: b texts -> unit embeddings [b, d] on `device`.
-        logit_scale: exp of the checkpoint's `logit_scale`.
-        device: where the network is.
-        differentiable: whether `images` lets the gradient through.
-        version: fingerprint of the weights and the preprocessing, for `Reward.version`.
-    """
+    """A loaded CLIP."""
 
     images: Callable[[Float[Tensor, " b 3 h w"]], Float[Tensor, " b d"]]
+    """Float [b, 3, H, W] in [0, 1], on any device -> unit embeddings [b, d] on `device`."""
     texts: Callable[[list[str]], Float[Tensor, " b d"]]
+    """b texts -> unit embeddings [b, d] on `device`."""
     logit_scale: float
+    """Exp of the checkpoint's `logit_scale`."""
     device: torch.device
+    """Where the network is."""
     differentiable: bool
+    """Whether `images` lets the gradient through."""
     version: str
+    """Fingerprint of the weights and the preprocessing, for `Reward.version`."""
 
 
 # ---- transformers ----------------------------------------------------------------------------------------------------
@@ -72,17 +59,14 @@ class ClipEncoder:
 def transformers_clip(
     model: str, *, device: torch.device, revision: str | None, preprocess: Preprocess, owner: str
 ) -> ClipEncoder:
-    """A `CLIPModel` from a folder or the hub, shared with every reward that asks for the same.
-
-    Raises:
-        ValueError: if it cannot be had; `model` is named as the option to change.
-    """
-    network, processor = load_clip(model, revision=revision, device=device, owner=owner)
+    """A `CLIPModel` from a folder or the hub, shared with every reward that asks for the same. Raises ValueError: if it
+    cannot be had; `model` is named as the option to change."""
+    network, processor = pretrained.load_clip(model, revision=revision, device=device, owner=owner)
     size = network.config.vision_config.image_size
 
     def pixels(images: Tensor) -> Tensor:
         if preprocess == "processor":
-            return process_images(processor.image_processor, to_uint8(images))
+            return pretrained.process_images(processor.image_processor, to_uint8(images))
         return float_pixels(images, size=size, interpolation=preprocess)
 
     how = type(processor.image_processor).__name__ if preprocess == "processor" else f"float-{preprocess}"
@@ -102,12 +86,12 @@ def encoder_of(
 ) -> ClipEncoder:
     """A `CLIPModel` of transformers with the given preprocessing, which `how` names."""
     return ClipEncoder(
-        images=lambda images: clip_image(network, pixels(images).to(device)),
-        texts=lambda texts: clip_text(network, tokenizer, texts, device),
+        images=lambda images: pretrained.clip_image(network, pixels(images).to(device)),
+        texts=lambda texts: pretrained.clip_text(network, tokenizer, texts, device),
         logit_scale=float(network.logit_scale.exp()),
         device=device,
         differentiable=differentiable,
-        version=f"{clip_fingerprint(network)}:{how}:float32",
+        version=f"{pretrained.clip_fingerprint(network)}:{how}:float32",
     )
 
 
@@ -134,7 +118,7 @@ def _half(tower: Callable[[Tensor], Tensor], given: Tensor) -> Tensor:
     """Unit embeddings in float32 of one of a model's two towers."""
     with network_autocast(given.device):
         found = tower(given)
-    return unit(found.float())
+    return pretrained.unit(found.float())
 
 
 # ---- open_clip -------------------------------------------------------------------------------------------------------
@@ -173,11 +157,11 @@ def open_clip_encoder(model: str, *, device: torch.device, owner: str) -> ClipEn
         return made.eval().requires_grad_(False)
 
     try:
-        network = shared_network(("open_clip", model, str(device)), load)
+        network = pretrained.shared_network(("open_clip", model, str(device)), load)
         tokenizer = open_clip.get_tokenizer(name)
     except (RuntimeError, OSError, ValueError) as error:
         raise ValueError(
-            f"{owner} could not load the open_clip model {model!r}: {first_line(error)} Give model: "
+            f"{owner} could not load the open_clip model {model!r}: {pretrained.first_line(error)} Give model: "
             f"architecture/weights as open_clip.list_pretrained() names them, or {_HUB}owner/name "
             f"while the hub can be reached."
         ) from error
@@ -189,7 +173,7 @@ def open_clip_encoder(model: str, *, device: torch.device, owner: str) -> ClipEn
 
     # Of the last matrix of each tower: open_clip has towers of many kinds and names for their projections.
     last = {name.startswith("visual."): weight for name, weight in network.named_parameters() if weight.ndim == 2}
-    weights = fingerprint(last[tower] for tower in sorted(last))
+    weights = pretrained.fingerprint(last[tower] for tower in sorted(last))
     return ClipEncoder(
         images=lambda images: _half(network.encode_image, pixels(images)),
         texts=lambda texts: _half(network.encode_text, tokenizer(texts).to(device)),

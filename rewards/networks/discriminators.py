@@ -58,23 +58,20 @@ class Logits(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HeadDiscriminator:
-    """A head on the tokens of a frozen network.
-
-    Attributes:
-        head: D numbers to one, the same for the class token and the patches.
-        pixels: images to [B, 3, H, W]; the flag says whether a smaller image is made with antialiasing.
-        tokens: pixels to [B, 1 + P, D], the class token first.
-        num_patches: P.
-        version: of the backbone.
-        published: score as the published code does: normalised tokens and no antialiasing, unlike in learning.
-    """
+    """A head on the tokens of a frozen network."""
 
     head: nn.Sequential
+    """D numbers to one, the same for the class token and the patches."""
     pixels: Callable[[Sequence[Pixels], bool], Tensor]
+    """Images to [B, 3, H, W]; the flag says whether a smaller image is made with antialiasing."""
     tokens: Callable[[Tensor], Tensor]
+    """Pixels to [B, 1 + P, D], the class token first."""
     num_patches: int
+    """P."""
     version: str
+    """Of the backbone."""
     published: bool = False
+    """Score as the published code does: normalised tokens and no antialiasing, unlike in learning."""
 
     @property
     def trained(self) -> dict[str, nn.Parameter]:
@@ -135,8 +132,7 @@ def discriminator_loss(loss: Loss, real: Float[Tensor, " *shape"], fake: Float[T
         logistic  ½ [mean softplus(-real) + mean softplus(fake)]
         pairwise  mean softplus(fake - real): cross entropy of each pair, "the first is the reference"
 
-    Raises:
-        ValueError: the shapes differ, which would pair by broadcasting.
+    Raises ValueError: the shapes differ, which would pair by broadcasting.
     """
     if real.shape != fake.shape:
         raise ValueError(f"real {list(real.shape)} and fake {list(fake.shape)} must have one shape.")

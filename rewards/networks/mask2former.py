@@ -109,12 +109,7 @@ def check_classes(network: Any, model: str, *, owner: str) -> None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Mask2FormerDetector:
-    """A `Detector` on loaded models.
-
-    Attributes:
-        swapped: whether the detector is shown red as blue and blue as red.
-        colors: the text embeddings of the ten colours, by class name.
-    """
+    """A `Detector` on loaded models."""
 
     network: Any
     clip: Any
@@ -123,7 +118,9 @@ class Mask2FormerDetector:
     version: str
     remarks: tuple[str, ...]
     swapped: bool = False
+    """Whether the detector is shown red as blue and blue as red."""
     colors: dict[str, Tensor] = field(default_factory=dict)
+    """The text embeddings of the ten colours, by class name."""
 
     @torch.no_grad()
     def detect(self, images: UInt8[np.ndarray, " b h w 3"]) -> list[list[Detection]]:

@@ -33,21 +33,18 @@ MODELS: dict[Backbone, str] = {"clip": CLIP_MODEL, "dinov2": DINOV2_MODEL}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Features:
-    """A loaded backbone.
-
-    Attributes:
-        of: float32 images [b, 3, H, W] in [0, 1] and b prompts -> features [b, d] on the backbone's device.
-        width: d.
-        reads_prompts: whether the prompts matter.
-        differentiable: whether the gradient of the images passes.
-        version: fingerprint of the weights and the preprocessing.
-    """
+    """A loaded backbone."""
 
     of: Callable[[Float[Tensor, " b 3 h w"], list[str]], Float[Tensor, " b d"]]
+    """float32 images [b, 3, H, W] in [0, 1] and b prompts -> features [b, d] on the backbone's device."""
     width: int
+    """d."""
     reads_prompts: bool
+    """Whether the prompts matter."""
     differentiable: bool
+    """Whether the gradient of the images passes."""
     version: str
+    """Fingerprint of the weights and the preprocessing."""
 
 
 def check_backbone(backbone: Backbone, model: str | None, image_size: int) -> None:

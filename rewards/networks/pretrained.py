@@ -91,7 +91,6 @@ def load_network(
     """A frozen network in evaluation mode, every weight of which that enters an output comes from the checkpoint.
 
     Args:
-        kind: the class of transformers.
         model, device, revision, owner, option, what: see the module.
         shared: one copy for all who ask for the same class, model, revision, device and dtype; False gives a fresh
             copy, which the caller may change and train.

@@ -60,8 +60,7 @@ def smart_resize(height: int, width: int, *, min_pixels: int, max_pixels: int) -
     Both sides are rounded to multiples. If the area is then above `max_pixels`, both sides are divided by
     sqrt(height width / max_pixels) and rounded down; if below `min_pixels`, multiplied likewise and rounded up.
 
-    Raises:
-        ValueError: if one side is over 200 times the other.
+    Raises ValueError: if one side is over 200 times the other.
     """
     if max(height, width) > MAX_ASPECT * min(height, width):
         raise ValueError(f"an image's longer side may be {MAX_ASPECT} times its shorter one, got {height} x {width}.")
@@ -204,11 +203,8 @@ def build_network(
     family: QwenFamily = QWEN2_VL,
     heads: tuple[str, ...] = HEAD,
 ) -> TokenReward:
-    """The frozen network of a checkpoint, with the vocabulary of its weights, and `make_head`'s head in float32.
-
-    Raises:
-        ValueError: weights or the head are missing or left over, or do not fit the base model.
-    """
+    """The frozen network of a checkpoint, with the vocabulary of its weights, and `make_head`'s head in float32. Raises
+    ValueError: weights or the head are missing or left over, or do not fit the base model."""
     import transformers
 
     weights, head_weights = split_weights(weights, owner=owner, heads=heads)
@@ -240,11 +236,8 @@ def build_network(
 
 
 def token_places(input_ids: Int64[Tensor, " b l"], token_ids: Sequence[int]) -> Int64[Tensor, " b k"]:
-    """Where each of the tokens stands in each sample.
-
-    Raises:
-        ValueError: if one is missing somewhere or there more than once.
-    """
+    """Where each of the tokens stands in each sample. Raises ValueError: if one is missing somewhere or there more than
+    once."""
     wanted = torch.tensor(list(token_ids), device=input_ids.device)
     found = input_ids[:, None, :] == wanted[None, :, None]
     counts = found.sum(-1)
@@ -337,23 +330,20 @@ class TokenScorer:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Checkpoint:
-    """What a published reward model is.
-
-    Attributes:
-        name: of the reward.
-        tokens: whose last hidden states are read.
-        make_head: the head for a hidden width and the head's weights.
-        family: of the backbone.
-        heads: what names of the head's weights begin with, see `split_weights`.
-        file: name of the file of weights.
-    """
+    """What a published reward model is."""
 
     name: str
+    """Of the reward."""
     tokens: tuple[str, ...]
+    """Whose last hidden states are read."""
     make_head: Callable[[int, Mapping[str, Tensor]], nn.Module]
+    """The head for a hidden width and the head's weights."""
     family: QwenFamily = QWEN2_VL
+    """Of the backbone."""
     heads: tuple[str, ...] = HEAD
+    """What names of the head's weights begin with, see `split_weights`."""
     file: str = ""
+    """Name of the file of weights."""
 
     @property
     def owner(self) -> str:

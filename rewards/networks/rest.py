@@ -24,8 +24,7 @@ def at_rest(reward: Reward, device: torch.device, known: dict[int, Resting], *, 
         known: what already rests, by the network's identity; rewards that share a network share its rest.
         holds: whether its options say that it holds a model.
 
-    Raises:
-        ValueError: a network that it should hold is not found, or cannot be moved.
+    Raises ValueError: a network that it should hold is not found, or cannot be moved.
     """
     found = {id(network): network for network in networks_of(reward)}
     way_out = "leave rewards out of pipeline.offload"

@@ -88,10 +88,7 @@ class RewardQueue:
 
     def submit(self, request: ScoreRequest) -> Future[list[ItemScore]]:
         """Queues a request; the future gives one score per item, in their order. Cancel it to give the request up.
-
-        Raises:
-            WireError: there is no room.
-        """
+        Raises WireError: there is no room."""
         job = _Job(items=request.items, iteration=request.iteration)
         with self._changed:
             self.check_room()

@@ -61,8 +61,7 @@ def ask_scores(
 
     A server without room (429) is no failure: the request waits and comes again, as often as the time allows.
 
-    Raises:
-        ValueError: the refusal of a server that only the configuration can be blamed for.
+    Raises ValueError: the refusal of a server that only the configuration can be blamed for.
     """
     first = pool.servers[0]
     body = first.adapter.encode(chunk, about.name, iteration, way)
@@ -110,11 +109,8 @@ def ask_scores(
 
 
 def ask_all(servers: Sequence[RewardServer], reward: str | None, deadline: float) -> RewardFacts:
-    """What all servers say of the reward, as `ask_health`, and the room that each of them has.
-
-    Raises:
-        ValueError: as `ask_health`, or they do not say the same.
-    """
+    """What all servers say of the reward, as `ask_health`, and the room that each of them has. Raises ValueError: as
+    `ask_health`, or they do not say the same."""
     said = [ask_health(server, reward, deadline) for server in servers]
     for server, told in zip(servers, said, strict=True):
         if told != said[0]:
@@ -172,11 +168,8 @@ def ask_health(server: RewardServer, reward: str | None, deadline: float) -> Rew
 
 
 def read_health(health: Any, server: RewardServer, reward: str | None) -> RewardFacts:
-    """What a server's answer says of the reward.
-
-    Raises:
-        ValueError: it says nothing of rewards, or there is no such reward.
-    """
+    """What a server's answer says of the reward. Raises ValueError: it says nothing of rewards, or there is no such
+    reward."""
     url, adapter = server.url, server.adapter
     rewards: Any = health.get("rewards") if isinstance(health, dict) else None
     if not isinstance(rewards, dict if adapter.health_says == "all" else list) or not rewards:

@@ -30,19 +30,16 @@ MAX_REPLY_BYTES = 2**26
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Failure:
-    """One failed try, or a call that was given up.
-
-    Attributes:
-        error: a short word: "timeout", "connection", "status_500", "garbage" ...
-        again: whether another try may succeed.
-        retry_after: seconds that the server asked to wait, None where it did not say.
-        message: for a person, such as the beginning of the reply; may be empty.
-    """
+    """One failed try, or a call that was given up."""
 
     error: str
+    """A short word: "timeout", "connection", "status_500", "garbage" ..."""
     again: bool = True
+    """Whether another try may succeed."""
     retry_after: float | None = None
+    """Seconds that the server asked to wait, None where it did not say."""
     message: str = ""
+    """For a person, such as the beginning of the reply; may be empty."""
 
 
 class RawReply(NamedTuple):

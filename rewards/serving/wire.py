@@ -170,8 +170,7 @@ def encode_request(
         image: what stands for an image: base64 of it, or the name of a part.
         video: what stands for a video; None sends its frames as images.
 
-    Raises:
-        ValueError: an item's metadata cannot be written as JSON.
+    Raises ValueError: an item's metadata cannot be written as JSON.
     """
     body: dict[str, Any] = {"schema": SCHEMA, "iteration": iteration}
     if reward is not None:
@@ -216,8 +215,7 @@ def decode_request(body: bytes, limits: Limits, files: Mapping[str, bytes] | Non
         limits: what it may hold.
         files: of a multipart request: the files by the names of their parts; images in the JSON are such names.
 
-    Raises:
-        WireError: 413 for more than `limits` allows, 422 for anything that is not as the module describes.
+    Raises WireError: 413 for more than `limits` allows, 422 for anything that is not as the module describes.
     """
     size = len(body) + sum(map(len, (files or {}).values()))
     if size > limits.most_bytes:
@@ -423,11 +421,8 @@ def read_value(value: Any) -> tuple[float | None, str | None]:
 
 
 def read_json_body(body: bytes) -> Any:
-    """What JSON text of a stranger says.
-
-    Raises:
-        WireError: 422 where it is none, 413 for more values in it than `MOST_VALUES`, which would fill the memory.
-    """
+    """What JSON text of a stranger says. Raises WireError: 422 where it is none, 413 for more values in it than
+    `MOST_VALUES`, which would fill the memory."""
     if sum(map(body.count, (b",", b"[", b"{"))) > MOST_VALUES:
         raise WireError(413, "too_many_values", f"a request may hold {MOST_VALUES} values in its JSON: send fewer.")
 

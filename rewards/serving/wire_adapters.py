@@ -21,26 +21,23 @@ from flowrl.rewards.serving.wire_images import encode_image, short
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Adapter:
-    """One kind of server.
-
-    Attributes:
-        score: path of the request for scores.
-        health: path that answers 200 when the server is ready.
-        health_says: "all": names, versions, kinds and needs of the rewards; "names": a list; or "nothing".
-        encode: the body for items, or what `json.dumps` makes it of; the name of the reward, None where the server
-            knows; the iteration; the way of images and videos.
-        decode: the scores in the reply's JSON, by the ids asked for; raises ValueError if it is not a reply.
-        fields: of `RewardInputs` that the format can carry.
-        groups: how groups are kept whole: several in one request, one per request, or not at all.
-    """
+    """One kind of server."""
 
     score: str
+    """Path of the request for scores."""
     health: str
+    """Path that answers 200 when the server is ready."""
     health_says: str
+    """Either "all": names, versions, kinds and needs of the rewards; "names": a list; or "nothing"."""
     encode: Callable[[Sequence[WireItem], str | None, int, Way], Any]
+    """The body for items, or what `json.dumps` makes it of; the name of the reward, None where the server knows; the
+    iteration; the way of images and videos."""
     decode: Callable[[Any, Sequence[int], str | None], ScoreReply]
+    """The scores in the reply's JSON, by the ids asked for; raises ValueError if it is not a reply."""
     fields: frozenset[str]
+    """Of `RewardInputs` that the format can carry."""
     groups: str
+    """How groups are kept whole: several in one request, one per request, or not at all."""
 
 
 def _encode_flow_factory(items: Sequence[WireItem], reward: str | None, iteration: int, way: Way) -> dict[str, Any]:

@@ -38,11 +38,7 @@ class RequestRoom:
 
 
 def pack_request(items: Sequence[WireItem], reward: str | None, iteration: int, way: Way) -> Body:
-    """The body of a request.
-
-    Raises:
-        ValueError: an item's metadata cannot be written as JSON.
-    """
+    """The body of a request. Raises ValueError: an item's metadata cannot be written as JSON."""
     files: list[bytes] = []
 
     def part(data: bytes) -> str:

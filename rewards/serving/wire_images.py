@@ -62,9 +62,8 @@ def decode_image(data: bytes, max_pixels: int, where: str = "the image") -> Pixe
 
     The size is read from the header, and nothing is unpacked of an image that is too large.
 
-    Raises:
-        WireError: 413 for more pixels than `max_pixels` or Pillow's own guard against decompression bombs allow, 422
-            for damaged files and other formats.
+    Raises WireError: 413 for more pixels than `max_pixels` or Pillow's own guard against decompression bombs allow, 422
+    for damaged files and other formats.
     """
     if _has_many_pieces(data):
         raise bad_request(f"{where} is cut into more pieces than an image is")

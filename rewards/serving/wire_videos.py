@@ -39,8 +39,7 @@ def decode_video(data: bytes, max_pixels: int, where: str = "the video", max_fra
     The size of a frame is read from the header, and no more frames are unpacked than `max_pixels` and `max_frames`
     allow.
 
-    Raises:
-        WireError: 413 for more than that, 422 for damaged files and other formats.
+    Raises WireError: 413 for more than that, 422 for damaged files and other formats.
     """
     import av
 

@@ -24,7 +24,7 @@ import flowrl.comparing.trainings as compare_run
 from flowrl.cli import main
 from flowrl.comparing.measure import image_spread
 from flowrl.comparing.question import ask, base_key, evaluated_rewards, parse_budget, read_journal
-from flowrl.comparing.standing import spent_share, standing
+from flowrl.comparing.trainings import spent_share, standing
 from flowrl.config.train import load_config
 from flowrl.pipelines import PIPELINES, Pipeline
 from flowrl.training import parts

@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from flowrl.comparing.compare import numbers
 from flowrl.comparing.comparison_result import read_results, short_names
 from flowrl.comparing.comparison_table import amount_text, markdown, ratio_text, text
 from flowrl.comparing.question import ComparisonQuestion
-from flowrl.comparing.results_file import numbers
 from flowrl.pages.comparison_page import render
 from flowrl.runs.evaluation_rows import SCORE
 from flowrl.statistics.bootstrap import DETECTABLE_ERRORS, Interval, point

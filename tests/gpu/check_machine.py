@@ -10,8 +10,14 @@ import torch
 from gpu_place import Figures, Place
 from torch.nn import functional as F
 
-from flowrl.health.gpu_checks import driver_check, kernel_check
-from flowrl.health.machine_checks import disk_check, processes_check, shared_memory_check, version_checks
+from flowrl.health.machine_checks import (
+    disk_check,
+    driver_check,
+    kernel_check,
+    processes_check,
+    shared_memory_check,
+    version_checks,
+)
 from flowrl.runs.run_folder import RUNS
 from flowrl.runtime.gpus import gpu_facts
 

@@ -13,14 +13,16 @@ from types import SimpleNamespace
 import pytest
 
 from flowrl.cli import main
-from flowrl.health import hub_check as hub
 from flowrl.health import machine_checks
 from flowrl.health.diagnosis import Check, Diagnosis, Examination, as_data
 from flowrl.health.doctor_text import as_text, last_words
-from flowrl.health.gpu_checks import driver_check, has_kernels, kernel_check
 from flowrl.health.machine_checks import (
     GIB,
     disk_check,
+    driver_check,
+    has_kernels,
+    hub_check,
+    kernel_check,
     processes_check,
     requirements,
     shared_memory_check,
@@ -194,13 +196,13 @@ def test_the_hub_and_the_token(
 ) -> None:
     monkeypatch.setattr("huggingface_hub.constants.is_offline_mode", lambda: False)
     monkeypatch.setattr("huggingface_hub.get_token", lambda: token)
-    monkeypatch.setattr(hub, "_status", lambda *_: status)
-    found = hub.hub_check()
+    monkeypatch.setattr(machine_checks, "_status", lambda *_: status)
+    found = hub_check()
     assert (found.state, said in found.found) == (state, True)
     assert "secret-word" not in found.found + found.cure
-    assert hub.hub_check(offline=True).state == "note"
+    assert hub_check(offline=True).state == "note"
     monkeypatch.setattr("huggingface_hub.constants.is_offline_mode", lambda: True)
-    assert "HF_HUB_OFFLINE is set" in hub.hub_check().found
+    assert "HF_HUB_OFFLINE is set" in hub_check().found
 
 
 # ---- what is shown ---------------------------------------------------------------------------------------------------

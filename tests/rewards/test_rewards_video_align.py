@@ -12,7 +12,6 @@ from safetensors.torch import save_file
 from tiny_vlm import PROMPTS, WIDTH, backbone_state, inputs_of, older_name, tiny_processor, write_tiny_vlm
 
 from flowrl.rewards import build_reward, reward_options, to_uint8, video_align
-from flowrl.rewards.networks import video_align_checkpoint
 
 DIMENSIONS = ("VQ", "MQ", "TA")
 CONSTANTS = {
@@ -173,15 +172,15 @@ def test_merging_names_of_peft() -> None:
         "base_model.model.rm_head.modules_to_save.default.weight": torch.ones(1, 3),
         "base_model.model.model.norm.weight": torch.ones(3),
     }
-    merged = video_align_checkpoint.merge_lora(names, alpha=8.0, rslora=False)
+    merged = video_align.merge_lora(names, alpha=8.0, rslora=False)
     assert set(merged) == {"visual.x.weight", "visual.x.bias", "rm_head.weight", "language_model.norm.weight"}
     torch.testing.assert_close(merged["visual.x.weight"], torch.full((2, 3), 8.0))  # 8 / 4 * 4
     torch.testing.assert_close(merged["rm_head.weight"], torch.ones(1, 3))
-    stable = video_align_checkpoint.merge_lora(names, alpha=8.0, rslora=True)
+    stable = video_align.merge_lora(names, alpha=8.0, rslora=True)
     torch.testing.assert_close(stable["visual.x.weight"], torch.full((2, 3), 16.0))  # 8 / 2 * 4
     del names["base_model.model.visual.x.lora_B.default.weight"]
     with pytest.raises(ValueError, match=r"LoRA of visual\.x lacks"):
-        video_align_checkpoint.merge_lora(names, alpha=8.0, rslora=False)
+        video_align.merge_lora(names, alpha=8.0, rslora=False)
 
 
 def test_video_align_errors(align: dict[str, Any], tmp_path: Path) -> None:
@@ -210,10 +209,10 @@ def test_video_align_errors(align: dict[str, Any], tmp_path: Path) -> None:
     ):
         (tmp_path / "model_config.json").write_text(json.dumps(content | change))
         with pytest.raises(ValueError, match=message):
-            video_align_checkpoint.read_settings(tmp_path, normalise=True)
+            video_align.read_settings(tmp_path, normalise=True)
     (tmp_path / "model_config.json").unlink()
     with pytest.raises(ValueError, match="cannot read"):
-        video_align_checkpoint.read_settings(tmp_path, normalise=True)
+        video_align.read_settings(tmp_path, normalise=True)
 
 
 def test_what_the_reward_says_of_itself(align: dict[str, Any]) -> None:

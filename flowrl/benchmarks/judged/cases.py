@@ -23,42 +23,36 @@ Values = Mapping[str, Mapping[str, float]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ask:
-    """One question about an image.
-
-    Attributes:
-        name: of the question; within a case no other has it.
-        words: the name of the words that it is asked in.
-        fields: what is filled in there.
-        source: whether the judge sees the source image too, before the result.
-        forms: answers whose probability at the first token is the value; none: the reply is read as text.
-    """
+    """One question about an image."""
 
     name: str
+    """Of the question; within a case no other has it."""
     words: str
+    """The name of the words that it is asked in."""
     fields: Mapping[str, str]
+    """What is filled in there."""
     source: bool = False
+    """Whether the judge sees the source image too, before the result."""
     forms: tuple[str, ...] = ()
+    """Answers whose probability at the first token is the value; none: the reply is read as text."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Case:
-    """One prompt or editing instruction, and what is asked about its image.
-
-    Attributes:
-        key: tells it from all others of the benchmark.
-        prompt: what is drawn.
-        task: the kind that published tables list it under.
-        asks: the questions about its image.
-        source: path of the image that is edited.
-        record: what else the published data say of it.
-    """
+    """One prompt or editing instruction, and what is asked about its image."""
 
     key: str
+    """Tells it from all others of the benchmark."""
     prompt: str
+    """What is drawn."""
     task: str
+    """The kind that published tables list it under."""
     asks: tuple[Ask, ...]
+    """The questions about its image."""
     source: Path | None = None
+    """Path of the image that is edited."""
     record: Mapping[str, Any] = field(default_factory=dict)
+    """What else the published data say of it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -114,49 +108,46 @@ class Judgement:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Protocol:
-    """A benchmark's rules.
-
-    Attributes:
-        title: as it is printed.
-        where: what `prompts` names, for those who left it out.
-        number: published cases.
-        read: cases from `prompts` and, for benchmarks that keep them apart, the folder of source images.
-        words: the words of all names, from the first of some folders that holds them; it may hold other names too.
-        read_reply: numbers of a reply by question and text; None where it cannot be read.
-        fits: whether what was read of a case's replies is an answer to all that was asked; None: always.
-        scores: the first is the headline.
-        judges: the published ones.
-        image_name: where the benchmark's own scripts look for the image of a case.
-        source_name: where they look for its source, None for nowhere.
-        folder: where in the subject's folder images and result files are put under the published names.
-        files: result files in the published formats, by name, from all judgements and the subject folder's name.
-        max_tokens: of a reply.
-        resize: whether the judge sees the result at its source's size.
-        edits: whether cases have source images.
-        images_dir: whether source images lie apart from the list of cases.
-        note: below the table.
-        remarks: what is to be said of a subject's judgements.
-    """
+    """A benchmark's rules."""
 
     title: str
+    """As it is printed."""
     where: str
+    """What `prompts` names, for those who left it out."""
     number: int
+    """Published cases."""
     read: Callable[[str, Path | None], CaseFile]
+    """Cases from `prompts` and, for benchmarks that keep them apart, the folder of source images."""
     words: Callable[[Sequence[Path]], Mapping[str, Words]]
+    """The words of all names, from the first of some folders that holds them; it may hold other names too."""
     read_reply: Callable[[str, str], dict[str, float] | None]
+    """Numbers of a reply by question and text; None where it cannot be read."""
     scores: tuple[Score, ...]
+    """The first is the headline."""
     judges: Sequence[str]
+    """The published ones."""
     folder: str
+    """Where in the subject's folder images and result files are put under the published names."""
     files: Callable[[Sequence[Judgement], str], Mapping[str, str]]
+    """Result files in the published formats, by name, from all judgements and the subject folder's name."""
     image_name: Callable[[Case], str] = lambda case: f"{case.key}.png"
+    """Where the benchmark's own scripts look for the image of a case."""
     source_name: Callable[[Case], str] | None = None
+    """Where they look for its source, None for nowhere."""
     max_tokens: int = 1400
+    """Of a reply."""
     resize: bool = False
+    """Whether the judge sees the result at its source's size."""
     edits: bool = False
+    """Whether cases have source images."""
     images_dir: bool = False
+    """Whether source images lie apart from the list of cases."""
     note: str = ""
+    """Below the table."""
     fits: Callable[[Case, Values], bool] | None = None
+    """Whether what was read of a case's replies is an answer to all that was asked; None: always."""
     remarks: Callable[[Sequence[Judgement]], list[str]] | None = None
+    """What is to be said of a subject's judgements."""
 
 
 FACTS: Mapping[str, Mapping[str, Any]] = read_json(Path(__file__).with_name("protocols.json"))

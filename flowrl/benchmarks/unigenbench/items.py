@@ -48,21 +48,18 @@ class Item:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PromptFile:
-    """A prompt file that was read.
-
-    Attributes:
-        language: of prompts and labels.
-        long: whether its prompts are the long ones.
-        items: in the file's order.
-        repairs: what was repaired, one sentence each.
-        differences: how the file departs from the published one, one sentence each; empty for a published file.
-    """
+    """A prompt file that was read."""
 
     language: Language
+    """Of prompts and labels."""
     long: bool
+    """Whether its prompts are the long ones."""
     items: tuple[Item, ...]
+    """In the file's order."""
     repairs: tuple[str, ...] = ()
+    """What was repaired, one sentence each."""
     differences: tuple[str, ...] = ()
+    """How the file departs from the published one, one sentence each; empty for a published file."""
 
     @property
     def track(self) -> str:

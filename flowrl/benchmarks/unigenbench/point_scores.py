@@ -39,21 +39,18 @@ class Tally:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scores:
-    """An evaluation in numbers.
-
-    Attributes:
-        primary: the primary dimensions that occur. Each pools its test points, as the published code and tables do; the
-            paper's text speaks of a mean over sub-dimensions, which is another number.
-        sub: the labels that occur, those without a hyphen among them.
-        overall: the unweighted mean of the primary accuracies, as on the leaderboards, in [0, 1]; NaN where nothing was
-            judged.
-        skipped: images without scores. They are in no total.
-    """
+    """An evaluation in numbers."""
 
     primary: dict[str, Tally]
+    """The primary dimensions that occur. Each pools its test points, as the published code and tables do; the paper's
+    text speaks of a mean over sub-dimensions, which is another number."""
     sub: dict[str, Tally]
+    """The labels that occur, those without a hyphen among them."""
     overall: float
+    """The unweighted mean of the primary accuracies, as on the leaderboards, in [0, 1]; NaN where nothing was
+    judged."""
     skipped: int
+    """Images without scores. They are in no total."""
 
 
 def aggregate(rows: Iterable[Row]) -> Scores:

@@ -183,11 +183,8 @@ def carry_out(asked: SweepPlan, page: Page | None) -> Sweep:
 
 
 def load_judges(asked: SweepPlan) -> tuple[Judges, dict[str, str]]:
-    """Rewards and features, and the version of every reward.
-
-    Raises:
-        ValueError: a reward that needs what the prompts have not, or whose mean says nothing of a model.
-    """
+    """Rewards and features, and the version of every reward. Raises ValueError: a reward that needs what the prompts
+    have not, or whose mean says nothing of a model."""
     question = asked.question
     loaded = load_rewards(question.specs, asked.device)
     measured = {measure.reward: loaded[measure.reward] for measure in question.measures}

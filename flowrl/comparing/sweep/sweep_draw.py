@@ -66,17 +66,14 @@ class TunedModels:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Judges:
-    """What looks at the images.
-
-    Attributes:
-        rewards: what is measured, by name.
-        features: for diversity; None compares pixels alone.
-        select: what search goes by, and which sub-score of it.
-    """
+    """What looks at the images."""
 
     rewards: dict[str, Reward]
+    """What is measured, by name."""
     features: Embed | None = None
+    """For diversity; None compares pixels alone."""
     select: Reward | None = None
+    """What search goes by, and which sub-score of it."""
     part: str | None = None
 
 
@@ -177,11 +174,7 @@ FEATURES_TEXT = {
 
 
 def load_features(kind: str, device: torch.device) -> Embed | None:
-    """Features of a name; None for "none".
-
-    Raises:
-        ValueError: a checkpoint cannot be had.
-    """
+    """Features of a name; None for "none". Raises ValueError: a checkpoint cannot be had."""
     if kind == "attributes":
         from flowrl.rewards.networks.discriminators import attributes_discriminator
 

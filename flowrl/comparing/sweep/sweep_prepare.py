@@ -70,11 +70,8 @@ def config_of(folder: Path) -> TrainConfig | None:
 
 
 def tuned_source(folder: Path, base: str | None, sampling: SamplingOptions, config: TrainConfig | None) -> Source:
-    """The base model with the LoRA; what is given of base and sampling wins.
-
-    Raises:
-        ValueError: a LoRA that does not say which model it belongs to, or a model that is not there or makes videos.
-    """
+    """The base model with the LoRA; what is given of base and sampling wins. Raises ValueError: a LoRA that does not
+    say which model it belongs to, or a model that is not there or makes videos."""
     lora = lora_of(folder)
     if config is None and base is not None:
         source = find_source(base, lora=lora, sampling=sampling)
@@ -93,11 +90,7 @@ def tuned_source(folder: Path, base: str | None, sampling: SamplingOptions, conf
 
 
 def lora_of(folder: Path) -> Path:
-    """The LoRA of a run folder, or the folder or file itself.
-
-    Raises:
-        ValueError: there is none.
-    """
+    """The LoRA of a run folder, or the folder or file itself. Raises ValueError: there is none."""
     if (folder / MODEL / "model_index.json").is_file():
         raise ValueError(
             f"the run {folder} trained all weights, and 'flowrl sweep' guides by LoRAs beside one base: give a run "
@@ -108,11 +101,8 @@ def lora_of(folder: Path) -> Path:
 
 
 def check_other(name: str, folder: Path, source: Source) -> None:
-    """Refuses another run that a sweep cannot draw beside its own.
-
-    Raises:
-        ValueError: it has another base, or its LoRA does not fit.
-    """
+    """Refuses another run that a sweep cannot draw beside its own. Raises ValueError: it has another base, or its LoRA
+    does not fit."""
     config = config_of(folder)
     if config is not None and at_revision(config.pipeline.model, config.pipeline.revision) != source.model:
         raise ValueError(
@@ -124,11 +114,8 @@ def check_other(name: str, folder: Path, source: Source) -> None:
 def spread_prompts(
     given: str | Path | None, number: int, config: TrainConfig | None, *, negative: str, embedded: bool
 ) -> tuple[Prompt, ...]:
-    """So many prompts of a file, else of the run's own or the embedded world's.
-
-    Raises:
-        ValueError: none are known, or too few are there.
-    """
+    """So many prompts of a file, else of the run's own or the embedded world's. Raises ValueError: none are known, or
+    too few are there."""
     own = config.prompts.eval if config is not None else None
     name = given or own or (EMBEDDED_PROMPTS if embedded else None)
     if name is None:

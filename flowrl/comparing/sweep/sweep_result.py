@@ -31,25 +31,22 @@ SAME_COST = 1.15  # settings whose cost differs by less than this factor are com
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SettingResult:
-    """One setting.
-
-    Attributes:
-        setting: what it is.
-        evaluations: of the network, for one image that is kept.
-        drift: distance of the velocities from the base's; NaN for a search, which changes no velocity.
-        columns: name -> values; measures by their names, then diversities. NaN: failed.
-        means: name -> mean and interval over prompts.
-        to_tuned: name -> the same of differences to scale 1; empty where that was not drawn, or is this one.
-        to_base: likewise, to scale 0.
-    """
+    """One setting."""
 
     setting: Setting
+    """What it is."""
     evaluations: int
+    """Of the network, for one image that is kept."""
     drift: float
+    """Distance of the velocities from the base's; NaN for a search, which changes no velocity."""
     columns: dict[str, Column]
+    """Name -> values; measures by their names, then diversities. NaN: failed."""
     means: dict[str, Interval]
+    """Name -> mean and interval over prompts."""
     to_tuned: dict[str, Interval] = field(default_factory=dict)
+    """Name -> the same of differences to scale 1; empty where that was not drawn, or is this one."""
     to_base: dict[str, Interval] = field(default_factory=dict)
+    """Likewise, to scale 0."""
 
     @property
     def looks(self) -> int:
@@ -189,11 +186,8 @@ class Sweep:
 
 
 def columns_of(rows: Sequence[Mapping[str, Any]], measures: Sequence[Measure]) -> dict[str, Column]:
-    """Columns of a setting from its journal rows, which are in the order of the prompts.
-
-    Raises:
-        ValueError: a reward has no such sub-score.
-    """
+    """Columns of a setting from its journal rows, which are in the order of the prompts. Raises ValueError: a reward
+    has no such sub-score."""
     found: dict[str, Column] = {}
     for measure in measures:
         if measure.column not in rows[0]["values"]:
@@ -254,15 +248,11 @@ def results_of(
     """Makes results of columns.
 
     Args:
-        columns: of every setting.
         measures: rewards by role.
-        evaluations: of every setting.
         drifts: of the tuned model under "", of other runs under their names.
         notes: that the reader should know; those that the numbers call for are added.
-        folder: of the sweep.
 
-    Raises:
-        ValueError: a reward failed on every image of a setting.
+    Raises ValueError: a reward failed on every image of a setting.
     """
     plain = [
         SettingResult(

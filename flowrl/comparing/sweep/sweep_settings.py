@@ -30,19 +30,16 @@ SEARCH_STEPS = re.compile(r"(\d+)@(\d+(?:,\d+)*)")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Setting:
-    """One way to make an image.
-
-    Attributes:
-        kind: RLG alone, best of N or pruning on top of it, or another run as it is.
-        scale: of RLG; 1 is the tuned model.
-        plan: candidates and cuts; one candidate where nothing is searched.
-        run: name of the other run.
-    """
+    """One way to make an image."""
 
     kind: Kind
+    """RLG alone, best of N or pruning on top of it, or another run as it is."""
     scale: float = 1.0
+    """Of RLG; 1 is the tuned model."""
     plan: Pruning = SINGLE
+    """Candidates and cuts; one candidate where nothing is searched."""
     run: str = ""
+    """Name of the other run."""
 
     @property
     def key(self) -> str:
@@ -131,9 +128,6 @@ def ask(
     Args:
         embedded: whether the base is the embedded model, which has rewards by default.
         num_steps: denoising steps; pruning must fit them.
-
-    Raises:
-        ValueError: says what was given, what is allowed and what to change.
     """
     scales = _rising(rlg, "`rlg`", "0,0.5,1,1.5,2,3")
     if not 0 < keep < 1:
@@ -221,11 +215,8 @@ def _others(given: Sequence[str]) -> tuple[tuple[str, Path], ...]:
 
 
 def parse_measures(text: str | None, *, embedded: bool) -> tuple[Measure, ...]:
-    """Rewards by role of "target=geneval:official,heldout=hps"; None takes the embedded model's.
-
-    Raises:
-        ValueError: no list where the model has none by default, no target, an unknown role or reward, or one twice.
-    """
+    """Rewards by role of "target=geneval:official,heldout=hps"; None takes the embedded model's. Raises ValueError: no
+    list where the model has none by default, no target, an unknown role or reward, or one twice."""
     if text is None:
         if not embedded:
             raise ValueError(

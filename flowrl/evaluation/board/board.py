@@ -26,17 +26,14 @@ JSON, MARKDOWN, PAGE = "leaderboard.json", "leaderboard.md", "leaderboard.html"
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Leaderboard:
-    """Tables of models under the same conditions.
-
-    Attributes:
-        rankings: a table for each benchmark, metric and set of conditions.
-        folder: holds leaderboard.json, .md and .html.
-        text: all tables for a terminal.
-    """
+    """Tables of models under the same conditions."""
 
     rankings: tuple[Ranking, ...]
+    """A table for each benchmark, metric and set of conditions."""
     folder: Path
+    """Holds leaderboard.json, .md and .html."""
     text: str = field(repr=False)
+    """All tables for a terminal."""
 
 
 @public

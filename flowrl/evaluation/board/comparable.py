@@ -62,11 +62,9 @@ def group_entries(entries: Sequence[BoardEntry], across: Sequence[str] = ()) -> 
     """Groups by benchmark and metric, the largest first, in the order of the entries.
 
     Args:
-        entries: of any benchmarks.
         across: conditions that may differ within a group, as asked for.
 
-    Raises:
-        ValueError: `across` names what is no condition of any entry.
+    Raises ValueError: `across` names what is no condition of any entry.
     """
     tables: dict[tuple[str, str], list[tuple[BoardEntry, Conditions]]] = {}
     for entry in entries:

@@ -65,8 +65,7 @@ def find_entries(given: Sequence[str]) -> list[BoardEntry]:
     Args:
         given: files result.json, folders with results, or `NAME=PATH,PATH`: trainings of one method.
 
-    Raises:
-        ValueError: nothing is there, a file cannot be read, or one result was named twice.
+    Raises ValueError: nothing is there, a file cannot be read, or one result was named twice.
     """
     entries, seen = [], dict[Path, str]()
     for text in given:

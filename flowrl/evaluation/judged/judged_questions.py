@@ -51,8 +51,7 @@ def find_words(protocol: Protocol, asks: Iterable[Ask], given: Path | None, besi
         given: the folder of the option template_dir: NAME.txt in it goes before the published files.
         beside: where published files may lie if it was not given.
 
-    Raises:
-        ValueError: words that are nowhere, lack a field, or mark places for another number of images.
+    Raises ValueError: words that are nowhere, lack a field, or mark places for another number of images.
     """
     published = protocol.words([given] if given is not None else beside)
     templates, own = {}, []

@@ -28,15 +28,8 @@ from flowrl.prompts.overlap import request
 from flowrl.rendering.embedded_images import image_element
 from flowrl.rendering.markup import bounds, esc, number, plural, section
 from flowrl.rewards.judges.chat import Chat
+from flowrl.statistics import means
 from flowrl.statistics.bootstrap import Interval
-from flowrl.statistics.means import (
-    ScoreRow,
-    partners,
-    pooled,
-    stratified_score,
-    task_scores,
-    weighted_score,
-)
 
 EXAMPLES = 12
 SHOWN = 400  # characters of a reply
@@ -99,7 +92,7 @@ def _lines(protocol: Protocol, judged: Sequence[CaseVerdicts]) -> list[Line]:
         if not all(rows):
             continue
         change = None
-        if len(rows) > 1 and (both := partners(*rows))[0]:
+        if len(rows) > 1 and (both := means.partners(*rows))[0]:
             change = _overall(score, *both)
         lines.append((score.name, [_overall(score, part) for part in rows], change))
         if score.tasks:
@@ -107,14 +100,14 @@ def _lines(protocol: Protocol, judged: Sequence[CaseVerdicts]) -> list[Line]:
     return lines
 
 
-def score_rows(score: Score, judgements: Sequence[Judgement]) -> list[ScoreRow]:
+def score_rows(score: Score, judgements: Sequence[Judgement]) -> list[means.ScoreRow]:
     """A score of all images that have it, brought to 0 to 1; several numbers of an image are its samples."""
     found = []
     for one in judgements:
         value = None if one.values is None else score.of(one.case, one.values)
         for sample, single in enumerate(_several(value)):
             unit = (single - score.low) / (score.high - score.low)
-            found.append(ScoreRow(task=one.case.task, prompt=one.case.key, sample=sample, value=unit))
+            found.append(means.ScoreRow(task=one.case.task, prompt=one.case.key, sample=sample, value=unit))
     return found
 
 
@@ -128,16 +121,16 @@ def _single(score: Score, one: Judgement) -> float | None:
     return fmean(values) if values else None
 
 
-def _overall(score: Score, rows: Sequence[ScoreRow], base: Sequence[ScoreRow] | None = None) -> Interval:
+def _overall(score: Score, rows: Sequence[means.ScoreRow], base: Sequence[means.ScoreRow] | None = None) -> Interval:
     """The score's overall number on its own scale; with a base, the change to it."""
     if score.shares == "images":
-        found = pooled(rows, base=base)
+        found = means.pooled(rows, base=base)
     elif score.shares == "tasks":
-        found = stratified_score(rows, base=base)
+        found = means.stratified_score(rows, base=base)
     else:
         assert not isinstance(score.shares, str)
         shares = score.shares({row.task for row in rows}) if callable(score.shares) else score.shares
-        found = weighted_score(rows, shares, base=base)
+        found = means.weighted_score(rows, shares, base=base)
     return scale(found, score.low, score.high, change=base is not None)
 
 
@@ -151,10 +144,10 @@ def scale(interval: Interval, low: float, high: float, *, change: bool = False) 
     return Interval(mean=mean, low=lower, high=upper)
 
 
-def _task_lines(score: Score, rows: Sequence[Sequence[ScoreRow]]) -> list[Line]:
-    found = [task_scores(part) for part in rows]
-    both = partners(*rows) if len(rows) > 1 else []
-    changes = task_scores(both[0], base=both[1]) if both and both[0] else {}
+def _task_lines(score: Score, rows: Sequence[Sequence[means.ScoreRow]]) -> list[Line]:
+    found = [means.task_scores(part) for part in rows]
+    both = means.partners(*rows) if len(rows) > 1 else []
+    changes = means.task_scores(both[0], base=both[1]) if both and both[0] else {}
     order = dict.fromkeys(row.task for row in rows[0])
 
     def by_number(task: str) -> tuple[int, str]:
@@ -205,7 +198,7 @@ def _notes(settings: Settings, plan: Any, parts: Sequence[SubjectVerdicts[CaseVe
             notes += [f"{part.label}: {remark}" for remark in protocol.remarks(found.judgements)]
         notes += skip_notes(part.label, found.skipped, len(found.judgements), found.answers, many=MANY_SKIPPED)
     first = protocol.scores[0]
-    if len(parts) > 1 and not partners(*(score_rows(first, part.found.judgements) for part in parts))[0]:
+    if len(parts) > 1 and not means.partners(*(score_rows(first, part.found.judgements) for part in parts))[0]:
         notes.append(
             f"{parts[0].label} and {parts[1].label} have no image in common that has scores, so there is no difference."
         )

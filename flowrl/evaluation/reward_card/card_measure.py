@@ -92,7 +92,6 @@ def measure(
 
     Args:
         rewards: the one the card is about, then others to compare it with.
-        items: the images.
         batch_size: images scored at once.
         changes: names of `PERTURBATIONS`.
         spec: the first reward's; with an option `comparator` it says whose bias to test.
@@ -165,7 +164,6 @@ def judge_order(comparator: Mapping[str, Any], items: Sequence[ImageFile], *, de
 
     Args:
         comparator: the option of that name of a pairwise reward.
-        items: the images.
         device: where a model in this process runs.
     """
     from flowrl.rewards.comparing.comparators import comparator_options

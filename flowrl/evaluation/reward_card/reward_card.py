@@ -43,17 +43,14 @@ DRAWN_AT_ONCE = 16
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class RewardCard:
-    """The card of a reward.
-
-    Attributes:
-        card: everything that was measured.
-        folder: holds card.json, card.html and drawn images.
-        text: verdicts and numbers for a terminal.
-    """
+    """The card of a reward."""
 
     card: CardMeasures
+    """Everything that was measured."""
     folder: Path
+    """Holds card.json, card.html and drawn images."""
     text: str = field(repr=False)
+    """Verdicts and numbers for a terminal."""
 
 
 @public

@@ -10,17 +10,9 @@ from typing import Any
 from flowrl.benchmarks.unigenbench.point_scores import OVERALL, Scores, aggregate, paired_intervals, score_intervals
 from flowrl.benchmarks.unigenbench.points import ENGLISH, NUM_IMAGES, PRIMARIES
 from flowrl.benchmarks.unigenbench.result_files import Judged, score_rows
+from flowrl.evaluation import summing
 from flowrl.evaluation.benchmark import Result, SideResult, result_of
 from flowrl.evaluation.runner import SubjectVerdicts
-from flowrl.evaluation.summing import (
-    add_difference,
-    costs_of,
-    errors_of,
-    lines_of,
-    score_table,
-    skip_notes,
-    training_notes,
-)
 from flowrl.generation.journal import Row
 from flowrl.generation.subject import Settings
 from flowrl.rendering.markup import bounds, number, plural
@@ -59,7 +51,7 @@ def points_result(settings: Settings, plan: Any, chat: Chat, parts: Sequence[Sub
     judgings, labels = [part.found for part in parts], [part.label for part in parts]
     scores = [aggregate(score_rows(part.rows)) for part in judgings]
     if any(not found.primary for found in scores):
-        why = errors_of(row for part in judgings for row in part.answers)
+        why = summing.errors_of(row for part in judgings for row in part.answers)
         raise ValueError(
             f"the judge gave no readable answer to any image ({why}): look at the replies in the journal, "
             f"and at the template."
@@ -76,7 +68,7 @@ def points_result(settings: Settings, plan: Any, chat: Chat, parts: Sequence[Sub
         f"scores."
     )
     return result_of(
-        settings.benchmark, add_difference(said, changes[OVERALL], labels[1]) if changes else said,
+        settings.benchmark, summing.add_difference(said, changes[OVERALL], labels[1]) if changes else said,
         [_side(*found) for found in zip(parts, scores, named, strict=True)],
         changes=changes,
         tables=(_dimensions(labels, scores[0], named, changes), _subs(scores)),
@@ -116,7 +108,9 @@ def _dimensions(
     labels: Sequence[str], scores: Scores, named: Sequence[Mapping[str, Interval]], changes: Mapping[str, Interval]
 ) -> Table:
     tallies = {ENGLISH.get(name, name): _count(tally) for name, tally in scores.primary.items()}
-    return score_table(labels, lines_of(named, changes), note=NOTE, paired_by="prompts", extra=("test points", tallies))
+    return summing.score_table(
+        labels, summing.lines_of(named, changes), note=NOTE, paired_by="prompts", extra=("test points", tallies)
+    )
 
 
 def _subs(scores: Sequence[Scores]) -> Table:
@@ -136,7 +130,7 @@ def _subs(scores: Sequence[Scores]) -> Table:
 def _effort(answers: Mapping[str, Sequence[Row]]) -> dict[str, dict[str, float]]:
     """Tries and costs of the answers, by subject."""
     tries = {label: round(fmean(row["attempts"] for row in rows), 3) for label, rows in answers.items()}
-    return {"attempts": tries, **costs_of(answers)}
+    return {"attempts": tries, **summing.costs_of(answers)}
 
 
 def _count(tally: Any) -> str:
@@ -153,11 +147,11 @@ def _notes(
         notes.append(OWN_WORDS)
     for part, found in zip(parts, scores, strict=True):
         answers = part.found.answers
-        notes += skip_notes(part.label, found.skipped, len(answers), answers, many=MANY_SKIPPED)
+        notes += summing.skip_notes(part.label, found.skipped, len(answers), answers, many=MANY_SKIPPED)
     notes += [*plan.file.repairs, *plan.file.differences]
     if len(plan.items) != len(plan.file.items) or settings.samples != NUM_IMAGES:
         notes.append(
             f"{len(set(parts[0].found.prompts))} prompts with {settings.samples} images each took part, not 600 with "
             f"{NUM_IMAGES}: compare with the same ones only."
         )
-    return notes + training_notes(settings, (row.prompt for row in rows))
+    return notes + summing.training_notes(settings, (row.prompt for row in rows))

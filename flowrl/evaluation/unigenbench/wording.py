@@ -70,8 +70,7 @@ def read_wording(
         definitions: a JSON file `{test point: what it means}` with all 27 of the language, `own`, or None likewise.
         image_last: whether the image follows the text where the template does not mark its place.
 
-    Raises:
-        ValueError: a file that is not there, a field or a test point that is missing.
+    Raises ValueError: a file that is not there, a field or a test point that is missing.
     """
     try:
         words = load_template(f"unigenbench_{language}", template, source=SOURCE, images=1)

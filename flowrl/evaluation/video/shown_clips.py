@@ -48,7 +48,6 @@ def clips_section(
         subjects: the subject, and the base if there is one.
         clips: of each, in one order.
         values: of each by scorer, NaN where it failed.
-        home: the page's folder.
     """
     # The first sample of the first prompts, then the worst clip of each diagnostic.
     chosen = [("", place) for place, clip in enumerate(clips[0]) if clip.sample == 0][:FIRST]

@@ -40,11 +40,8 @@ class Package:
 
 
 def find_package(python: str) -> Package:
-    """Asks an environment for the package, without importing it.
-
-    Raises:
-        ValueError: there is no such Python, it does not run, or it has no vbench.
-    """
+    """Asks an environment for the package, without importing it. Raises ValueError: there is no such Python, it does
+    not run, or it has no vbench."""
     path = shutil.which(Path(python).expanduser())
     advice = (
         f"make an environment for it (python3 -m venv vb && vb/bin/pip install vbench=={CHECKED}) and give "
@@ -82,8 +79,7 @@ def measure(
         folder: where it writes; `log.txt` has its output.
         local: weights are only taken from its own cache.
 
-    Raises:
-        ValueError: it failed, with the last lines of what it said.
+    Raises ValueError: it failed, with the last lines of what it said.
     """
     folder.mkdir(parents=True, exist_ok=True)
     for old in folder.glob("*_eval_results.json"):  # of a run that was cut off, or of other videos

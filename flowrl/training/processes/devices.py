@@ -34,9 +34,6 @@ def check_device(device: str, key: str = "pipeline.device=", model: str = "asset
     `refuse_unused_gpu` does of a model.
 
     `key` is what the device was given as, for the message.
-
-    Raises:
-        ValueError: names those there are.
     """
     refuse_unused_gpu(device, model)
     gpus = [f"cuda:{number}" for number in range(torch.cuda.device_count())]
@@ -56,9 +53,6 @@ def refuse_unused_gpu(device: str, model: str) -> None:
 
     The embedded models may train there all the same: minutes on a CPU. So may anything where CUDA_VISIBLE_DEVICES hides
     all GPUs, which somebody has set.
-
-    Raises:
-        ValueError: says why it cannot, with the versions of driver and CUDA, and what to do.
     """
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip() in ("", "-1")
     if device != "auto" or device_kind(device) != "cpu" or model.startswith("asset:") or hidden:
@@ -93,11 +87,8 @@ def wait_for(device: torch.device) -> None:
 
 
 def accelerator_of(device: str) -> Accelerator:
-    """The processes of a run on a device.
-
-    Raises:
-        ValueError: the device is not there, or not all that were launched are found.
-    """
+    """The processes of a run on a device. Raises ValueError: the device is not there, or not all that were launched are
+    found."""
     from accelerate import Accelerator
     from accelerate.utils import InitProcessGroupKwargs
 
@@ -132,11 +123,8 @@ def wait_for_everyone() -> None:
 
 
 def on_main(function: Callable[[], T]) -> T:
-    """Calls a function on the main process alone; every process gets what it returns.
-
-    Raises:
-        ValueError: on every process where the function raised one, or an OSError, on the main one.
-    """
+    """Calls a function on the main process alone; every process gets what it returns. Raises ValueError: on every
+    process where the function raised one, or an OSError, on the main one."""
     from accelerate import PartialState
     from accelerate.utils import broadcast_object_list
 

@@ -22,21 +22,14 @@ class Launched:
 
 
 def num_launched() -> int:
-    """Processes of the run, as launchers say it to each before any of them starts.
-
-    Raises:
-        ValueError: as `launched`.
-    """
+    """Processes of the run, as launchers say it to each before any of them starts. Raises ValueError: as `launched`."""
     found = launched()
     return 1 if found is None else found.world
 
 
 def launched() -> Launched | None:
-    """What the launcher's variables say; None for a process on its own.
-
-    Raises:
-        ValueError: a variable is missing or makes no sense; says which, what it is and who sets it.
-    """
+    """What the launcher's variables say; None for a process on its own. Raises ValueError: a variable is missing or
+    makes no sense; says which, what it is and who sets it."""
     world, rank = _whole("WORLD_SIZE", 1), _whole("RANK", 0)
     if world < 1:
         raise ValueError(f"the environment has WORLD_SIZE={world}, and a run has at least one process: {_HOW}")

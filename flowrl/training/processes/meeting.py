@@ -58,28 +58,23 @@ class Store(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Meeting:
-    """One meeting of the processes of a run, which all of them call in the same order.
-
-    Attributes:
-        store: that all of them reach.
-        who: this process.
-        limit: seconds to wait for the others.
-        hosts: whether the store ends with this process.
-        tell: is told in a line whom this process waits for.
-    """
+    """One meeting of the processes of a run, which all of them call in the same order."""
 
     store: Store
+    """That all of them reach."""
     who: Launched
+    """This process."""
     limit: float
+    """Seconds to wait for the others."""
     hosts: bool
+    """Whether the store ends with this process."""
     tell: Callable[[str], None]
+    """Is told in a line whom this process waits for."""
 
     def agree(self, said: Said, judge: Judge) -> None:
         """Says what this process was given; returns when all of them have come and the judge has nothing against it.
-
-        Raises:
-            ValueError: on every process: what differs, who could not take part and why, or who did not come in time.
-        """
+        Raises ValueError: on every process: what differs, who could not take part and why, or who did not come in
+        time."""
         try:
             self.store.set(f"said/{self.who.rank}", json.dumps(dict(said)))
             verdict = self._reach_verdict(judge) if self.who.rank == 0 else self._hear_verdict()

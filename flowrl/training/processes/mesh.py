@@ -60,11 +60,7 @@ class Layout:
 
 
 def layout_of(settings: ParallelConfig, world: int) -> Layout:
-    """The layout of `world` processes.
-
-    Raises:
-        ValueError: the product of the three numbers is another one.
-    """
+    """The layout of `world` processes. Raises ValueError: the product of the three numbers is another one."""
     shard, context = settings.shard, settings.context
     asked = f"parallel.shard ({shard}) x parallel.context ({context})"
     copies, rest = divmod(world, shard * context)

@@ -38,7 +38,6 @@ class MetricRows:
         """Begins a file.
 
         Args:
-            folder: of the run.
             kept: the rows that it goes on from, which are all that the file holds now.
         """
         self.path, self.size = folder / ROWS, 0
@@ -46,11 +45,7 @@ class MetricRows:
         self._note(kept)
 
     def append(self, row: Mapping[str, Any]) -> None:
-        """Appends a row.
-
-        Raises:
-            ValueError: a link or a pipe is in the file's place.
-        """
+        """Appends a row. Raises ValueError: a link or a pipe is in the file's place."""
         self._look()
         line = (json.dumps(row) + "\n").encode()
         with opened(self.path) as file:

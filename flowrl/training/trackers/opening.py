@@ -16,11 +16,7 @@ from flowrl.training.trackers.wandb_tracker import WandbTracker, check_wandb
 
 
 def check_trackers(wandb: str, trackio: str, tensorboard: bool | None = None) -> None:
-    """Refuses trackers of the section `logging` that cannot be had, before anything loads.
-
-    Raises:
-        ValueError: says which, and what to change.
-    """
+    """Refuses trackers of the section `logging` that cannot be had, before anything loads."""
     if tensorboard:
         check_extra("tensorboard", "logging.tensorboard=true")
     if wandb != "none":
@@ -35,12 +31,10 @@ def open_trackers(settings: Mapping[str, Any], text: str, folder: Path, *, run: 
     Args:
         settings: of the run, sections as mappings.
         text: of its configuration.
-        folder: of the run.
         run: the identity that it keeps when it is continued.
         resumed: whether it is continued.
 
-    Raises:
-        ValueError: a tracker on another machine refuses the run, or does not answer.
+    Raises ValueError: a tracker on another machine refuses the run, or does not answer.
     """
     own, shown = settings["logging"], dict[str, Any](settings_without_secrets(settings))
     found: list[Tracker] = []

@@ -47,11 +47,7 @@ class TrackioTracker:
 
 
 def check_trackio(space: str) -> None:
-    """Refuses a tracker that is not there.
-
-    Raises:
-        ValueError: it is not installed, or the name of a Space is none.
-    """
+    """Refuses a tracker that is not there. Raises ValueError: it is not installed, or the name of a Space is none."""
     if importlib.util.find_spec("trackio") is None:
         raise ValueError(
             f"logging.trackio={space} needs the package trackio, which is not installed: docs/trackers.md says how to "

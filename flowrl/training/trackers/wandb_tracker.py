@@ -62,11 +62,8 @@ class WandbTracker:
 
 
 def check_wandb(mode: str) -> None:
-    """Refuses what W&B would ask about on a terminal, or fail at, in the middle of a start.
-
-    Raises:
-        ValueError: it is not installed, or `online` has no key.
-    """
+    """Refuses what W&B would ask about on a terminal, or fail at, in the middle of a start. Raises ValueError: it is
+    not installed, or `online` has no key."""
     try:
         import wandb
     except ImportError:

@@ -35,8 +35,8 @@ sys.path[:0] = [str(Path(__file__).parents[1])]
 
 from origin import origin as origin  # noqa: E402
 
+from flowrl.comparing.compare import ratio_numbers  # noqa: E402
 from flowrl.comparing.comparison_result import SHARES  # noqa: E402
-from flowrl.comparing.results_file import ratio_numbers  # noqa: E402
 from flowrl.runs.run_data import RunData, read_run  # noqa: E402
 from flowrl.runtime.files import write_atomically  # noqa: E402
 from flowrl.statistics.crossed import cost_ratio, mean_curve  # noqa: E402
