@@ -16,7 +16,7 @@ from flowrl.config.train import TrainConfig, is_here, load_config
 from flowrl.migrating.answers import FIRST
 from flowrl.migrating.held_out import hold_out
 from flowrl.migrating.imported import describe_import, import_foreign, settled, text_of_import
-from flowrl.planning.bases import Wish
+from flowrl.planning.bases import Wish, configs_of
 from flowrl.planning.light_libraries import import_lightly, without_compiler
 from flowrl.planning.written import text_of
 from flowrl.runtime.files import write_atomically
@@ -98,6 +98,13 @@ def init(
     else:
         if model is None or card is None:
             raise ValueError("`model` and `card` are needed, such as stabilityai/stable-diffusion-3.5-medium and 24")
+        if "recipe" in settings:
+            named = str(settings["recipe"]).rpartition("=")[2]
+            raise ValueError(
+                f"without `source` a first configuration has the recommended recipe, and `recipe` is {named}: start "
+                f"from one that ships for it ({', '.join(configs_of(named)) or 'there is none'}), by a file that says "
+                "'base: NAME' above your own keys"
+            )
         files = [None if one is None else str(one) for one in (prompts, eval_prompts)]
         wish = Wish(model=model, card=card, reward=reward, prompts=files[0], eval_prompts=files[1], recommended=True)
         text, base, notes = _build(wish, path, 10.0 if hours is None else hours, settings)

@@ -11,6 +11,7 @@ from flowrl.config.foreign import foreign_words
 from flowrl.config.strict_yaml import parse_yaml
 from flowrl.migrating.foreign_files import Foreign
 from flowrl.migrating.foreign_rules import Made, apply_rules
+from flowrl.planning.bases import configs_of
 
 Fate = Literal["translated", "without counterpart", "dropped", "unknown"]
 FATE_OF: dict[str, Fate] = {"- ": "without counterpart", "! ": "dropped", "? ": "unknown"}
@@ -103,9 +104,10 @@ def method_of(given: Foreign) -> str:
     toolkit = words.toolkits[given.kind]
     for key in toolkit.algorithm.split(", "):
         if (word := str(given.keys.get(key) or "").rpartition(".")[2]) and word not in words.algorithms:
+            ships = ", ".join(configs_of(words.values["recipe"].get(word, "")))
             raise ValueError(
-                f"its algorithm is {word}, and `source` translates {', '.join(words.methods)}: 'flowrl list configs' "
-                "names what ships"
+                f"its algorithm is {word}, and `source` translates {', '.join(words.methods)}: "
+                + (f"build on {ships}, which ship for it" if ships else "'flowrl list configs' names what ships")
             )
         found += [words.algorithms[word]] if word else [key] if key in words.methods else []
     method = next((one for one in found if one != "grpo"), "grpo")

@@ -42,6 +42,8 @@ _WORDS = read_mapping(Path(__file__).with_suffix(".yaml"))
 DISAGREE: str = _WORDS["disagree"]
 EQUAL: str = _WORDS["equal"]
 COMPARED: str = _WORDS["compared"]
+CHECKS: dict[str, str] = _WORDS["checks"]
+"""What to look at where the gradient is 0, by what a run learns from."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -58,7 +58,7 @@ def recipe_of(config: TrainConfig) -> Any:
     `counts(config)` what a run will take (`flowrl.recipes.counting.RecipeCounts`), `only_here(config)` why workers
     cannot draw for it, `trained_scale(config)` the guidance of the velocity that is trained, `THROUGH_REWARDS` whether
     gradients come through decoder and rewards, `REGRESSES` whether it trains the network to predict what many
-    steps lead to, and `main(ready, run)` trains.
+    steps lead to, None where it keeps to the states of its own steps, and `main(ready, run)` trains.
     """
     return importlib.import_module(f"flowrl.recipes.{config.recipe}")
 

@@ -37,6 +37,7 @@ class Request:
         levels: noise levels that a calibration has found.
         plan: whether all that the credit method asks for is drawn, branches, trees or completions, as a `Sampled`.
         keep_means: whether means of the stochastic steps are kept.
+        keep_states: states to keep besides those of the stochastic steps.
     """
 
     iteration: int
@@ -46,6 +47,7 @@ class Request:
     levels: tuple[float, ...] | None = None
     plan: bool = False
     keep_means: bool = False
+    keep_states: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

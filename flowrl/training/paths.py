@@ -42,7 +42,7 @@ class Paths:
         schedule: levels of all steps.
         steps: stochastic ones; none is sampling by the ODE.
         keep_means: whether means of the stochastic steps are kept.
-        keep_states: states to keep besides those of the stochastic steps; workers do not send them.
+        keep_states: states to keep besides those of the stochastic steps, the same in every iteration.
         graphs: keeps the evaluations at them with their graphs, or gradients, where that is asked for.
     """
 
@@ -50,7 +50,7 @@ class Paths:
     schedule: Schedule
     steps: tuple[int, ...] = ()
     keep_means: bool = False
-    keep_states: Sequence[int] = ()
+    keep_states: tuple[int, ...] = ()
     graphs: KeptGraphs | KeptGradients | None = None
 
 
@@ -181,11 +181,11 @@ def _draw_elsewhere(
         kept: dict[str, Any] = loop.memory.get(_AHEAD, {"iteration": None})
         behind = config.workers.staleness > 0 and kept["iteration"] == iteration
         weights = kept["weights"] if behind else own
-        tickets = workers.submit(_requests(loop, batch, how.steps, plan=plan, keep_means=how.keep_means), weights)
+        tickets = workers.submit(_requests(loop, batch, how.steps, how, plan=plan), weights)
     if config.workers.staleness:
         loop.memory[_AHEAD] = {"iteration": iteration + 1, "weights": own}
         if steps_after is not None and iteration + 1 < config.num_iterations:
-            asked = _requests(loop, loop.batch(iteration + 1), steps_after, plan=plan, keep_means=how.keep_means)
+            asked = _requests(loop, loop.batch(iteration + 1), steps_after, how, plan=plan)
             loop.ahead[iteration + 1] = workers.submit(asked, own)
     else:
         loop.memory.pop(_AHEAD, None)  # of a run that goes on without staleness
@@ -194,7 +194,8 @@ def _draw_elsewhere(
         yield drawn.found
 
 
-def _requests(loop: Loop, batch: Batch, steps: tuple[int, ...], *, plan: bool, keep_means: bool) -> list[Request]:
+def _requests(loop: Loop, batch: Batch, steps: tuple[int, ...], how: Paths, *, plan: bool) -> list[Request]:
+    keep: dict[str, Any] = {"keep_means": how.keep_means, "keep_states": how.keep_states}
     levels, found = loop.memory.get("noise_levels"), list[Request]()
     levels = None if levels is None else tuple(levels)
     size = len(batch.own) if plan else loop.geometry.rollout_batch_size
@@ -202,7 +203,7 @@ def _requests(loop: Loop, batch: Batch, steps: tuple[int, ...], *, plan: bool, k
         start = images.start - batch.own.start
         asked = without_texts(batch.asked, batch.group[start : start + len(images)])
         one = Request(iteration=batch.iteration, images=images, asked=asked, steps=of_images, levels=levels)
-        found.append(replace(one, plan=plan, keep_means=keep_means))
+        found.append(replace(one, plan=plan, **keep))
     return found
 
 
@@ -210,7 +211,8 @@ def draw_request(draws: Draws, request: Request) -> Trajectory | Sampled:
     """What a request asks for, with the current weights and on the host; call it without gradient."""
     batch = batch_of(request, draws.config.group_size, draws.device)
     kernel, schedule = sampler_with(draws, request.steps, request.levels)
-    how = Paths(kernel=kernel, schedule=schedule, steps=request.steps, keep_means=request.keep_means)
+    keep: dict[str, Any] = {"keep_means": request.keep_means, "keep_states": request.keep_states}
+    how = Paths(kernel=kernel, schedule=schedule, steps=request.steps, **keep)
     if not request.plan:
         (drawn,) = _pieces(draws, batch, how)
         columns: dict[str, Any] = {name: column.cpu() for name, column in drawn.columns().items()}
