@@ -98,13 +98,6 @@ def init(
     else:
         if model is None or card is None:
             raise ValueError("`model` and `card` are needed, such as stabilityai/stable-diffusion-3.5-medium and 24")
-        if "recipe" in settings:
-            named = str(settings["recipe"]).rpartition("=")[2]
-            raise ValueError(
-                f"without `source` a first configuration has the recommended recipe, and `recipe` is {named}: start "
-                f"from one that ships for it ({', '.join(configs_of(named)) or 'there is none'}), by a file that says "
-                "'base: NAME' above your own keys"
-            )
         files = [None if one is None else str(one) for one in (prompts, eval_prompts)]
         wish = Wish(model=model, card=card, reward=reward, prompts=files[0], eval_prompts=files[1], recommended=True)
         text, base, notes = _build(wish, path, 10.0 if hours is None else hours, settings)
@@ -115,6 +108,13 @@ def init(
 
 def _build(wish: Wish, path: Path, hours: float, settings: Mapping[str, Any]) -> tuple[str, str, list[str]]:
     """The text of what is wished for, the base, and what is said of them; prompts are held out where none are named."""
+    if "recipe" in settings:
+        named = str(settings["recipe"]).rpartition("=")[2]
+        raise ValueError(
+            f"without `source` a first configuration has the recommended recipe, and `recipe` is {named}: start "
+            f"from one that ships for it ({', '.join(configs_of(named)) or 'there is none'}), by a file that says "
+            "'base: NAME' above your own keys"
+        )
     own, kept = None, list[str]()
     if wish.prompts is not None and wish.eval_prompts is None:
         own = hold_out(wish.prompts)

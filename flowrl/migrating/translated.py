@@ -132,16 +132,10 @@ def _by_table(table: Mapping[str, str], by_rule: Mapping[str, Made], key: str, v
     ours, _, pairs = entry.partition(" | ")
     if ours.startswith("prompts.") and str(value).startswith("$"):
         return "- a variable that the file does not set: name a file of prompts"
-    words = dict(pair.split("=") for pair in pairs.split(", ") if pair)
-    value = parse_yaml(words[str(value)], entry) if str(value) in words else value
-    return {one: _value(one, value) for one in ours.split(", ")}
-
-
-def _value(ours: str, value: Any) -> Any:
-    """A value in our words."""
-    words = foreign_words()
-    table = {"pipeline.model": words.models, "sampler.kernel": words.kernels}.get(ours, words.values.get(ours, {}))
-    return table.get(str(value), value)
+    own, words = dict(pair.split("=") for pair in pairs.split(", ") if pair), foreign_words()
+    value = parse_yaml(own[str(value)], entry) if str(value) in own else value
+    tables = {**words.values, "pipeline.model": words.models, "sampler.kernel": words.kernels}
+    return {one: tables.get(one, {}).get(str(value), value) for one in ours.split(", ")}
 
 
 def _short(name: str, value: Any) -> str:

@@ -16,14 +16,11 @@ steps is minimised is that of the velocities, times a number of the step:
 There is no advantage: a policy gradient whose advantage is minus a detached KL has the gradient 0 in the mean, since
 the KL of a step does not depend on what is drawn there.
 
-DiffusionART (arXiv 2610.12572), a reconstruction: its paper, settings and code were not read, only its project page and
-the names of its arguments. Each prompt has one direction for all its images and states (`reward_direction`), and the
-target is the velocity that the rollout took, with its clean estimate moved along it:
+DiffusionART (arXiv 2610.12572), a reconstruction: only its project page and the names of its arguments were read. The
+images of a prompt give one direction G (`reward_direction`), and the target is the rollout's own velocity, with its
+clean estimate moved along it:
 
     loss = w mean_D (v - sg[v_target])^2,    clean_target = clean_old + m G,    v_target = v_old - (m / sigma) G
-
-Its gradient has two parts, the restoration v - v_old and the guidance (m / sigma) G; the first is 0 until the policy
-moves, so a second update on other images of the same prompts holds on to what the first left of the old policy.
 """
 
 from __future__ import annotations
@@ -145,20 +142,13 @@ class Art:
         return far & (sample_mean(moved * ahead) > 0)
 
 
-def reward_covariance(advantage: Float[Tensor, " G"], clean: Float[Tensor, " G *latent"]) -> Float[Tensor, " *latent"]:
-    """Covariance of rewards and finished latents of a group, `C = 1/G sum_i A_i clean_i`, in float64.
-
-    With `A_i = R_i - mean R`, whose sum is 0, the mean of the latents drops out.
-    """
-    return torch.tensordot(advantage.double(), clean.double(), 1) / len(advantage)
-
-
 def reward_direction(advantage: Float[Tensor, " G"], clean: Float[Tensor, " G *latent"]) -> Float[Tensor, " *latent"]:
-    """Where a group's rewards rise, `G = C / sqrt(mean C^2)`: of root mean square 1, or 0 where there is no contrast.
+    """Where the rewards of a prompt's K images rise, in float64: `C / sqrt(mean C^2)`, or 0 where there is no contrast.
 
-    Two images give `(clean_1 - clean_2)` of the better less the worse: by how much it is better does not count.
+    `C = 1/K sum_i (R_i - mean R)(clean_i - mean clean)`, where the mean of the latents drops out: the advantages
+    `R_i - mean R` sum to 0. Of two images it counts which one is better, and not by how much.
     """
-    covariance = reward_covariance(advantage, clean)
+    covariance = torch.tensordot(advantage.double(), clean.double(), 1) / len(advantage)
     size = covariance.square().mean().sqrt()
     return covariance / torch.where(size > 0, size, 1.0)
 

@@ -17,8 +17,7 @@ micro-batch.
 Deviations from the published code: each teacher has its guidance scale, and the policy the one it is sampled with; the
 loss is the mean over all states of an update, on all processes; with `updates_per_rollout` each update has images of
 its own, at states of a policy that is a few updates old (UniRL refuses more than one). The policy gradient on the KL of
-Flow-OPD is not offered: with a detached KL its gradient is 0 in the mean. Of `art`, whose paper was not read, the mask
-is ours: see `flowrl.objectives.distillation.Art`.
+Flow-OPD is not offered: with a detached KL its gradient is 0 in the mean.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flowrl.advantages.normalise import normalise, zero_variance_groups
+from flowrl.advantages.normalise import normalise
 from flowrl.config.options import build_options, entry_of
 from flowrl.config.readers import refuse_unread
 from flowrl.config.sections import PolicyConfig
@@ -129,22 +128,28 @@ def iterate(loop: Loop, iteration: int) -> None:
     weight, step = torch.tensor(weights, dtype=torch.float64)[place], torch.tensor(steps)[place]
     states: dict[str, Any] = {"image": image, "step": step, "weight": weight}
     visited = Visited(batch=batch, path=path, schedule=schedule, direction=direction, **states)
-    teacher = torch.tensor(teachers_of(config.policy, batch.asked.prompts))[batch.asked.rows(batch.group[image])]
 
     # 3. Update: towards the velocity of each prompt's teacher, or the rollout's own, moved.
     with loop.clock("update"):
         stats = Statistics("error", "masked_fraction", "old_kl", *(f"loss/step_{step}" for step in steps))
         for part in range(config.updates_per_rollout):
             own = live[image] & (image % config.updates_per_rollout == part)
-            mine = [torch.nonzero(own & (teacher == one)).flatten() for one in range(len(config.policy.teachers) or 1)]
-            size, count, gradient = loop.geometry.micro_batch_size, total_of(run, int(own.sum())), loop.gradient()
+            count = total_of(run, int(own.sum()))
             if count == 0:
                 continue
-            turns = [(number, index) for number, all_M in enumerate(mine) for index in all_M.split(size) if len(index)]
-            how = partial(descend, loop, visited, turns, count)
+            gradient, how = loop.gradient(), partial(descend, loop, visited, turns_of(loop, visited, own), count)
             how(gradient, stats)
             loop.update(gradient, stats, again=how)
     loop.log(iteration, row | stats.row(run) | {"live_rows": stats.rows(run)})
+
+
+def turns_of(loop: Loop, visited: Visited, own: Tensor) -> list[Turn]:
+    """The turns of an update, whose states are those of all that `own` [M] marks."""
+    batch, settings, size = visited.batch, loop.config.policy, loop.geometry.micro_batch_size
+    of_prompt = torch.tensor(teachers_of(settings, batch.asked.prompts))
+    teacher = of_prompt[batch.asked.rows(batch.group[visited.image])]
+    mine = [torch.nonzero(own & (teacher == number)).flatten() for number in range(len(settings.teachers) or 1)]
+    return [(number, index) for number, all_M in enumerate(mine) for index in all_M.split(size) if len(index)]
 
 
 def descend(
@@ -194,17 +199,14 @@ def descend(
 def directions_of(loop: Loop, batch: Batch, clean: Tensor, output: RewardOutput) -> tuple[Tensor, Tensor, float]:
     """Directions `[p, *latent]` of this process's prompts by the rewards of all their images, which of its images `[n]`
     are trained, and the share of all prompts that are left out."""
-    config = loop.config
-    reward_B = loop.rewards_of_all(output, compared=True)
-    valid_B, group_B = ~reward_B.isnan(), torch.arange(config.num_images) // config.group_size
-    equal: dict[str, Any] = {"min_std": config.adv_min_std}
-    advantage_B = normalise(reward_B.double()[None], group_B, scope="none", **equal)[0].nan_to_num()
-    dead_P = zero_variance_groups(reward_B, config.group_size, valid_B=valid_B, **equal)
-    own, size = slice(batch.own.start, batch.own.stop), config.group_size
+    config, size = loop.config, loop.config.group_size
+    reward_B, group_B = loop.rewards_of_all(output, compared=True), torch.arange(config.num_images) // size
+    advantage_B = normalise(reward_B.double()[None], group_B, scope="none", min_std=config.adv_min_std)[0].nan_to_num()
+    own = slice(batch.own.start, batch.own.stop)
     groups = zip(advantage_B[own].split(size), clean.split(size), strict=True)
     direction = torch.stack([reward_direction(*one) for one in groups]).to(clean.dtype)
-    live = valid_B[own] & direction.flatten(1).any(1).repeat_interleave(size)
-    return direction, live, float(dead_P.double().mean())
+    live = ~reward_B[own].isnan() & direction.flatten(1).any(1).repeat_interleave(size)
+    return direction, live, 1 - float(advantage_B.view(-1, size).any(1).double().mean())
 
 
 # ---- settings --------------------------------------------------------------------------------------------------------
@@ -300,13 +302,13 @@ def check_art(config: TrainConfig, objective: Art) -> None:
     refuse(
         (
             sampler.kernel != "ode",
-            f"objective art reads the rollout's velocities off its steps, which noise would change, and sampler.kernel "
-            f"is {sampler.kernel}: set sampler.kernel=ode, and remove sampler.noise_level",
+            f"objective art reads velocities off the rollout's steps, which have no noise, and sampler.kernel is "
+            f"{sampler.kernel}: set sampler.kernel=ode, and remove sampler.noise_level",
         ),
         (
             bool(config.same_latent),
-            f"objective art compares images of different start noise, and same_latent is {config.same_latent}: by the "
-            "ODE, images of one start noise are one image; set same_latent=false",
+            f"same_latent is {config.same_latent}, and by the ODE of objective art images of one start noise are one "
+            "image: set same_latent=false",
         ),
         (
             config.prompts_per_step % ranks > 0,
@@ -320,8 +322,7 @@ def check_art(config: TrainConfig, objective: Art) -> None:
         ),
         (
             (objective.high_noise or 0) > sampler.num_steps,
-            f"objective.options.high_noise is {objective.high_noise}, and a path has {sampler.num_steps} steps: lower "
-            "it",
+            f"objective.options.high_noise is {objective.high_noise}, and a path has {sampler.num_steps}: lower it",
         ),
     )
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from flowrl.config.base import SETTINGS, config_files
 from flowrl.config.overrides import Settings, setting_keys
-from flowrl.config.strict_yaml import ConfigError
+from flowrl.config.strict_yaml import ConfigError, refuse
 from flowrl.config.train import TrainConfig, is_here, load_config
 from flowrl.runtime.failures import Faults, found_by
 
@@ -281,8 +281,8 @@ def _of_whole(config: TrainConfig, looked: Looked, *, here: bool) -> Iterator[Ca
     yield lambda: check_quantize(config.pipeline.quantize, kind)
     yield lambda: check_optimizer(config, kind)
     if (known := looked.family) is not None:
-        if config.eval.temporal and not known.videos:
-            yield partial(_refuse, f"eval.temporal measures videos, but family {known.name} makes images: remove it")
+        stills = f"eval.temporal measures videos, but family {known.name} makes images: remove it"
+        yield partial(refuse, (config.eval.temporal and not known.videos, stills))
         yield lambda: _check_trained(config, known, looked)
         yield lambda: _check_negative(config, known)
         yield lambda: check_attention(config.pipeline, known, here=here)
@@ -295,10 +295,6 @@ def _of_whole(config: TrainConfig, looked: Looked, *, here: bool) -> Iterator[Ca
         from flowrl.pipelines.weights.embedding_cache import check_cache
 
         yield partial(check_cache, Path(config.prompts.cache).expanduser())
-
-
-def _refuse(said: str) -> None:
-    raise ValueError(said)
 
 
 def _check_number(config: TrainConfig, looked: Looked) -> None:

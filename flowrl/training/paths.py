@@ -21,7 +21,7 @@ from flowrl.samplers.completion import complete, sample_trajectories
 from flowrl.samplers.tree import sample_tree, sibling_noise, window_law, window_start
 from flowrl.samplers.windows import flash_tail, mixgrpo_window
 from flowrl.training.batch import Batch
-from flowrl.training.draws import HOST, Draws, DrawsElsewhere, Request, batch_of, start_of, without_texts
+from flowrl.training.draws import HOST, Draws, DrawsElsewhere, Request, start_of, without_texts
 from flowrl.training.kept_graphs import KeptGradients, KeptGraphs
 from flowrl.training.loop import Loop
 from flowrl.training.parts import sampler_of
@@ -209,7 +209,9 @@ def _requests(loop: Loop, batch: Batch, steps: tuple[int, ...], how: Paths, *, p
 
 def draw_request(draws: Draws, request: Request) -> Trajectory | Sampled:
     """What a request asks for, with the current weights and on the host; call it without gradient."""
-    batch = batch_of(request, draws.config.group_size, draws.device)
+    own, asked = request.images, replace(request.asked, cond=request.asked.cond.to(draws.device))
+    group = torch.arange(own.start, own.stop) // draws.config.group_size
+    batch = Batch(iteration=request.iteration, own=own, group=group, asked=asked)
     kernel, schedule = sampler_with(draws, request.steps, request.levels)
     keep: dict[str, Any] = {"keep_means": request.keep_means, "keep_states": request.keep_states}
     how = Paths(kernel=kernel, schedule=schedule, steps=request.steps, **keep)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from flowrl.advantages import group_advantages
-from flowrl.objectives.distillation import Art, Opd, reward_covariance, reward_direction
+from flowrl.objectives.distillation import Art, Opd, reward_direction
 from flowrl.objectives.policy_gradient import kernel_sensitivity
 from flowrl.objectives.terms import velocity_kl
 from flowrl.runtime.randomness import counter_normal
@@ -146,23 +146,28 @@ def centred(*rewards: float) -> Tensor:
     return group_advantages(torch.tensor(rewards, dtype=torch.float64), len(rewards), scope="none")
 
 
+def covariance(reward: Tensor, clean: Tensor) -> Tensor:
+    centred = reward - reward.mean(), clean - clean.mean(0)
+    return torch.from_numpy(np.einsum("i,i...->...", *centred) / len(reward))
+
+
 def test_the_direction_of_a_group_is_the_worked_one() -> None:
     def close(found: Tensor, *worked: float) -> None:
         torch.testing.assert_close(found, torch.tensor(worked, dtype=torch.float64), rtol=0, atol=5e-7)
 
-    close(reward_covariance(centred(1, 0), PAIR), -0.5, 0.5)
+    of_pair, of_three = (torch.tensor(rewards, dtype=torch.float64) for rewards in ((1.0, 0.0), (0.2, 0.9, 0.4)))
+    close(covariance(of_pair, PAIR), -0.5, 0.5)
     close(reward_direction(centred(1, 0), PAIR), -1, 1)
-    close(reward_covariance(centred(0.2, 0.9, 0.4), THREE), 0.333333, -0.233333, 0.066667, 0.233333)
+    close(covariance(of_three, THREE), 0.333333, -0.233333, 0.066667, 0.233333)
     close(reward_direction(centred(0.2, 0.9, 0.4), THREE), *OF_THREE.tolist())
 
 
 def test_the_direction_is_that_of_deviations_from_both_means_whatever_the_rewards_scale() -> None:
     reward, clean = counter_normal((5,), "reward").double(), counter_normal((5, 3, 2), "clean").double()
-    worked = np.einsum("i,i...->...", reward - reward.mean(), clean - clean.mean(0)) / 5
-    torch.testing.assert_close(reward_covariance(reward - reward.mean(), clean), torch.from_numpy(worked))
+    worked = covariance(reward, clean)
     found = reward_direction(reward - reward.mean(), clean)
     assert float(found.square().mean()) == pytest.approx(1, abs=1e-12)
-    torch.testing.assert_close(found, torch.from_numpy(worked / np.sqrt((worked**2).mean())))
+    torch.testing.assert_close(found, worked / worked.square().mean().sqrt())
     for scale, shift in ((1e-6, 0.0), (40.0, 7.0)):
         moved = scale * reward + shift
         torch.testing.assert_close(reward_direction(moved - moved.mean(), clean), found, rtol=1e-6, atol=1e-9)

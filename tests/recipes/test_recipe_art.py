@@ -25,9 +25,10 @@ from flowrl.training.parts import read_run_prompts
 from flowrl.training.paths import draw_request
 
 ART: dict[str, Any] = {
-    "recipe": "visited", "sampler": {"kernel": "ode", "num_steps": 3},
+    "recipe": "visited",
+    "sampler": {"kernel": "ode", "num_steps": 3},
     "objective": {"name": "art", "options": {"threshold": None}},
-}  # fmt: skip
+}
 STILL = "optim.lr=1e-30"
 
 
@@ -183,7 +184,8 @@ class Elsewhere:
     lines = None
 
     def __init__(self) -> None:
-        self.layout, self.loop = dict[str, Any](), None
+        self.layout = dict[str, Any]()
+        self.loop: Any = None
         self.asked: list[Request] = []
 
     def submit(self, requests: Sequence[Request], weights: Mapping[str, Tensor]) -> list[int]:
@@ -240,8 +242,8 @@ def test_a_run_goes_on_to_the_bit(runs: TinyRuns, tmp_path: Path) -> None:
 def test_two_processes_train_what_one_does(runs: TinyRuns, tmp_path: Path, warm_python: str) -> None:
     """A process has a prompt of equal rewards, so that it takes idle turns for the other's, and mask and halves."""
     rewards = reward_list(runs.folder, "half_fail")
-    given = ("num_iterations=3", "micro_batch_size=2", "updates_per_rollout=2", "prompts_per_step=4", rewards)
-    given += ("objective.options={threshold: 1e-6, high_noise: 2}",)
+    given = ("num_iterations=3", "micro_batch_size=2", "updates_per_rollout=2", "prompts_per_step=4")
+    given += (rewards, "objective.options={threshold: 1e-6, high_noise: 2}")  # type: ignore[assignment]
     one = runs.train(str(tmp_path / "one"), *given)
     told = [
         (0, True, [str(runs.config), *given, f"out={tmp_path / name}", f"parallel.{name}=2"])
@@ -268,9 +270,9 @@ def test_weights_themselves_are_trained(tmp_path: Path, tiny_sd3_folder: Path, m
     [
         (("objective.options.magnitudes=1",), "unknown key 'magnitudes': did you mean 'magnitude'?"),
         (("objective.options.space=noise",), "clean, velocity, sigma_velocity"),
-        (("objective.options.high_noise=4",), "high_noise is 4, and a path has 3 steps"),
+        (("objective.options.high_noise=4",), "high_noise is 4, and a path has 3: lower it"),
         (("sampler.kernel=cps",), "sampler.kernel is cps: set sampler.kernel=ode"),
-        (("same_latent=true",), "by the ODE, images of one start noise are one image; set same_latent=false"),
+        (("same_latent=true",), "by the ODE of objective art images of one start noise are one image"),
         (("group_size=3", "updates_per_rollout=2"), "group_size (3) does not divide by updates_per_rollout (2)"),
         (("policy.teachers=[{guidance_scale: 3}]",), "but objective art of recipe visited does not read it"),
         (("kl_coef=0.1",), "kl_coef is set to 0.1, but objective art of recipe visited does not read it"),
