@@ -100,7 +100,7 @@ def test_a_recipe_that_init_does_not_write_is_told_where_to_start(
     words = ["init", "--model", model, "--card", "24", "--out", str(out), "policy.teachers=[{guidance_scale: 3}]"]
     assert cli.main([*words, "recipe=visited"]) == 1
     told = " ".join(capsys.readouterr().err.split())
-    assert "has the recommended recipe, and recipe is visited: start from one that ships for it (hunyuan" in told
+    assert "has the recommended recipe, and `recipe` is visited: start from one that ships for it (hunyuan" in told
     with pytest.raises(flowrl.FlowrlError, match="there is none"):
         flowrl.init(model, 24, out=out, recipe="visitor")
     assert not out.exists()
