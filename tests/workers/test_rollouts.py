@@ -101,7 +101,7 @@ def test_a_run_whose_worker_dies_has_the_bits_of_one_without_workers(
             "slots.old_decay_value=0.5",
         ),
         ("recipe=visited", "objective.name=art", "sampler.kernel=ode"),
-        ("recipe=visited", "policy.teachers=[{guidance_scale: 3}]", "sampler.kernel=ode", "workers.staleness=0"),
+        ("recipe=visited", "policy.teachers=[{guidance_scale: 3}]", "sampler.kernel=ode"),
     ],
     ids=["branches", "values", "nft", "art", "opd"],
 )
