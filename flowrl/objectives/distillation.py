@@ -96,7 +96,8 @@ class Opd:
 class Art:
     """The policy's own velocity, its clean estimate moved to where a prompt's rewards rise (DiffusionART, ART-Flash).
 
-    A reconstruction: what was not read is how the magnitude is set, and in which measure the threshold is taken.
+    A reconstruction from the project page of arXiv 2610.12572 and the names of its arguments: how the magnitude is set,
+    and in which measure the threshold is taken, was not read.
     """
 
     magnitude: float = 0.1
