@@ -280,6 +280,7 @@ UNNAMED = {
     "cogvideox_grpo",
     "flux_g2rpo_full",
     "hunyuan_video15_grpo",
+    "hunyuan_video_art",
     "ltx2_grpo_sound",
     "ltx_video_grpo",
     "sana_video_grpo",

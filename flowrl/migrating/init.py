@@ -16,7 +16,7 @@ from flowrl.config.train import TrainConfig, is_here, load_config
 from flowrl.migrating.answers import FIRST
 from flowrl.migrating.held_out import hold_out
 from flowrl.migrating.imported import describe_import, import_foreign, settled, text_of_import
-from flowrl.planning.bases import Wish
+from flowrl.planning.bases import Wish, configs_of
 from flowrl.planning.light_libraries import import_lightly, without_compiler
 from flowrl.planning.written import text_of
 from flowrl.runtime.files import write_atomically
@@ -105,6 +105,13 @@ def init(
 
 def _build(wish: Wish, path: Path, hours: float, settings: Mapping[str, Any]) -> tuple[str, str, list[str]]:
     """The text of what is wished for, the base, and what is said of them; prompts are held out where none are named."""
+    if "recipe" in settings:
+        named = str(settings["recipe"]).rpartition("=")[2]
+        raise ValueError(
+            f"without `source` a first configuration has the recommended recipe, and `recipe` is {named}: start "
+            f"from one that ships for it ({', '.join(configs_of(named)) or 'there is none'}), by a file that says "
+            "'base: NAME' above your own keys"
+        )
     own, kept = None, list[str]()
     if wish.prompts is not None and wish.eval_prompts is None:
         own = hold_out(wish.prompts)

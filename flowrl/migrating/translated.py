@@ -11,6 +11,7 @@ from flowrl.config.foreign import foreign_words
 from flowrl.config.strict_yaml import parse_yaml
 from flowrl.migrating.foreign_files import Foreign
 from flowrl.migrating.foreign_rules import Made, apply_rules
+from flowrl.planning.bases import configs_of
 
 Fate = Literal["translated", "without counterpart", "dropped", "unknown"]
 FATE_OF: dict[str, Fate] = {"- ": "without counterpart", "! ": "dropped", "? ": "unknown"}
@@ -94,9 +95,10 @@ def method_of(given: Foreign) -> str:
     toolkit = words.toolkits[given.kind]
     for key in toolkit.algorithm.split(", "):
         if (word := str(given.keys.get(key) or "").rpartition(".")[2]) and word not in words.algorithms:
+            ships = ", ".join(configs_of(words.values["recipe"].get(word, "")))
             raise ValueError(
-                f"its algorithm is {word}, and `source` translates {', '.join(words.methods)}: 'flowrl list configs' "
-                "names what ships"
+                f"its algorithm is {word}, and `source` translates {', '.join(words.methods)}: "
+                + (f"build on {ships}, which ship for it" if ships else "'flowrl list configs' names what ships")
             )
         found += [words.algorithms[word]] if word else [key] if key in words.methods else []
     method = next((one for one in found if one != "grpo"), "grpo")
@@ -121,16 +123,10 @@ def _by_table(table: Mapping[str, str], by_rule: Mapping[str, Made], key: str, v
     ours, _, pairs = entry.partition(" | ")
     if ours.startswith("prompts.") and str(value).startswith("$"):
         return "- a variable that the file does not set: name a file of prompts"
-    words = dict(pair.split("=") for pair in pairs.split(", ") if pair)
-    value = parse_yaml(words[str(value)], entry) if str(value) in words else value
-    return {one: _value(one, value) for one in ours.split(", ")}
-
-
-def _value(ours: str, value: Any) -> Any:
-    """A value in our words."""
-    words = foreign_words()
-    table = {"pipeline.model": words.models, "sampler.kernel": words.kernels}.get(ours, words.values.get(ours, {}))
-    return table.get(str(value), value)
+    own, words = dict(pair.split("=") for pair in pairs.split(", ") if pair), foreign_words()
+    value = parse_yaml(own[str(value)], entry) if str(value) in own else value
+    tables = {**words.values, "pipeline.model": words.models, "sampler.kernel": words.kernels}
+    return {one: tables.get(one, {}).get(str(value), value) for one in ours.split(", ")}
 
 
 def _short(name: str, value: Any) -> str:

@@ -1,8 +1,8 @@
-"""On-policy distillation: the weight of a step in the loss, and which states of a path are trained.
+"""Losses at states that the policy visits: on-policy distillation, and the direction in which a group's rewards rise.
 
-Student and teacher take a step from the same state with the same std, and a kernel's mean is affine in the velocity:
-their means differ by `c (v - v_T)`, c = d mean / d velocity. So whatever distance of the two steps is minimised is that
-of the velocities, times a number of the step:
+On-policy distillation: student and teacher take a step from the same state with the same std, and a kernel's mean is
+affine in the velocity. Their means differ by `c (v - v_T)`, c = d mean / d velocity. So whatever distance of the two
+steps is minimised is that of the velocities, times a number of the step:
 
     loss = w mean_D (v - sg[v_T])^2
 
@@ -15,6 +15,12 @@ of the velocities, times a number of the step:
 
 There is no advantage: a policy gradient whose advantage is minus a detached KL has the gradient 0 in the mean, since
 the KL of a step does not depend on what is drawn there.
+
+DiffusionART (arXiv 2610.12572), a reconstruction: only its project page and the names of its arguments were read. The
+images of a prompt give one direction G (`reward_direction`), and the target is the rollout's own velocity, with its
+clean estimate moved along it:
+
+    loss = w mean_D (v - sg[v_target])^2,    clean_target = clean_old + m G,    v_target = v_old - (m / sigma) G
 """
 
 from __future__ import annotations
@@ -26,7 +32,9 @@ import torch
 from torch import Tensor
 
 from flowrl.objectives.policy_gradient import kernel_sensitivity
+from flowrl.objectives.terms import sample_mean
 from flowrl.runtime.randomness import Part, counter_integers
+from flowrl.runtime.shapes import Bool, Float
 from flowrl.samplers.kernels import Kernel
 
 
@@ -84,5 +92,67 @@ class Opd:
         return tuple(sorted(log_time.argsort()[: self.states].tolist()))
 
 
-VISITED = {"opd": Opd}
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Art:
+    """The policy's own velocity, its clean estimate moved to where a prompt's rewards rise (DiffusionART, ART-Flash).
+
+    A reconstruction from the project page of arXiv 2610.12572 and the names of its arguments: how the magnitude is set,
+    and in which measure the threshold is taken, was not read.
+    """
+
+    magnitude: float = 0.1
+    """Length m of the move of the clean estimate, root mean square of a latent's element."""
+    space: Literal["clean", "velocity", "sigma_velocity"] = "sigma_velocity"
+    """Whose squared error is minimised: that of the clean estimate, which is sigma² times that of the velocity; of the
+    velocity; or sigma times it, by which every noise level pulls alike."""
+    threshold: float | None = 1e-5
+    """Mean square distance of the velocity from the rollout's beyond which steps that lead further away are left out;
+    those that lead back stay. Null leaves out none."""
+    high_noise: int | None = None
+    """How many states of each path to train, those of the most noise (ART-Flash); null trains all."""
+
+    def __post_init__(self) -> None:
+        for name in ("magnitude", "threshold"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < torch.inf:
+                raise ValueError(f"option {name} is a finite number above 0, got {value}")
+        if self.high_noise is not None and self.high_noise < 1:
+            raise ValueError(f"option high_noise is at least 1 state of a path, got {self.high_noise}")
+
+    def weight_of(self, kernel: Kernel, sigma: float | Tensor, sigma_next: float | Tensor) -> float:
+        """The weight w of a step: 1, sigma or sigma²."""
+        return float(sigma) ** {"velocity": 0, "sigma_velocity": 1, "clean": 2}[self.space]
+
+    def places(self, num_steps: int, *key: Part) -> tuple[int, ...]:
+        """The trained places among so many steps: those of the most noise."""
+        return tuple(range(num_steps))[: self.high_noise]
+
+    def target(
+        self, old: Float[Tensor, " b *latent"], direction: Float[Tensor, " b *latent"], sigma: Float[Tensor, " b"]
+    ) -> Float[Tensor, " b *latent"]:
+        """The velocity `v_old - (m / sigma) G` that is learned at states."""
+        return old - self.magnitude / sigma.view(-1, *[1] * (old.ndim - 1)) * direction
+
+    def left_out(
+        self, velocity: Float[Tensor, " b *latent"], old: Float[Tensor, " b *latent"], target: Tensor
+    ) -> Bool[Tensor, " b"]:
+        """States where `mean (v - v_old)^2 > threshold` and the way to the target leads further from the old velocity,
+        `<v_target - v, v - v_old> > 0`: Flow-DPPO's rule for a regression."""
+        moved, ahead = velocity - old, target - velocity
+        far = sample_mean(moved.square()) > (torch.inf if self.threshold is None else self.threshold)
+        return far & (sample_mean(moved * ahead) > 0)
+
+
+def reward_direction(advantage: Float[Tensor, " G"], clean: Float[Tensor, " G *latent"]) -> Float[Tensor, " *latent"]:
+    """Where the rewards of a prompt's K images rise, in float64: `C / sqrt(mean C^2)`, or 0 where there is no contrast.
+
+    `C = 1/K sum_i (R_i - mean R)(clean_i - mean clean)`, where the mean of the latents drops out: the advantages
+    `R_i - mean R` sum to 0. Of two images it counts which one is better, and not by how much.
+    """
+    covariance = torch.tensordot(advantage.double(), clean.double(), 1) / len(advantage)
+    size = covariance.square().mean().sqrt()
+    return covariance / torch.where(size > 0, size, 1.0)
+
+
+VISITED = {"opd": Opd, "art": Art}
 """Losses at the states that a policy visits (recipe visited), by name."""

@@ -281,7 +281,9 @@ def sequence_coefficients(
     sequence = _sample_mean(log_ratio, sample)
     if kind == "sequence":
         for name, column in (("advantage_M", advantage), ("clip_low_M", low), ("clip_high_M", high)):
-            if not torch.equal(column, _one_of_sample(column, sample)):
+            of_sample = torch.zeros_like(column)  # that of one of its rows, by the number of the sample
+            of_sample[sample] = column
+            if not torch.equal(column, of_sample[sample]):
                 raise ValueError(
                     f"{name} differs within a sample, but a sequence ratio goes with one advantage and one range "
                     "per trajectory: use credit outcome, or ratio step"
@@ -326,10 +328,3 @@ def _sample_mean(values: Tensor, sample: Tensor) -> Tensor:
     total = values.new_zeros(size).index_add(0, sample, values)
     count = values.new_zeros(size).index_add(0, sample, torch.ones_like(values))
     return (total / count)[sample]
-
-
-def _one_of_sample(values: Tensor, sample: Tensor) -> Tensor:
-    """Value of one row of each sample, at each row."""
-    chosen = values.new_zeros(int(sample.max()) + 1 if len(sample) else 0)
-    chosen[sample] = values
-    return chosen[sample]

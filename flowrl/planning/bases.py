@@ -65,6 +65,12 @@ def base_for(wish: Wish) -> str:
     return min(ranked)[-1]
 
 
+def configs_of(recipe: str) -> list[str]:
+    """The names of the configurations that ship for a recipe, those of the embedded models last."""
+    found = [name for name, path in config_files().items() if read_with_base(path).get("recipe", "grpo") == recipe]
+    return sorted(found, key=lambda name: (name.startswith("tiny_"), name))
+
+
 def is_plain(data: Mapping[str, Any]) -> bool:
     """Whether a configuration trains by outcomes alone, as Flow-GRPO and DanceGRPO do, from which the others differ."""
     credit = data.get("credit", {}).get("method", "outcome")

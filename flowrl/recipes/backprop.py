@@ -19,6 +19,7 @@ that sizes of batches do not change the result; the loss is divided by the numbe
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,13 +33,11 @@ from flowrl.rewards import RewardOutput, can_be_differentiable
 from flowrl.rewards.base.outputs import join_outputs
 from flowrl.rewards.compose import WeightedSum
 from flowrl.runtime.private_names import foreach_mul_
-from flowrl.training.batch import Batch
 from flowrl.training.learner import Statistics, total_of
 from flowrl.training.loop import Loop
 from flowrl.training.parts import sampler_of
 from flowrl.training.ready import Ready
 from flowrl.training.run import Run
-from flowrl.trajectory import Schedule
 
 __all__ = ["REGRESSES", "THROUGH_REWARDS", "check", "counts", "main", "objective_of", "only_here", "trained_scale"]
 
@@ -66,10 +65,14 @@ def main(ready: Ready, run: Run) -> bool:
             live: Tensor | int = 0
             for start in range(part * share, (part + 1) * share, loop.geometry.micro_batch_size):
                 index = range(start, start + loop.geometry.micro_batch_size)
+                own = slice(index.start, index.stop)
                 with loop.clock("rollout"):
-                    latents = sample(loop, batch, index, schedule, path)
+                    how: dict[str, Any] = {"train_steps": path.train_steps, "last_step": path.last_step}
+                    velocity = loop.velocity(batch.asked.cond_of(batch.group[own]))
+                    noise = loop.start_noise(batch, batch.own[own])
+                    latents = backprop_sample(velocity, noise, schedule, **how, stop_input=path.stop_input)
                 with loop.clock("reward"):
-                    images, own = loop.pipeline.decode(latents, gradient=True), slice(index.start, index.stop)
+                    images = loop.pipeline.decode(latents, gradient=True)
                     output = loop.scorer.with_gradient(batch, images, batch.group[own], batch.own[own])
                 with loop.clock("update"):
                     loss_b = loss_of(output.values)
@@ -79,7 +82,8 @@ def main(ready: Ready, run: Run) -> bool:
                     elif loop.shards is not None:  # its calls are walked back with those of the other processes
                         gradient.add(latents[:0].sum())
                     live = live + output.valid.sum()  # where it is: reading it would wait for the device
-                outputs.append(detach(output))
+                parts = {name: part.detach() for name, part in output.parts.items()}
+                outputs.append(RewardOutput(values=output.values.detach(), valid=output.valid, parts=parts))
 
             # 2. Update: the mean over the images that have a reward, on all processes.
             with loop.clock("update"):
@@ -95,25 +99,6 @@ def main(ready: Ready, run: Run) -> bool:
         row = loop.scorer.row(output, batch.group) | stats.row(run)
         loop.log(iteration, row | {"trained_calls": len(path.train_steps), "last_step": path.last_step})
     return loop.finished
-
-
-def sample(loop: Loop, batch: Batch, index: range, schedule: Schedule, path: Path) -> Tensor:
-    """Latents `[b, *latent]` of some images of this process, with the graph of the path's network calls."""
-    group = batch.group[index.start : index.stop]
-    return backprop_sample(
-        loop.velocity(batch.asked.cond_of(group)),
-        loop.start_noise(batch, batch.own[index.start : index.stop]),
-        schedule,
-        train_steps=path.train_steps,
-        last_step=path.last_step,
-        stop_input=path.stop_input,
-    )
-
-
-def detach(output: RewardOutput) -> RewardOutput:
-    """The numbers without their graph."""
-    parts = {name: part.detach() for name, part in output.parts.items()}
-    return RewardOutput(values=output.values.detach(), valid=output.valid, parts=parts)
 
 
 def counts(config: TrainConfig) -> RecipeCounts:

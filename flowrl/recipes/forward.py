@@ -79,20 +79,9 @@ REGRESSES, THROUGH_REWARDS = True, False
 
 _METRICS = {"ratio": "ratio_mean", "clipped": "clip_fraction"}  # names that the log has already
 _MEANS = (
-    "policy_loss",
-    "kl",
-    "old_kl",
-    "velocity_norm_ratio",
-    "optimality",
-    "positive_error",
-    "negative_error",
-    "error",
-    "ratio_mean",
-    "gate",
-    "clip_fraction",
-    "implicit_reward",
-    "weight",
-)
+    "policy_loss kl old_kl velocity_norm_ratio optimality positive_error negative_error error ratio_mean gate "
+    "clip_fraction implicit_reward weight"
+).split()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -149,7 +138,10 @@ def iterate(
     # 3. Update: predict the velocity at noised images under the policy that changes.
     with loop.clock("update"):
         stats, moved = Statistics(*_MEANS), list[bool]()
-        times = draw_times(loop, batch, schedule, shared=objective.method.one_level)
+        levels, shared = config.times, objective.method.one_level
+        keys = image_keys(loop, batch, range(len(batch.own)), "noise levels", shared=shared)
+        how_many: dict[str, Any] = {"count": levels.count, "fraction": levels.fraction, "shift": levels.shift}
+        times = training_times(levels.kind, schedule, keys, **how_many)
         for part in range(config.updates_per_rollout):
             share = blocks[part :: config.updates_per_rollout]
             own_blocks = trained_blocks(share, images.keep, objective.whole_groups)
@@ -260,13 +252,6 @@ def descend(
             gradient.add(loss_b.sum() / (counted * count))
 
 
-def draw_times(loop: Loop, batch: Batch, schedule: Schedule, *, shared: bool) -> Times:
-    """Noise levels `[n, T]` of this process's images, one row per group where it shares them."""
-    times = loop.config.times
-    keys = image_keys(loop, batch, range(len(batch.own)), "noise levels", shared=shared)
-    return training_times(times.kind, schedule, keys, count=times.count, fraction=times.fraction, shift=times.shift)
-
-
 def image_keys(loop: Loop, batch: Batch, index: Iterable[int], tag: str, *, shared: bool) -> list[tuple[Part, ...]]:
     """Counters of images: (seed, tag, iteration, group, image in the group, or 0 for all of a group)."""
     size, numbers = loop.config.group_size, [batch.own[i] for i in index]
@@ -299,19 +284,9 @@ def match(
                 reference = guided(x, sigma, timestep)
     with loop.network.counting("update"):
         predicted = velocity(x, sigma, timestep)
-    columns = (images.advantage, images.reward, images.group)
-    advantage, reward, group = (sent(column[index], clean.device) for column in columns)
-    return Matched(
-        clean=clean,
-        noise=noise,
-        sigma=sigma,
-        velocity=predicted,
-        old=old,
-        reference=reference,
-        advantage=advantage,
-        reward=reward,
-        group=group,
-    )
+    columns = {"advantage": images.advantage, "reward": images.reward, "group": images.group}
+    rows = {name: sent(column[index], clean.device) for name, column in columns.items()}
+    return Matched(clean=clean, noise=noise, sigma=sigma, velocity=predicted, old=old, reference=reference, **rows)
 
 
 def loss_of(matched: Matched, objective: ForwardObjective, kl_coef: float, stats: Statistics) -> Tensor:

@@ -109,14 +109,10 @@ def iterate(loop: Loop, records: list[Pair], iteration: int) -> None:
         loop.rewards_of_all(output, compared=True)
         pairs = pairs_of_rollout(batch, trajectory, output)
         group = batch.group[:1]
-        idle = Pairs(
-            pool=pairs.pool,
-            winner=torch.arange(1),
-            loser=torch.arange(1),
-            group=group,
-            cond=batch.asked.cond_of(group),
-        )
-        row = pair_row(loop, batch, pairs, output)
+        one: dict[str, Any] = {"winner": torch.arange(1), "loser": torch.arange(1)}
+        idle = replace(pairs, **one, group=group, cond=batch.asked.cond_of(group))
+        row, count = loop.scorer.row(output, batch.group), total_of(run, len(pairs.winner))
+        row |= {"pairs": count, "zero_std_ratio": 1 - count / config.prompts_per_step}
         if not loop.trains_policy(iteration):  # only a jointly trained reward learns
             loop.log(iteration, row)
             return
@@ -213,13 +209,6 @@ def pairs_of_files(loop: Loop, records: list[Pair], iteration: int) -> Pairs:
 def prompt_of(pair: Pair, negative: str) -> Prompt:
     """The prompt that both images of a pair were drawn for."""
     return Prompt(text=pair.prompt, metadata={}, negative=negative)
-
-
-def pair_row(loop: Loop, batch: Batch, pairs: Pairs, output: RewardOutput) -> dict[str, Any]:
-    """The log's means over the images of all processes, and the number of their pairs."""
-    count = total_of(loop.run, len(pairs.winner))
-    row = loop.scorer.row(output, batch.group)
-    return row | {"pairs": count, "zero_std_ratio": 1 - count / loop.config.prompts_per_step}
 
 
 # ---- update ----------------------------------------------------------------------------------------------------------

@@ -1,12 +1,18 @@
-"""Distillation at states that the policy visits itself: `flowrl train tiny_opd [key=value ...]`
+"""Regression at states that the policy visits itself: `flowrl train tiny_opd|tiny_art [key=value ...]`
 
-An iteration samples G images for each of P prompts with the policy, by any kernel or the ODE, and keeps states of their
-paths. There the policy's velocity is moved towards that of the prompt's teacher, by a squared distance with a weight of
-the step (`flowrl.objectives.distillation`). A teacher is the model itself at another guidance scale, which the policy
-then absorbs, or a LoRA on it; each prompt has one, by its metadata (`policy.teachers`). There is no advantage and no
-ratio. Rewards are logged where there are any, and nothing is decoded where there are none.
+An iteration samples G images for each of P prompts with the policy and keeps states of their paths. There the policy's
+velocity is moved towards a target, by a squared distance with a weight of the step (`flowrl.objectives.distillation`):
 
-Letters: P prompts, G images per prompt, n images of this process, M trained states, b rows of a micro-batch.
+- `opd`: the velocity of the prompt's teacher, by any kernel or the ODE. A teacher is the model itself at another
+  guidance scale, which the policy then absorbs, or a LoRA on it; each prompt has one, by its metadata
+  (`policy.teachers`). Rewards are logged where there are any, and nothing is decoded where there are none.
+- `art`: by the ODE, the velocity that the rollout took, moved along the direction in which the rewards of the prompt's
+  images rise. A prompt of equal rewards is left out.
+
+There is no ratio.
+
+Letters: P prompts, G images per prompt, n images of this process, p its prompts, M trained states, b rows of a
+micro-batch.
 
 Deviations from the published code: each teacher has its guidance scale, and the policy the one it is sampled with; the
 loss is the mean over all states of an update, on all processes; with `updates_per_rollout` each update has images of
@@ -24,17 +30,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flowrl.advantages.normalise import normalise
 from flowrl.config.options import build_options, entry_of
 from flowrl.config.readers import refuse_unread
 from flowrl.config.sections import PolicyConfig
 from flowrl.config.strict_yaml import refuse
 from flowrl.config.train import Geometry, TrainConfig
-from flowrl.objectives.distillation import VISITED, Opd
+from flowrl.objectives.distillation import VISITED, Art, Opd, reward_direction
 from flowrl.objectives.terms import velocity_kl
 from flowrl.pipelines.weights.lora import Policy, refuse_other_network, refuse_unheld
 from flowrl.pipelines.weights.lora_files import Lora
 from flowrl.prompts.loading import Prompt
-from flowrl.recipes.counting import STEP, Counts, Passes, RecipeCounts, RolloutRecord, trained_scale, walked
+from flowrl.recipes.counting import STEP, Counts, Passes, RecipeCounts, RolloutRecord, only_here, trained_scale, walked
+from flowrl.rewards import RewardOutput
 from flowrl.runtime.placement import sent
 from flowrl.samplers.guidance import uncounted
 from flowrl.training.batch import Batch
@@ -43,7 +51,7 @@ from flowrl.training.loop import TEACHER, Loop
 from flowrl.training.model_files import location_of
 from flowrl.training.parts import init_lora, lora_at, lora_of, model_family, sampler_of
 from flowrl.training.paths import Paths, sample, stochastic_steps
-from flowrl.training.processes.mesh import in_step
+from flowrl.training.processes.mesh import data_ranks, in_step
 from flowrl.training.ready import Ready
 from flowrl.training.run import Run
 from flowrl.training.sampler_checks import kernel_of
@@ -51,19 +59,15 @@ from flowrl.trajectory import Schedule, Trajectory
 
 __all__ = ["REGRESSES", "THROUGH_REWARDS", "check", "counts", "main", "objective_of", "only_here", "trained_scale"]
 
-REGRESSES, THROUGH_REWARDS = False, False
+REGRESSES, THROUGH_REWARDS = None, False
 
 Turn = tuple[int, Tensor]  # place of a teacher, and states [b] that it teaches
 
 
-def only_here(config: TrainConfig) -> str:
-    """Why workers cannot draw for a run."""
-    return "recipe visited trains at states of steps without noise, which workers do not send"
-
-
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Visited:
-    """This process's paths, on the host, and of each trained state [M] its image, step, and the weight of its loss."""
+    """This process's paths, on the host, and of each trained state [M] its image, step, and the weight of its loss; the
+    direction [p, *latent] of each prompt where the target is along it."""
 
     batch: Batch
     path: Trajectory
@@ -71,6 +75,7 @@ class Visited:
     image: Tensor
     step: Tensor
     weight: Tensor
+    direction: Tensor | None
 
 
 def main(ready: Ready, run: Run) -> bool:
@@ -97,13 +102,23 @@ def iterate(loop: Loop, iteration: int) -> None:
 
     # 1. Rollout: sample with the current policy, keep the states of its paths.
     batch = loop.batch(iteration)
-    paths = Paths(kernel=kernel, schedule=schedule, steps=steps if kernel.stochastic else (), keep_states=steps)
+    noisy, ends = (steps, ()) if kernel.stochastic else ((), steps)
+    if isinstance(objective, Art):  # a step's two states are its velocity
+        ends = (*steps, steps[-1] + 1)
+    paths = Paths(kernel=kernel, schedule=schedule, steps=noisy, keep_states=ends)
     with loop.scorer.start(batch) as scoring:
         with loop.clock("rollout"), torch.no_grad():
             path = sample(loop, batch, paths, scoring if config.rewards else None)
+        direction, live = None, torch.ones(len(batch.own), dtype=torch.bool)
         if config.rewards:
             with loop.clock("reward"):
-                row = loop.scorer.row(scoring.result(), batch.group)
+                output = scoring.result()
+                row = loop.scorer.row(output, batch.group)
+                if isinstance(objective, Art):
+                    direction, live, row["zero_std_ratio"] = directions_of(loop, batch, path.final, output)
+    if direction is not None and not loop.trains_policy(iteration):  # only a jointly trained reward learns
+        loop.log(iteration, row | {"live_rows": 0})
+        return
 
     # 2. Which states are trained, and who teaches there.
     keys = [(config.seed, iteration, *divmod(image, config.group_size)) for image in batch.own]
@@ -111,21 +126,30 @@ def iterate(loop: Loop, iteration: int) -> None:
     weights = [objective.weight_of(kernel, schedule.sigma[step], schedule.sigma[step + 1]) for step in steps]
     image, place = torch.arange(len(keys)).repeat_interleave(place.shape[1]), place.flatten()
     weight, step = torch.tensor(weights, dtype=torch.float64)[place], torch.tensor(steps)[place]
-    visited = Visited(batch=batch, path=path, schedule=schedule, image=image, step=step, weight=weight)
-    teacher = torch.tensor(teachers_of(config.policy, batch.asked.prompts))[batch.asked.rows(batch.group[image])]
+    states: dict[str, Any] = {"image": image, "step": step, "weight": weight}
+    visited = Visited(batch=batch, path=path, schedule=schedule, direction=direction, **states)
 
-    # 3. Update: towards the velocity of each prompt's teacher.
+    # 3. Update: towards the velocity of each prompt's teacher, or the rollout's own, moved.
     with loop.clock("update"):
-        stats = Statistics("error", *(f"loss/step_{step}" for step in steps))
+        stats = Statistics("error", "masked_fraction", "old_kl", *(f"loss/step_{step}" for step in steps))
         for part in range(config.updates_per_rollout):
-            own = image % config.updates_per_rollout == part
-            mine = [torch.nonzero(own & (teacher == number)).flatten() for number in range(len(config.policy.teachers))]
-            size, count, gradient = loop.geometry.micro_batch_size, total_of(run, int(own.sum())), loop.gradient()
-            turns = [(number, index) for number, all_M in enumerate(mine) for index in all_M.split(size) if len(index)]
-            how = partial(descend, loop, visited, turns, count)
+            own = live[image] & (image % config.updates_per_rollout == part)
+            count = total_of(run, int(own.sum()))
+            if count == 0:
+                continue
+            gradient, how = loop.gradient(), partial(descend, loop, visited, turns_of(loop, visited, own), count)
             how(gradient, stats)
             loop.update(gradient, stats, again=how)
     loop.log(iteration, row | stats.row(run) | {"live_rows": stats.rows(run)})
+
+
+def turns_of(loop: Loop, visited: Visited, own: Tensor) -> list[Turn]:
+    """The turns of an update, whose states are those of all that `own` [M] marks."""
+    batch, settings, size = visited.batch, loop.config.policy, loop.geometry.micro_batch_size
+    of_prompt = torch.tensor(teachers_of(settings, batch.asked.prompts))
+    teacher = of_prompt[batch.asked.rows(batch.group[visited.image])]
+    mine = [torch.nonzero(own & (teacher == number)).flatten() for number in range(len(settings.teachers) or 1)]
+    return [(number, index) for number, all_M in enumerate(mine) for index in all_M.split(size) if len(index)]
 
 
 def descend(
@@ -136,31 +160,59 @@ def descend(
     The teacher comes first: weights must not change between a forward pass and its backward pass.
     """
     batch, states, kept = visited.batch, visited.path.states, torch.tensor(visited.path.kept)
+    objective, old = loop.ready.objective, None
     for (number, index), live in in_step(loop.shards, turns, lambda n: (n, torch.arange(1)), lambda turn: turn[0]):
-        image, step, teacher = visited.image[index], visited.step[index], loop.config.policy.teachers[number]
+        image, step = visited.image[index], visited.step[index]
         sigma, timestep = visited.schedule.sigma[step], visited.schedule.timestep[step]
         x = sent(states[image, torch.searchsorted(kept, step)], loop.device)
-        cond = batch.asked.cond_of(batch.group[image])
-        slot = "reference" if teacher.lora is None else f"{TEACHER}{number}"
+        group = batch.group[image]
+        cond = batch.asked.cond_of(group)
         with uncounted(not live):
-            with torch.no_grad(), loop.policy.under(slot), loop.network.counting("reference"):
-                taught = loop.velocity(cond, teacher.guidance_scale)(x, sigma, timestep)
+            if visited.direction is None:
+                teacher = loop.config.policy.teachers[number]
+                slot = "reference" if teacher.lora is None else f"{TEACHER}{number}"
+                with torch.no_grad(), loop.policy.under(slot), loop.network.counting("reference"):
+                    target = loop.velocity(cond, teacher.guidance_scale)(x, sigma, timestep)
+            else:
+                after = sent(states[image, torch.searchsorted(kept, step + 1)], loop.device)
+                length = sent(visited.schedule.sigma[step + 1] - sigma, loop.device)
+                old = (after - x) / length.view(-1, *[1] * (x.ndim - 1))
+                direction = sent(visited.direction[batch.asked.rows(group)], loop.device)
+                target = objective.target(old, direction, sent(sigma, loop.device))
             with loop.network.counting("update"):
-                error = velocity_kl(loop.velocity(cond)(x, sigma, timestep), taught)
+                velocity = loop.velocity(cond)(x, sigma, timestep)
+        error = velocity_kl(velocity, target)
         if not live:
             gradient.add(error[:0].sum())
             continue
         loss = sent(visited.weight[index].to(error.dtype), error.device) * error
+        if old is not None:
+            left_out = objective.left_out(velocity.detach(), old, target)
+            loss = torch.where(left_out, 0.0, loss)
+            stats.mean(None, masked_fraction=left_out.to(error.dtype), old_kl=velocity_kl(velocity, old))
         stats.mean(None, loss=loss, error=error)
         for one in step.unique().tolist():
             stats.mean(step == one, **{f"loss/step_{one}": loss})
         gradient.add(loss.sum() / count)
 
 
+def directions_of(loop: Loop, batch: Batch, clean: Tensor, output: RewardOutput) -> tuple[Tensor, Tensor, float]:
+    """Directions `[p, *latent]` of this process's prompts by the rewards of all their images, which of its images `[n]`
+    are trained, and the share of all prompts that are left out."""
+    config, size = loop.config, loop.config.group_size
+    reward_B, group_B = loop.rewards_of_all(output, compared=True), torch.arange(config.num_images) // size
+    advantage_B = normalise(reward_B.double()[None], group_B, scope="none", min_std=config.adv_min_std)[0].nan_to_num()
+    own = slice(batch.own.start, batch.own.stop)
+    groups = zip(advantage_B[own].split(size), clean.split(size), strict=True)
+    direction = torch.stack([reward_direction(*one) for one in groups]).to(clean.dtype)
+    live = ~reward_B[own].isnan() & direction.flatten(1).any(1).repeat_interleave(size)
+    return direction, live, 1 - float(advantage_B.view(-1, size).any(1).double().mean())
+
+
 # ---- settings --------------------------------------------------------------------------------------------------------
 
 
-def objective_of(config: TrainConfig) -> Opd:
+def objective_of(config: TrainConfig) -> Opd | Art:
     """What a run minimises. Raises ValueError: an unknown name or option, or a bad value."""
     name = config.objective.name or "opd"
     options = entry_of(VISITED, name, "objective of recipe visited", owner="objective.name")
@@ -168,10 +220,12 @@ def objective_of(config: TrainConfig) -> Opd:
 
 
 def trained_steps(config: TrainConfig, iteration: int) -> tuple[int, ...]:
-    """Steps whose states an iteration may train: the stochastic ones, or without noise all of them."""
+    """Steps whose states an iteration may train: the stochastic ones, or without noise all of them, or so many of the
+    most noise as objective art is told to."""
     if kernel_of(config.sampler).stochastic:
         return stochastic_steps(config.sampler, config.seed, iteration)
-    return tuple(range(config.sampler.num_steps))
+    steps, objective = tuple(range(config.sampler.num_steps)), objective_of(config)
+    return objective.places(len(steps)) if isinstance(objective, Art) else steps
 
 
 def teachers_of(settings: PolicyConfig, prompts: Sequence[Prompt]) -> list[int]:
@@ -204,7 +258,8 @@ def counts(config: TrainConfig) -> RecipeCounts:
     """What a run counts before it starts."""
     sampler, objective, teachers = config.sampler, objective_of(config), config.policy.teachers
     scales = [sampler.guidance_scale if one.guidance_scale is None else one.guidance_scale for one in teachers]
-    images, kept = config.num_images, len(trained_steps(config, 0)) + kernel_of(sampler).stochastic
+    of_steps = kernel_of(sampler).stochastic or isinstance(objective, Art)  # both of whose states are kept
+    images, kept = config.num_images, len(trained_steps(config, 0)) + of_steps
 
     def of_iteration(iteration: int, passes: Passes, geometry: Geometry) -> Counts:
         trained = images * len(objective.places(len(trained_steps(config, iteration)), 0))
@@ -212,7 +267,7 @@ def counts(config: TrainConfig) -> RecipeCounts:
             rollout=images * sampler.num_steps * passes(sampler.guidance_scale),
             update=trained * passes(sampler.guidance_scale),
             backward=trained * walked(sampler.train_negative, sampler.guidance_scale, passes),
-            reference=trained * max(passes(scale) for scale in scales),
+            reference=trained * max(map(passes, scales), default=0),
             images=images * bool(config.rewards),
         )
 
@@ -231,15 +286,58 @@ def check(config: TrainConfig) -> None:
     Raises:
         ValueError: an unknown loss or option, teachers that cannot teach, or a combination without meaning.
     """
-    objective, sampler, policy = objective_of(config), config.sampler, config.policy
+    objective, kernel = objective_of(config), kernel_of(config.sampler)
+    if isinstance(objective, Art):
+        refuse_unread(config, ["directions", "rollout"], "objective art of recipe visited")
+        check_art(config, objective)
+    else:
+        window = ["window"] if kernel.stochastic else []
+        refuse_unread(config, ["taught", "rollout", *window], "objective opd of recipe visited")
+        check_teachers(config, objective)
+
+
+def check_art(config: TrainConfig, objective: Art) -> None:
+    """Refuses a rollout, groups or states by which objective art finds no direction or no velocity."""
+    sampler, size, ranks = config.sampler, config.group_size, data_ranks(config)
+    refuse(
+        (
+            sampler.kernel != "ode",
+            f"objective art reads velocities off the rollout's steps, which have no noise, and sampler.kernel is "
+            f"{sampler.kernel}: set sampler.kernel=ode, and remove sampler.noise_level",
+        ),
+        (
+            bool(config.same_latent),
+            f"same_latent is {config.same_latent}, and by the ODE of objective art images of one start noise are one "
+            "image: set same_latent=false",
+        ),
+        (
+            config.prompts_per_step % ranks > 0,
+            f"objective art takes the direction of a prompt from all its images on one process, so prompts_per_step "
+            f"({config.prompts_per_step}) must divide by the {ranks} processes",
+        ),
+        (
+            size % config.updates_per_rollout > 0,
+            f"objective art gives each update an equal share of every prompt's images, and group_size ({size}) does "
+            f"not divide by updates_per_rollout ({config.updates_per_rollout}): change one of them",
+        ),
+        (
+            (objective.high_noise or 0) > sampler.num_steps,
+            f"objective.options.high_noise is {objective.high_noise}, and a path has {sampler.num_steps}: lower it",
+        ),
+    )
+
+
+def check_teachers(config: TrainConfig, objective: Opd) -> None:
+    """Refuses teachers that teach nothing, or that the policy or a rollout has no room for."""
+    sampler, policy = config.sampler, config.policy
     kernel, teachers, steps = kernel_of(sampler), policy.teachers, len(trained_steps(config, 0))
-    refuse_unread(config, ["taught", "rollout", *(["window"] if kernel.stochastic else [])], "recipe visited")
     as_policy = [one.lora is None and one.guidance_scale in (None, sampler.guidance_scale) for one in teachers]
     refuse(
         (
             not teachers,
             "recipe visited learns from policy.teachers, and there are none: list one, such as {guidance_scale: 4.5}, "
-            "the model itself under guidance, or {lora: FILE}, a LoRA on it",
+            "the model itself under guidance, or {lora: FILE}, a LoRA on it; or set objective.name=art, which learns "
+            "from rewards",
         ),
         (
             teachers and all(as_policy) and policy.init_lora is None,

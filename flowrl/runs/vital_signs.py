@@ -42,6 +42,8 @@ _WORDS = read_mapping(Path(__file__).with_suffix(".yaml"))
 DISAGREE: str = _WORDS["disagree"]
 EQUAL: str = _WORDS["equal"]
 COMPARED: str = _WORDS["compared"]
+CHECKS: dict[str, str] = _WORDS["checks"]
+"""What to look at where the gradient is 0, by what a run learns from."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,12 +80,6 @@ def _highest(values: Values) -> str:
     return f"{number(float(values[-RECENT:].max()))} at most over {_last(values)}, with a median of {median}"
 
 
-def _first_and_recent(values: Values) -> str:
-    return (
-        f"{number(float(values[0]), 4)} at first and {number(recent_mean(values), 4)} on average over {_last(values)}"
-    )
-
-
 def _without_spikes(values: Values) -> bool:
     """No recent value beyond ten times the run's median; too early to say within the first iterations."""
     return len(values) < 2 * RECENT or bool(values[-RECENT:].max() <= 10 * max(float(np.median(values)), 1e-12))
@@ -92,7 +88,10 @@ def _without_spikes(values: Values) -> bool:
 _TESTS: dict[str, dict[str, Any]] = {
     "ratio_mean": {
         "is_healthy": lambda values: abs(float(values[0]) - 1) < 0.01 and abs(recent_mean(values) - 1) < 0.01,
-        "tested": _first_and_recent,
+        "tested": lambda values: (
+            f"{number(float(values[0]), 4)} at first and {number(recent_mean(values), 4)} on average over "
+            f"{_last(values)}"
+        ),
     },
     "clip_fraction": {"is_healthy": lambda values: recent_mean(values) < 0.3},
     "kl": {"is_healthy": _without_spikes, "tested": _highest},

@@ -43,7 +43,7 @@ def undistilled(model: str) -> str | None:
 
 def few_step_advice(config: TrainConfig) -> tuple[str, ...]:
     """What is known of tuning a few-step checkpoint by the run's recipe, then what helps; nothing of other models."""
-    if not is_few_step(config.pipeline) or config.policy.teachers:  # which draw in few steps themselves
+    if not is_few_step(config.pipeline) or recipe_of(config).REGRESSES is None:
         return ()
     name = config.pipeline.model
     base = undistilled(name)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from flowrl.config.base import SETTINGS, config_files
 from flowrl.config.overrides import Settings, setting_keys
-from flowrl.config.strict_yaml import ConfigError
+from flowrl.config.strict_yaml import ConfigError, refuse
 from flowrl.config.train import TrainConfig, is_here, load_config
 from flowrl.runtime.failures import Faults, found_by
 
@@ -55,7 +55,7 @@ def recipe_of(config: TrainConfig) -> Any:
     `counts(config)` what a run will take (`flowrl.recipes.counting.RecipeCounts`), `only_here(config)` why workers
     cannot draw for it, `trained_scale(config)` the guidance of the velocity that is trained, `THROUGH_REWARDS` whether
     gradients come through decoder and rewards, `REGRESSES` whether it trains the network to predict what many
-    steps lead to, and `main(ready, run)` trains.
+    steps lead to, None where it keeps to the states of its own steps, and `main(ready, run)` trains.
     """
     return importlib.import_module(f"flowrl.recipes.{config.recipe}")
 
@@ -273,8 +273,8 @@ def _of_whole(config: TrainConfig, looked: Looked, *, here: bool) -> Iterator[Ca
     yield lambda: check_quantize(config.pipeline.quantize, kind)
     yield lambda: check_optimizer(config, kind)
     if (known := looked.family) is not None:
-        if config.eval.temporal and not known.videos:
-            yield partial(_refuse, f"eval.temporal measures videos, but family {known.name} makes images: remove it")
+        stills = f"eval.temporal measures videos, but family {known.name} makes images: remove it"
+        yield partial(refuse, (config.eval.temporal and not known.videos, stills))
         yield lambda: _check_trained(config, known, looked)
         yield lambda: _check_negative(config, known)
         yield lambda: check_attention(config.pipeline, known, here=here)
@@ -287,10 +287,6 @@ def _of_whole(config: TrainConfig, looked: Looked, *, here: bool) -> Iterator[Ca
         from flowrl.pipelines.weights.embedding_cache import check_cache
 
         yield partial(check_cache, Path(config.prompts.cache).expanduser())
-
-
-def _refuse(said: str) -> None:
-    raise ValueError(said)
 
 
 def _check_number(config: TrainConfig, looked: Looked) -> None:

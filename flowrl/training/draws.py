@@ -6,7 +6,7 @@ Noise, windows and schedules follow from counters: the same weights and batch gi
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -43,6 +43,8 @@ class Request:
     """Whether all that the credit method asks for is drawn, branches, trees or completions, as a `Sampled`."""
     keep_means: bool = False
     """Whether means of the stochastic steps are kept."""
+    keep_states: tuple[int, ...] = ()
+    """States to keep besides those of the stochastic steps."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -105,14 +107,6 @@ class Draws:
 def start_of(config: TrainConfig, image: int) -> int:
     """Which of its group's start noises an image has."""
     return image // (config.group_size if config.same_latent is True else config.same_latent or 1)
-
-
-def batch_of(request: Request, group_size: int, device: torch.device) -> Batch:
-    """The images of a request as sampling takes them."""
-    own, asked = request.images, request.asked
-    group = torch.arange(own.start, own.stop) // group_size
-    asked = replace(asked, cond=asked.cond.to(device))
-    return Batch(iteration=request.iteration, own=own, group=group, asked=asked)
 
 
 def without_texts(asked: AskedPrompts, group: Tensor) -> AskedPrompts:

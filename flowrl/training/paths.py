@@ -21,7 +21,7 @@ from flowrl.samplers.completion import complete, sample_trajectories
 from flowrl.samplers.tree import sample_tree, sibling_noise, window_law, window_start
 from flowrl.samplers.windows import flash_tail, mixgrpo_window
 from flowrl.training.batch import Batch
-from flowrl.training.draws import HOST, Draws, DrawsElsewhere, Request, batch_of, start_of, without_texts
+from flowrl.training.draws import HOST, Draws, DrawsElsewhere, Request, start_of, without_texts
 from flowrl.training.kept_graphs import KeptGradients, KeptGraphs
 from flowrl.training.loop import Loop
 from flowrl.training.parts import sampler_of
@@ -45,8 +45,8 @@ class Paths:
     """Stochastic ones; none is sampling by the ODE."""
     keep_means: bool = False
     """Whether means of the stochastic steps are kept."""
-    keep_states: Sequence[int] = ()
-    """States to keep besides those of the stochastic steps; workers do not send them."""
+    keep_states: tuple[int, ...] = ()
+    """States to keep besides those of the stochastic steps, the same in every iteration."""
     graphs: KeptGraphs | KeptGradients | None = None
     """Keeps the evaluations at them with their graphs, or gradients, where that is asked for."""
 
@@ -178,11 +178,11 @@ def _draw_elsewhere(
         kept: dict[str, Any] = loop.memory.get(_AHEAD, {"iteration": None})
         behind = config.workers.staleness > 0 and kept["iteration"] == iteration
         weights = kept["weights"] if behind else own
-        tickets = workers.submit(_requests(loop, batch, how.steps, plan=plan, keep_means=how.keep_means), weights)
+        tickets = workers.submit(_requests(loop, batch, how.steps, how, plan=plan), weights)
     if config.workers.staleness:
         loop.memory[_AHEAD] = {"iteration": iteration + 1, "weights": own}
         if steps_after is not None and iteration + 1 < config.num_iterations:
-            asked = _requests(loop, loop.batch(iteration + 1), steps_after, plan=plan, keep_means=how.keep_means)
+            asked = _requests(loop, loop.batch(iteration + 1), steps_after, how, plan=plan)
             loop.ahead[iteration + 1] = workers.submit(asked, own)
     else:
         loop.memory.pop(_AHEAD, None)  # of a run that goes on without staleness
@@ -191,7 +191,8 @@ def _draw_elsewhere(
         yield drawn.found
 
 
-def _requests(loop: Loop, batch: Batch, steps: tuple[int, ...], *, plan: bool, keep_means: bool) -> list[Request]:
+def _requests(loop: Loop, batch: Batch, steps: tuple[int, ...], how: Paths, *, plan: bool) -> list[Request]:
+    keep: dict[str, Any] = {"keep_means": how.keep_means, "keep_states": how.keep_states}
     levels, found = loop.memory.get("noise_levels"), list[Request]()
     levels = None if levels is None else tuple(levels)
     size = len(batch.own) if plan else loop.geometry.rollout_batch_size
@@ -199,15 +200,18 @@ def _requests(loop: Loop, batch: Batch, steps: tuple[int, ...], *, plan: bool, k
         start = images.start - batch.own.start
         asked = without_texts(batch.asked, batch.group[start : start + len(images)])
         one = Request(iteration=batch.iteration, images=images, asked=asked, steps=of_images, levels=levels)
-        found.append(replace(one, plan=plan, keep_means=keep_means))
+        found.append(replace(one, plan=plan, **keep))
     return found
 
 
 def draw_request(draws: Draws, request: Request) -> Trajectory | Sampled:
     """What a request asks for, with the current weights and on the host; call it without gradient."""
-    batch = batch_of(request, draws.config.group_size, draws.device)
+    own, asked = request.images, replace(request.asked, cond=request.asked.cond.to(draws.device))
+    group = torch.arange(own.start, own.stop) // draws.config.group_size
+    batch = Batch(iteration=request.iteration, own=own, group=group, asked=asked)
     kernel, schedule = sampler_with(draws, request.steps, request.levels)
-    how = Paths(kernel=kernel, schedule=schedule, steps=request.steps, keep_means=request.keep_means)
+    keep: dict[str, Any] = {"keep_means": request.keep_means, "keep_states": request.keep_states}
+    how = Paths(kernel=kernel, schedule=schedule, steps=request.steps, **keep)
     if not request.plan:
         (drawn,) = _pieces(draws, batch, how)
         columns: dict[str, Any] = {name: column.cpu() for name, column in drawn.columns().items()}

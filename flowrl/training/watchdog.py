@@ -25,9 +25,10 @@ import torch
 from torch import Tensor
 from torch.nn.utils import get_total_norm
 
+from flowrl.config.readers import is_read
 from flowrl.config.train import TrainConfig
 from flowrl.credit import CREDIT
-from flowrl.runs.vital_signs import COLLAPSED, LARGE_WEIGHT, alarm
+from flowrl.runs.vital_signs import CHECKS, COLLAPSED, LARGE_WEIGHT, alarm
 from flowrl.runtime.files import sync, sync_tree
 from flowrl.runtime.scrubbing import say as print
 from flowrl.training.learner import total_of
@@ -130,6 +131,7 @@ def iteration_warnings(
         largest_weight: of the LoRA now, in magnitude; of a network's own weights as a multiple of what it was.
     """
     constant, now = row.get("constant_ratio", 0.0), row.get("diversity")
+    scaled = is_read("adv_eps", config.recipe)
     found = alarm("constant_images", constant, share=constant)
     first: list[float] = history["diversity"]
     if now is not None and len(first) < FIRST:
@@ -141,13 +143,15 @@ def iteration_warnings(
         found |= alarm("collapse", comparable(config), history["narrow"], now=now, share=share)
     if reward_B is not None and not bool(reward_B.isnan().all()):
         reward_B = reward_B.cpu().double()
-        eps = 0.0 if config.adv_std == "none" else config.adv_eps
+        eps = 0.0 if config.adv_std == "none" or not scaled else config.adv_eps
         found |= _of_rewards(history, reward_B, config.group_size, eps)
     deviation = 0.0 if config.workers.staleness else row.get("ratio_first_deviation", 0.0)
     found |= alarm("ratio_deviation", deviation, deviation=deviation)
     reach = _reach(config.policy.train == "full", largest_weight)
     found |= alarm("large_weights", largest_weight, reach=reach, limit=LARGE_WEIGHT)
-    return found | alarm("zero_gradient", row.get("grad_norm"), row.get("live_rows", 1), row.get("zero_std_ratio", 0))
+    tested = (row.get("grad_norm"), row.get("live_rows", 1), row.get("zero_std_ratio", 0))
+    check = CHECKS["teachers" if config.policy.teachers else "advantages" if scaled else "rewards"]
+    return found | alarm("zero_gradient", *tested, check=check)
 
 
 def _of_rewards(history: dict[str, Any], reward_B: Tensor, group_size: int, eps: float) -> dict[str, str]:

@@ -85,7 +85,25 @@ def test_an_algorithm_that_is_not_translated_is_named(tmp_path: Path, capsys: py
     file = tmp_path / "x.yaml"
     file.write_text(SAMPLES["Flow-Factory nft"]["text"].replace("trainer_type: nft", "trainer_type: opd"))
     assert cli.main(["init", "--from", str(file), "--out", str(tmp_path / "ours.yaml")]) == 1
-    assert "its algorithm is opd, and --from translates grpo, guard" in " ".join(capsys.readouterr().err.split())
+    told = " ".join(capsys.readouterr().err.split())
+    assert "its algorithm is opd, and --from translates grpo, guard" in told
+    assert "build on hunyuan_video_art, sd35m_opd, tiny_art, tiny_opd, which ship for it" in told
+    file.write_text(SAMPLES["Flow-Factory nft"]["text"].replace("trainer_type: nft", "trainer_type: nothing"))
+    assert cli.main(["init", "--from", str(file), "--out", str(tmp_path / "ours.yaml")]) == 1
+    assert "'flowrl list configs' names what ships" in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_recipe_that_init_does_not_write_is_told_where_to_start(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, model = tmp_path / "ours.yaml", "asset:tiny-sd3"
+    words = ["init", "--model", model, "--card", "24", "--out", str(out), "policy.teachers=[{guidance_scale: 3}]"]
+    assert cli.main([*words, "recipe=visited"]) == 1
+    told = " ".join(capsys.readouterr().err.split())
+    assert "has the recommended recipe, and `recipe` is visited: start from one that ships for it (hunyuan" in told
+    with pytest.raises(flowrl.FlowrlError, match="there is none"):
+        flowrl.init(model, 24, out=out, recipe="visitor")
+    assert not out.exists()
 
 
 @pytest.mark.slow

@@ -1,4 +1,5 @@
-"""On-policy distillation: weights of steps against worked numbers and the KL itself, and which states are drawn."""
+"""On-policy distillation: weights of steps against worked numbers and the KL itself, and which states are drawn; the
+direction, target and mask of DiffusionART."""
 
 from __future__ import annotations
 
@@ -7,13 +8,16 @@ from collections import Counter
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from flowrl.objectives.distillation import Opd
+from flowrl.advantages import group_advantages
+from flowrl.objectives.distillation import Art, Opd, reward_direction
 from flowrl.objectives.policy_gradient import kernel_sensitivity
 from flowrl.objectives.terms import velocity_kl
+from flowrl.runtime.randomness import counter_normal
 from flowrl.samplers import KERNELS, Kernel, build_schedule
 from flowrl.samplers.transition import gaussian_kl
 
@@ -128,3 +132,112 @@ def test_one_state_has_the_odds_of_the_law(query: tuple[float, float]) -> None:
 def test_options_without_meaning_are_refused(options: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=re.escape(said)):
         Opd(**options)
+
+
+# ---- DiffusionART ----------------------------------------------------------------------------------------------------
+
+PAIR = torch.tensor([[1.0, 2.0], [3.0, 0.0]], dtype=torch.float64)
+THREE = torch.tensor([[1, 2, 0, -1], [3, 0, 1, 1], [-1, 1, 2, 0]], dtype=torch.float64)
+OLD = torch.tensor([[0.5, -0.5, 1.0, 0.0]], dtype=torch.float64)
+OF_THREE = torch.tensor([1.407195, -0.985037, 0.281439, 0.985037], dtype=torch.float64)
+
+
+def centred(*rewards: float) -> Tensor:
+    return group_advantages(torch.tensor(rewards, dtype=torch.float64), len(rewards), scope="none")
+
+
+def covariance(reward: Tensor, clean: Tensor) -> Tensor:
+    centred = reward - reward.mean(), clean - clean.mean(0)
+    return torch.from_numpy(np.einsum("i,i...->...", *centred) / len(reward))
+
+
+def test_the_direction_of_a_group_is_the_worked_one() -> None:
+    def close(found: Tensor, *worked: float) -> None:
+        torch.testing.assert_close(found, torch.tensor(worked, dtype=torch.float64), rtol=0, atol=5e-7)
+
+    of_pair, of_three = (torch.tensor(rewards, dtype=torch.float64) for rewards in ((1.0, 0.0), (0.2, 0.9, 0.4)))
+    close(covariance(of_pair, PAIR), -0.5, 0.5)
+    close(reward_direction(centred(1, 0), PAIR), -1, 1)
+    close(covariance(of_three, THREE), 0.333333, -0.233333, 0.066667, 0.233333)
+    close(reward_direction(centred(0.2, 0.9, 0.4), THREE), *OF_THREE.tolist())
+
+
+def test_the_direction_is_that_of_deviations_from_both_means_whatever_the_rewards_scale() -> None:
+    reward, clean = counter_normal((5,), "reward").double(), counter_normal((5, 3, 2), "clean").double()
+    worked = covariance(reward, clean)
+    found = reward_direction(reward - reward.mean(), clean)
+    assert float(found.square().mean()) == pytest.approx(1, abs=1e-12)
+    torch.testing.assert_close(found, worked / worked.square().mean().sqrt())
+    for scale, shift in ((1e-6, 0.0), (40.0, 7.0)):
+        moved = scale * reward + shift
+        torch.testing.assert_close(reward_direction(moved - moved.mean(), clean), found, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize(("rewards", "labels"), [((0.7, 0.2), (1, 0)), ((-3, 5), (0, 1)), ((0.4, 0.4), (0.5, 0.5))])
+def test_a_pair_teaches_which_one_is_better_and_a_tie_nothing(
+    rewards: tuple[float, ...], labels: tuple[float, ...]
+) -> None:
+    found = reward_direction(centred(*rewards), PAIR)
+    torch.testing.assert_close(found, reward_direction(centred(*labels), PAIR), rtol=1e-12, atol=0)
+    assert bool(found.any()) == (rewards[0] != rewards[1])
+
+
+def test_the_target_and_the_two_parts_of_the_gradient_are_the_worked_ones() -> None:
+    method, sigma = Art(space="velocity"), torch.tensor([0.8], dtype=torch.float64)
+    target = method.target(OLD, OF_THREE[None], sigma)
+    worked = torch.tensor([[0.324101, -0.376870, 0.964820, -0.123130]], dtype=torch.float64)
+    torch.testing.assert_close(target, worked, rtol=0, atol=5e-7)
+    moved = torch.tensor([[0.05, 0.05, -0.05, 0.0]], dtype=torch.float64)
+    velocity = (OLD + moved).requires_grad_()
+    weight = method.weight_of(kernel("ode"), 0.8, 0.6)
+    (weight * velocity_kl(velocity, target) * velocity.numel() / 2).sum().backward()
+    assert velocity.grad is not None
+    worked = torch.tensor([[0.225899, -0.073130, -0.014820, 0.123130]], dtype=torch.float64)
+    torch.testing.assert_close(velocity.grad, worked, rtol=0, atol=5e-7)
+    guidance = torch.tensor([[0.175899, -0.123130, 0.035180, 0.123130]], dtype=torch.float64)
+    torch.testing.assert_close(velocity.grad, moved + guidance, rtol=0, atol=5e-7)
+
+
+def test_spaces_weigh_the_error_of_the_clean_estimate_or_of_the_velocity() -> None:
+    sigma, x = torch.tensor([0.8], dtype=torch.float64), X
+    target, error = Art().target(OLD, OF_THREE[None], sigma), {}
+    for space in ("clean", "velocity", "sigma_velocity"):
+        method: Any = Art(space=space)  # type: ignore[arg-type]
+        error[space] = float(method.weight_of(kernel("ode"), sigma[0], 0.6) * velocity_kl(STUDENT, target))
+    clean_target = x - 0.8 * OLD + 0.1 * OF_THREE
+    assert error["clean"] == pytest.approx(float((x - 0.8 * STUDENT - clean_target).square().mean()), rel=1e-12)
+    assert error["velocity"] == pytest.approx(error["clean"] / 0.64, rel=1e-12)
+    assert error["sigma_velocity"] == pytest.approx(error["clean"] / 0.8, rel=1e-12)
+
+
+def test_steps_that_lead_further_away_are_left_out_beyond_the_threshold_alone() -> None:
+    """The old velocity is at 0 and the target at 1, of one element; a threshold of 0.04 is a distance of 0.2."""
+    places = torch.tensor([[-0.5], [-0.1], [0.0], [0.19], [0.21], [0.9], [1.1]], dtype=torch.float64)
+    zero, one = torch.zeros_like(places), torch.ones_like(places)
+    assert Art(threshold=0.04).left_out(places, zero, one).tolist() == [False] * 4 + [True, True, False]
+    assert not Art(threshold=None).left_out(places, zero, one).any()
+    sideways = torch.tensor(
+        [[0.0, 3.0], [0.0, -3.0], [0.6, 0.4]], dtype=torch.float64
+    )  # of which the third is not past the target
+    target = torch.tensor([[1.0, 0.0]], dtype=torch.float64).expand(3, 2)
+    assert Art().left_out(sideways, torch.zeros_like(sideways), target).tolist() == [False, False, True]
+
+
+def test_the_noisiest_states_alone_are_trained_where_so_many_are_asked_for() -> None:
+    assert Art().places(4, 0) == (0, 1, 2, 3)
+    assert Art(high_noise=2).places(4, 0) == (0, 1)
+    assert Art(high_noise=9).places(4, 0) == (0, 1, 2, 3)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"magnitude": 0.0}, "option magnitude is a finite number above 0, got 0.0"),
+        ({"magnitude": float("nan")}, "option magnitude is a finite number above 0, got nan"),
+        ({"threshold": float("inf")}, "option threshold is a finite number above 0, got inf"),
+        ({"high_noise": 0}, "at least 1 state of a path, got 0"),
+    ],
+)
+def test_options_of_art_without_meaning_are_refused(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(said)):
+        Art(**options)

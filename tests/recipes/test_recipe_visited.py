@@ -303,7 +303,7 @@ def test_weights_themselves_learn_from_the_model_under_guidance(
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
-        ((), "recipe visited learns from policy.teachers, and there are none"),
+        ((), "or set objective.name=art, which learns from rewards"),
         (("policy.teachers=[{}]",), "the model itself at guidance 1, which the policy starts as"),
         ((GUIDED, "objective.name=opt"), "unknown objective of recipe visited 'opt' (did you mean 'opd'?)"),
         ((GUIDED, "objective.options.weights=kl"), "unknown key 'weights': did you mean 'weight'?"),
@@ -311,10 +311,9 @@ def test_weights_themselves_learn_from_the_model_under_guidance(
         ((GUIDED, "objective.options.states=4"), "states is 4, and 3 steps of a path are trained"),
         ((GUIDED, *SDE, "objective.options.states=3"), "states is 3, and 2 steps of a path are trained"),
         ((GUIDED, "sampler.kernel=flow_sde", "sampler.noise_level=0"), "makes kernel flow_sde the ODE"),
-        ((GUIDED, "clip_range=1e-3"), "clip_range is set to 0.001, but recipe visited does not read it"),
-        ((GUIDED, "sampler.sde_window_size=1"), "sampler.sde_window_size is set to 1, but recipe visited does not"),
+        ((GUIDED, "clip_range=1e-3"), "clip_range is set to 0.001, but objective opd of recipe visited does"),
+        ((GUIDED, "sampler.sde_window_size=1"), "sampler.sde_window_size is set to 1, but objective opd of"),
         ((GUIDED, "sampler.solver=dpm2"), "sampler.solver is set to 'dpm2'"),
-        ((GUIDED, "workers.rollouts=1"), "workers do not send"),
         ((GUIDED, "recipe=forward"), "policy.teachers is set to"),
         (("policy.teachers=[{guidance_scale: -1}]",), "guidance_scale must lie in [0, 1000], got -1"),
         (("policy.teachers=[{lora: FIRST}, {guidance_scale: 3}]",), "lists 2, and one of them names no prompts"),

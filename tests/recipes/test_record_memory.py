@@ -52,6 +52,7 @@ CASES: dict[str, tuple[str, ...]] = {
     "final latents": ("recipe=forward", *ODE),
     "pairs": ("recipe=preference", *ODE),
     "pairs of paths": ("recipe=preference", "objective.name=d3po", "same_latent=true"),
+    "states of art": ("recipe=visited", "sampler.kernel=ode", "objective.name=art", "objective.options.high_noise=2"),
     "states": ("recipe=visited", "sampler.kernel=ode", TAUGHT),
     "states of stochastic steps": ("recipe=visited", "objective.options.states=1", TAUGHT),
 }

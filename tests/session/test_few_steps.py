@@ -53,8 +53,10 @@ def test_forward_recipes_are_told_to_take_another() -> None:
     assert "jpeg_compressibility" not in less
 
 
-def test_nothing_is_said_of_other_models() -> None:
+def test_nothing_is_said_of_other_models_nor_where_a_model_s_own_steps_are_trained() -> None:
     assert few_step_advice(load_config(find_config("sd35m_nft"))) == ()
+    turbo = ["pipeline.model=stabilityai/stable-diffusion-3.5-large-turbo"]
+    assert few_step_advice(load_config(find_config("sd35m_opd"), turbo)) == ()
 
 
 @pytest.mark.slow

@@ -155,6 +155,8 @@ def test_a_jump_is_seen_against_the_iterations_before(config: TrainConfig) -> No
 
 def test_rewards_that_nothing_divides_by_may_be_close_together(toy: Path) -> None:
     assert found_in(toy_config(toy, "adv_std=none"), EVEN * 1e-30) == {}
+    art = toy_config(toy, "recipe=visited", "objective.name=art", "sampler.kernel=ode")
+    assert found_in(art, EVEN * 1e-30) == {}
 
 
 def test_a_gradient_of_zero_is_said_where_there_is_something_to_learn(config: TrainConfig) -> None:
@@ -163,6 +165,23 @@ def test_a_gradient_of_zero_is_said_where_there_is_something_to_learn(config: Tr
     assert found_in(config, grad_norm=0.0, live_rows=8, zero_std_ratio=1.0) == {}  # no group has contrast
     assert found_in(config, grad_norm=1e-9, live_rows=8) == {}
     assert found_in(config, None, live_rows=8) == {}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "check", "other"),
+    [
+        ((), "scale of the reward against adv_eps", "policy.teachers"),
+        (("policy.teachers=[{guidance_scale: 3}]", "rewards=[]"), "lora of policy.teachers", "reward"),
+        (("objective.name=art",), "check that the reward reads the images", "adv_eps"),
+    ],
+)
+def test_a_gradient_of_zero_is_put_down_to_what_the_run_learns_from(
+    toy: Path, overrides: tuple[str, ...], check: str, other: str
+) -> None:
+    recipe = ("recipe=visited", "sampler.kernel=ode") if overrides else ()
+    said = found_in(toy_config(toy, *recipe, *overrides), None, grad_norm=0.0, live_rows=8)["zero_gradient"]
+    assert check in said
+    assert other not in said
 
 
 def test_images_of_one_colour_are_said_where_they_are_most(config: TrainConfig) -> None:

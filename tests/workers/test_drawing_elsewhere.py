@@ -61,7 +61,7 @@ def test_weights_of_the_iteration_before_are_drawn_with_only_ahead(
         policy=SimpleNamespace(tensors=lambda: {"w": torch.tensor(2.0)}), batch=lambda iteration: None,
     )  # fmt: skip
     batch: Any = SimpleNamespace(iteration=3)
-    how: Any = SimpleNamespace(steps=(0,), keep_means=False)
+    how: Any = SimpleNamespace(steps=(0,))
     assert list(paths._draw_elsewhere(loop, batch, how, (0,))) == []
     assert workers.weights == drawn_with
     assert set(loop.memory) == kept

@@ -100,8 +100,10 @@ def test_a_run_whose_worker_dies_has_the_bits_of_one_without_workers(
             "slots.old_decay=constant",
             "slots.old_decay_value=0.5",
         ),
+        ("recipe=visited", "objective.name=art", "sampler.kernel=ode"),
+        ("recipe=visited", "policy.teachers=[{guidance_scale: 3}]", "sampler.kernel=ode"),
     ],
-    ids=["branches", "values", "nft"],
+    ids=["branches", "values", "nft", "art", "opd"],
 )
 def test_plans_and_copies_of_the_policy_are_drawn_alike(toy: TinyRuns, settings: tuple[str, ...]) -> None:
     more = ("num_iterations=2", *settings)
