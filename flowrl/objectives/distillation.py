@@ -94,7 +94,7 @@ class Opd:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Art:
-    """The policy's own velocity, its clean estimate moved to where a prompt's rewards rise (DiffusionART, ART-Flash).
+    """The rollout's own velocity, moved to where a prompt's rewards rise (DiffusionART, ART-Flash; a reconstruction).
 
     A reconstruction from the project page of arXiv 2610.12572 and the names of its arguments: how the magnitude is set,
     and in which measure the threshold is taken, was not read.
