@@ -40,6 +40,7 @@ from flowrl.pipelines.weights.lora import Policy, refuse_not_finite
 from flowrl.pipelines.weights.parallelize import denoiser_bytes
 from flowrl.prompts.loading import eval_items, prompts_of_iteration
 from flowrl.rewards import RewardOutput
+from flowrl.rewards.votes.reward import VotesReward
 from flowrl.runs.vital_signs import MOSTLY
 from flowrl.runtime.progress import progress
 from flowrl.runtime.randomness import counter_seed
@@ -155,6 +156,9 @@ class Loop(Draws):
             beside=scored_beside(config.rewards, (config.reward_dtype, config.pipeline.vae_dtype), run.device),
             askers=max(4, 2 * config.workers.rewards),
         )  # fmt: skip
+        for term in reward.terms:
+            if isinstance(term.reward, VotesReward):
+                term.reward.open(run.folder / f"{term.key}.jsonl", total, run.closing)
         if state is not None:
             self.scorer.restore(state["rewards"])
         self.iteration, self.finished = self.first, False

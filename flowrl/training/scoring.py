@@ -29,6 +29,7 @@ from flowrl.rewards import RewardInputs, RewardOutput, TrainedReward, to_uint8
 from flowrl.rewards.base.outputs import join_outputs, move_output
 from flowrl.rewards.compose import WeightedSum
 from flowrl.rewards.judges.usage import USAGE, usage_row
+from flowrl.rewards.serving.server import open_socket
 from flowrl.runtime.placement import sent
 from flowrl.training.batch import Batch
 from flowrl.training.beside import Beside
@@ -374,6 +375,20 @@ def check_rewards(rewards: Sequence[RewardConfig], measured: Sequence[RewardConf
             f"reward_partial={partial} shares weights out within a total, and reward_aggregation={how} has "
             f"none: set reward_aggregation to one of {', '.join(MERGED)}, or reward_partial to drop"
         )
+
+
+def check_votes(config: TrainConfig, processes: int, *, here: bool) -> None:
+    """Refuses votes where nobody can be asked: in evaluations, by several processes, on a port that is taken."""
+    if any(entry.name == "votes" for entry in config.eval.rewards):
+        raise ValueError(
+            "eval.rewards names votes, and people are asked about images of training alone: remove it, and measure "
+            "evaluations by another reward"
+        )
+    for entry in config.rewards:
+        if entry.name == "votes" and processes > 1:
+            raise ValueError(f"reward votes has one page, and {processes} processes train: start one process")
+        if entry.name == "votes" and here and (port := entry.options.get("port")):
+            open_socket(port=port, has_token=True).close()
 
 
 def check_offload(config: TrainConfig, *, through_rewards: bool) -> None:
