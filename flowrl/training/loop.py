@@ -40,7 +40,6 @@ from flowrl.pipelines.weights.lora import Policy, refuse_not_finite
 from flowrl.pipelines.weights.parallelize import denoiser_bytes
 from flowrl.prompts.loading import eval_items, prompts_of_iteration
 from flowrl.rewards import RewardOutput
-from flowrl.rewards.votes.reward import VotesReward
 from flowrl.runs.vital_signs import MOSTLY
 from flowrl.runtime.progress import progress
 from flowrl.runtime.randomness import counter_seed
@@ -71,7 +70,7 @@ from flowrl.training.ready import Ready
 from flowrl.training.resume_check import model_of, reproduced_in, versions_of
 from flowrl.training.reward_watch import Compared, RewardWatch
 from flowrl.training.run import Run
-from flowrl.training.scoring import Scorer, check_groups, scored_beside
+from flowrl.training.scoring import Scorer, check_groups, open_pages, scored_beside
 from flowrl.training.second_kernel import Descend, apply_finite
 from flowrl.training.stages import Stages
 from flowrl.training.watchdog import (
@@ -156,9 +155,7 @@ class Loop(Draws):
             beside=scored_beside(config.rewards, (config.reward_dtype, config.pipeline.vae_dtype), run.device),
             askers=max(4, 2 * config.workers.rewards),
         )  # fmt: skip
-        for term in reward.terms:
-            if isinstance(term.reward, VotesReward):
-                term.reward.open(run.folder / f"{term.key}.jsonl", total, run.closing)
+        open_pages(run, reward, total)
         if state is not None:
             self.scorer.restore(state["rewards"])
         self.iteration, self.finished = self.first, False

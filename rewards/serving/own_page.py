@@ -29,10 +29,11 @@ POLICY = (
 )
 """What a page may load: itself."""
 _HEADERS = {
-    "referrer-policy": "no-referrer",
-    "x-content-type-options": "nosniff",
-    "x-frame-options": "DENY",
-    "cross-origin-resource-policy": "same-origin",
+    b"cache-control": b"no-store",
+    b"referrer-policy": b"no-referrer",
+    b"x-content-type-options": b"nosniff",
+    b"x-frame-options": b"DENY",
+    b"cross-origin-resource-policy": b"same-origin",
 }
 
 
@@ -76,43 +77,41 @@ def elsewhere(address: str) -> str:
 
 
 def guarded(inner: ASGIApp, token: str, owner: str, *, posts: bool = False) -> ASGIApp:
-    """`inner` below the token's path, for requests that name this machine."""
+    """`inner` below the token's path, for requests that name this machine; `owner` and `posts` as in `page_server`."""
     from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response
 
     methods = ("GET", "HEAD", "POST") if posts else ("GET", "HEAD")
 
+    def instead(scope: Scope, first: str) -> ASGIApp | None:
+        hosts = [value.decode("latin-1") for key, value in scope["headers"] if key == b"host"]
+        if len(hosts) != 1 or host_name(hosts[0]) not in HOSTS:
+            return PlainTextResponse("Ask for 127.0.0.1 or localhost.\n", 400)
+        if scope["path"] == "/favicon.ico":  # browsers ask for it by themselves
+            return Response(status_code=204)
+        if not hmac.compare_digest(first.encode(), token.encode()):
+            return PlainTextResponse(f"Open the address that {owner} has printed, with its token.\n", 404)
+        if scope["method"] not in methods:
+            return PlainTextResponse(f"This page takes {', '.join(methods)}.\n", 405)
+        if scope["method"] == "POST" and (why := why_foreign(scope["headers"])):
+            return JSONResponse({"error": "foreign_page", "detail": f"{why}."}, 403)
+        if len(scope["path"]) > LONGEST_PATH or re.search(r"[0-9]{16}", scope["path"]):
+            return PlainTextResponse("This page has no such address.\n", 400)
+        return RedirectResponse(f"/{token}/") if scope["path"] == f"/{token}" else None
+
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        async def sending(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                kept = dict(message.get("headers", []))
+                message = {**message, "headers": [*({**_HEADERS, **kept}.items())]}
+            await send(message)
+
         if scope["type"] != "http":
             await inner(scope, receive, send)
             return
-
-        async def sending(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                given = list(message.get("headers", []))
-                caching = {} if any(key == b"cache-control" for key, _ in given) else {"cache-control": "no-store"}
-                extra = [(key.encode(), value.encode()) for key, value in (_HEADERS | caching).items()]
-                message = {**message, "headers": [*given, *extra]}
-            await send(message)
-
         _, first, *rest = [*scope["path"].split("/", 2), ""][:3]
-        hosts = [value.decode("latin-1") for key, value in scope["headers"] if key == b"host"]
-        answer: ASGIApp = inner
-        if len(hosts) != 1 or host_name(hosts[0]) not in HOSTS:
-            answer = PlainTextResponse("Ask for 127.0.0.1 or localhost.\n", 400)
-        elif scope["path"] == "/favicon.ico":  # browsers ask for it by themselves
-            answer = Response(status_code=204)
-        elif not hmac.compare_digest(first.encode(), token.encode()):
-            answer = PlainTextResponse(f"Open the address that {owner} has printed, with its token.\n", 404)
-        elif scope["method"] not in methods:
-            answer = PlainTextResponse(f"This page takes {', '.join(methods)}.\n", 405)
-        elif scope["method"] == "POST" and (why := why_foreign(scope["headers"])):
-            answer = JSONResponse({"error": f"{why}."}, 403)
-        elif len(scope["path"]) > LONGEST_PATH or re.search(r"[0-9]{16}", scope["path"]):
-            answer = PlainTextResponse("This page has no such address.\n", 400)
-        elif scope["path"] == f"/{token}":
-            answer = RedirectResponse(f"/{token}/")
-        else:
-            scope = {**scope, "path": f"/{rest[0]}", "raw_path": b""}
+        answer = instead(scope, first)
+        if answer is None:
+            answer, scope = inner, {**scope, "path": f"/{rest[0]}", "raw_path": b""}
         await answer(scope, receive, sending)
 
     return app

@@ -30,12 +30,12 @@ function say(text, bad) {
 
 // An image, or a clip where its type says so.
 async function media(number, alt) {
-  const answer = await fetch("image/" + number);
-  if (!answer.ok) throw new Error((await answer.json()).error);
+  const answer = await fetch("file/" + number);
+  if (!answer.ok) throw new Error((await answer.json()).detail);
   if (answer.headers.get("content-type").startsWith("video")) {
-    return make("video", {src: "image/" + number, autoplay: true, loop: true, muted: true, controls: true});
+    return make("video", {src: "file/" + number, autoplay: true, loop: true, muted: true, controls: true});
   }
-  const image = make("img", {src: "image/" + number, alt});
+  const image = make("img", {src: "file/" + number, alt});
   await image.decode();
   image.classList.toggle("small", image.naturalWidth <= 256);
   return image;
@@ -133,7 +133,7 @@ function take(state) {
 async function ask(path, options) {
   const answer = await fetch(path, options);
   const found = await answer.json();
-  if (!answer.ok) throw Object.assign(new Error(found.error), {refused: true});
+  if (!answer.ok) throw Object.assign(new Error(found.detail || found.detail || found.error), {refused: true});
   return found;
 }
 

@@ -21,11 +21,11 @@ from flowrl.evaluation.summing import (
     skip_notes,
     training_notes,
 )
-from flowrl.generation.journal import Row
 from flowrl.generation.subject import Settings
 from flowrl.rendering.markup import bounds, number, plural
 from flowrl.rendering.terminal_text import Table
 from flowrl.rewards.judges.chat import Chat
+from flowrl.runtime.journal import Row
 from flowrl.statistics.bootstrap import Interval
 
 LEADERBOARD_JUDGE = "gemini-2.5-pro"
