@@ -80,7 +80,7 @@ def guarded(inner: ASGIApp, token: str, owner: str, *, posts: bool = False) -> A
     """`inner` below the token's path, for requests that name this machine; `owner` and `posts` as in `page_server`."""
     from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response
 
-    methods = ("GET", "HEAD", "POST") if posts else ("GET", "HEAD")
+    methods = ("GET", "HEAD", *["POST"] * posts)
 
     def instead(scope: Scope, first: str) -> ASGIApp | None:
         hosts = [value.decode("latin-1") for key, value in scope["headers"] if key == b"host"]

@@ -29,7 +29,7 @@ ALIKE = 3
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
-class Asked:
+class VoteQuestion:
     """A question about samples of one prompt.
 
     Attributes:
@@ -76,13 +76,13 @@ class Ballot:
         except (ValueError, KeyError, TypeError) as error:
             self.journal.__exit__()
             raise ValueError(f"{self.journal.path} holds no vote at key {key}: remove that line") from error
-        self._asked: list[Asked] = []  # by number
-        self._open: dict[int, Asked] = {}
+        self._asked: list[VoteQuestion] = []  # by number
+        self._open: dict[int, VoteQuestion] = {}
         self._deadline = math.inf
         self._fault = ""
         self._first = 0  # number of this iteration's first question
 
-    def put(self, asked: Sequence[Asked]) -> None:
+    def put(self, asked: Sequence[VoteQuestion]) -> None:
         """Asks, but for what the journal answers."""
         with self.changed:
             self._deadline = math.inf
@@ -94,7 +94,7 @@ class Ballot:
                 self._open[len(self._asked)] = ask
                 self._asked.append(ask)
 
-    def wait(self, asked: Sequence[Asked], tell: Callable[[int, float], None]) -> None:
+    def wait(self, asked: Sequence[VoteQuestion], tell: Callable[[int, float], None]) -> None:
         """Waits until questions are answered or time is over, and closes them. Time counts from the first wait after
         questions were put, which is when all images of an iteration are there.
 
@@ -151,10 +151,10 @@ class Ballot:
                 found["next"] = [image for one in mine[1:2] for image in one.page["shown"]]
             return found
 
-    def _left(self, asked: Iterable[Asked]) -> list[Asked]:
+    def _left(self, asked: Iterable[VoteQuestion]) -> list[VoteQuestion]:
         return [one for one in asked if None not in one.answers and len(one.answers) < self.voters]
 
-    def _keep(self, ask: Asked, voter: str | None, said: str | None) -> None:
+    def _keep(self, ask: VoteQuestion, voter: str | None, said: str | None) -> None:
         row = {"looks": [look.hex() for look in ask.looks], "answer": said, "time": time.strftime("%Y-%m-%dT%H:%M:%S")}
         try:
             if not self._fault:

@@ -94,8 +94,8 @@ function duration(seconds) {
 function facts() {
   if (now === null) return;
   const part = (value, text) => make("span", {}, make("b", {textContent: value}), text);
-  const parts = [part("Iteration " + (Math.max(0, now.iteration) + 1), " of " + now.iterations)];
-  if (now.all) parts.push(part(now.done + " of " + now.all, " questions answered, " + (now.all - now.done) + " left"));
+  const parts = [part(Math.max(0, now.iteration) + " of " + now.iterations, " iterations done")];
+  if (now.all && now.stage !== "train") parts.push(part(now.done + " of " + now.all, " questions answered, " + (now.all - now.done) + " left"));
   if (ends !== null && now.stage !== "train") parts.push(part(duration((ends - Date.now()) / 1000), " left to vote"));
   at("facts").replaceChildren(...parts);
   at("bar").firstChild.style.width = now.all ? (100 * now.done) / now.all + "%" : "0";

@@ -28,7 +28,7 @@ from flowrl.rewards.comparing.tournaments import all_pairs, ring_pairs, win_rate
 from flowrl.rewards.comparing.verdicts import group_places
 from flowrl.rewards.serving.own_page import elsewhere, page_server
 from flowrl.rewards.serving.wire_images import image_file
-from flowrl.rewards.votes.ballot import VALUES, Asked, Ballot
+from flowrl.rewards.votes.ballot import VALUES, VoteQuestion, Ballot
 from flowrl.rewards.votes.vote_page import make_app
 from flowrl.runtime.randomness import counter_choice, counter_seed
 from flowrl.runtime.scrubbing import say as print
@@ -127,16 +127,16 @@ class VotesReward:
         if not self.address:
             raise ValueError("reward 'votes' asks people while a run trains, and nowhere else: take another reward.")
         films, groups, ids = inputs.videos, group_places(inputs), inputs.sample_ids.tolist()
-        shown = [self._still(image) for image in inputs.images] if films is None else self._films(inputs)
+        shown = self._show(inputs)
         small = to_uint8(adaptive_avg_pool2d(inputs.images.float() if films is None else films.mean(1), 8))
-        files, asked = [*shown], list[tuple[Asked, list[int]]]()
+        files, asked = [*shown], list[tuple[VoteQuestion, list[int]]]()
         for group, places in groups.items():
             given = [self._still(image) for image in inputs.source_images[places[0]]] if inputs.source_images else []
             files += given
             for own in self._questions(inputs.iteration, group, places):
                 page = {"shown": [shown[k] for k in own], "candidates": [shown[k] for k in places], "sources": given}
                 about = (inputs.iteration, group, [ids[k] for k in own], inputs.prompts[own[0]])
-                asked.append((Asked(about=about, looks=[small[k].tobytes() for k in own], page=page), own))
+                asked.append((VoteQuestion(about=about, looks=[small[k].tobytes() for k in own], page=page), own))
         self.ballot.put([ask for ask, _ in asked])
 
         def result() -> RewardOutput:
@@ -158,7 +158,7 @@ class VotesReward:
         return [places[pair[::-1] if turn else pair].tolist() for pair, turn in zip(pairs, turns, strict=True)]
 
     def _output(
-        self, inputs: RewardInputs, groups: Iterable[np.ndarray], asked: Sequence[tuple[Asked, list[int]]]
+        self, inputs: RewardInputs, groups: Iterable[np.ndarray], asked: Sequence[tuple[VoteQuestion, list[int]]]
     ) -> RewardOutput:
         batch = len(inputs)
         values, answers, wins_BB = np.full(batch, np.nan), np.zeros(batch), np.full((batch, batch), np.nan)
@@ -182,9 +182,10 @@ class VotesReward:
         (self.files / f"{self.number}.png").write_bytes(image_file(to_uint8(image[None])[0], "png"))
         return f"{self.number}.png"
 
-    def _films(self, inputs: RewardInputs) -> list[str]:
-        """Clips, with their sound."""
-        assert inputs.videos is not None
+    def _show(self, inputs: RewardInputs) -> list[str]:
+        """Files of the samples: images, or clips with their sound."""
+        if inputs.videos is None:
+            return [self._still(image) for image in inputs.images]
         first, self.number = self.number + 1, self.number + len(inputs)
         for k, video in enumerate(inputs.videos.cpu()):
             heard = None if inputs.sounds is None else (inputs.sounds[k].cpu(), inputs.sound_rate or 1)

@@ -34,7 +34,8 @@ class Page:
 
     def __init__(self, folder: Path, **options: Any) -> None:
         self.closing, self.folder = ExitStack(), folder
-        self.reward: Any = build_reward("votes", options=options)
+        reward: Any = build_reward("votes", options=options)
+        self.reward = reward
         self.reward.open(folder / "votes", 9, self.closing)
         self.address = self.reward.address
         self.session = requests.Session()
@@ -77,9 +78,13 @@ def opened(tmp_path: Path) -> Iterator[Callable[..., Page]]:
 def one_group(count: int = 3, iteration: int = 0) -> RewardInputs:
     inputs = inputs_of(random_images(count), ["a red circle"] * count)
     return RewardInputs(
-        prompts=inputs.prompts, images=inputs.images, metadata=inputs.metadata, sample_ids=inputs.sample_ids,
-        group_ids=torch.zeros(count, dtype=torch.int64), iteration=iteration,
-    )  # fmt: skip
+        prompts=inputs.prompts,
+        images=inputs.images,
+        metadata=inputs.metadata,
+        sample_ids=inputs.sample_ids,
+        group_ids=torch.zeros(count, dtype=torch.int64),
+        iteration=iteration,
+    )
 
 
 def brightest(page: Page) -> Callable[[dict[str, Any]], str]:
@@ -143,9 +148,15 @@ def test_what_nobody_votes_on_is_invalid_and_never_0(opened: Callable[..., Page]
     assert (late.status_code, "too late" in late.json()["detail"]) == (409, True)
     assert [line["row"]["answer"] for line in page.lines] == ["bad", None]
     assert page.state() | {"words": ""} == {
-        "ask": "binary", "words": "", "iterations": 9, "iteration": 0, "all": 2, "done": 2, "missing": 1,
+        "ask": "binary",
+        "words": "",
+        "iterations": 9,
+        "iteration": 0,
+        "all": 2,
+        "done": 2,
+        "missing": 1,
         "stage": "train",
-    }  # fmt: skip
+    }
 
 
 def test_opponents_limit_the_questions_and_one_image_alone_has_none(opened: Callable[..., Page]) -> None:
@@ -161,10 +172,17 @@ def test_clips_and_sources_are_shown(opened: Callable[..., Page]) -> None:
     page = opened(ask="binary", timeout=0.01)
     plain = one_group(2)
     inputs = RewardInputs(
-        prompts=plain.prompts, images=plain.images, metadata=plain.metadata, group_ids=plain.group_ids,
-        sample_ids=plain.sample_ids, videos=plain.images[:, None].expand(2, 4, 3, 16, 16), fps=8.0,
-        sounds=torch.zeros(2, 1, 8000), sound_rate=16000, source_images=[[plain.images[0]]] * 2,
-    )  # fmt: skip
+        prompts=plain.prompts,
+        images=plain.images,
+        metadata=plain.metadata,
+        group_ids=plain.group_ids,
+        sample_ids=plain.sample_ids,
+        videos=plain.images[:, None].expand(2, 4, 3, 16, 16),
+        fps=8.0,
+        sounds=torch.zeros(2, 1, 8000),
+        sound_rate=16000,
+        source_images=[[plain.images[0]]] * 2,
+    )
     job = page.reward.ask(inputs)
     question = page.state()["question"]
     kinds = [

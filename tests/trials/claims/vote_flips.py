@@ -63,7 +63,7 @@ def train(folder: Path, flips: float, settings: dict[str, Any]) -> dict[str, Any
         closing.callback(ended.set)
 
     if not (folder / "summary.json").exists():
-        VotesReward.open = open_page  # type: ignore[method-assign]
+        VotesReward.open = open_page  # type: ignore[method-assign, assignment]
         try:
             flowrl.train("tiny_votes", out=str(folder), show=False, **settings)
         finally:
@@ -81,9 +81,13 @@ def gain(folder: Path) -> dict[str, Any]:
     means = difference[rng.integers(0, len(difference), (RESAMPLES, len(difference)))].mean(1)
     found = percentiles(float(difference.mean()), means)
     return {
-        "before": float(first.mean()), "after": float(last.mean()), "prompts": len(difference), "gain": found.mean,
-        "low": found.low, "high": found.high,
-    }  # fmt: skip
+        "before": float(first.mean()),
+        "after": float(last.mean()),
+        "prompts": len(difference),
+        "gain": found.mean,
+        "low": found.low,
+        "high": found.high,
+    }
 
 
 def main() -> None:
