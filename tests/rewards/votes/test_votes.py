@@ -383,7 +383,7 @@ def toys(tmp_path: Path) -> Iterator[TinyRuns]:
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Lets somebody vote in every run, good where an image is bright; numbers of the questions that were put."""
+    """Lets somebody vote in every run, as its pixels say; numbers of the questions that were put."""
     counts, opening = list[int](), VotesReward.open
 
     def open_page(reward: VotesReward, folder: Path, iterations: int, closing: ExitStack) -> None:
@@ -405,7 +405,8 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     def judged(reward: VotesReward, question: dict[str, Any]) -> str:
         ask = reward.ballot._asked[question["number"]]
-        return "good" if sum(ask.looks[0]) > 128 * 192 else "skip" if sum(ask.looks[0]) % 7 == 0 else "bad"
+        look = sum(ask.looks[0]) // 16  # of which the toy has 2 x 2 pixels
+        return "skip" if look % 7 == 0 else "good" if look % 2 else "bad"
 
     monkeypatch.setattr(VotesReward, "open", open_page)
     return counts
