@@ -415,7 +415,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_a_run_with_a_voter_resumes_as_one_that_never_stopped(
     toys: TinyRuns, asked: list[int], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    whole = toys.train("whole", "prompts_per_step=1")
+    whole = toys.train("whole", "prompts_per_step=1", "rollout_batch_size=4")
     total = sum(asked)
     assert total == 12
     said = capsys.readouterr().out
@@ -444,9 +444,9 @@ def test_a_run_with_a_voter_resumes_as_one_that_never_stopped(
         [],
         ["recipe=forward", "objective.name=nft", "sampler.kernel=ode", "sampler.num_steps=6"],
         ["recipe=preference", "objective.name=dpo", "sampler.kernel=ode", "sampler.num_steps=6"],
-        ["adv_std=global", "updates_per_rollout=2"],
+        ["adv_std=global", "updates_per_rollout=2", "rollout_batch_size=4"],
     ],
-    ids=["grpo", "forward", "preference", "global"],
+    ids=["grpo", "forward", "preference", "pieces"],
 )
 def test_a_run_that_nobody_votes_in_goes_on_and_learns_nothing(toys: TinyRuns, recipe: list[str]) -> None:
     options = "rewards=[{name: votes, options: {ask: binary, timeout: 0.01}}]"
