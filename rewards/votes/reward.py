@@ -142,7 +142,7 @@ class VotesReward:
         def result() -> RewardOutput:
             self.ballot.wait([ask for ask, _ in asked], partial(self._tell, inputs.iteration))
             for name in files:
-                (self.files / name).unlink()
+                (self.files / name).unlink(missing_ok=True)
             return self._output(inputs, groups.values(), asked)
 
         return result

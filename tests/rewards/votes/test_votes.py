@@ -431,7 +431,8 @@ def test_a_run_with_a_voter_resumes_as_one_that_never_stopped(
     lines = told.read_text().splitlines(keepends=True)
     journal.write_text("".join(lines[: 1 + 4 + 3]) + lines[8][:40])
     asked.clear()
-    assert main(["train", f"resume={part}", "num_iterations=3"]) == 0
+    more = ["num_iterations=3", "rewards.0.options.timeout=600", "rewards.0.options.port=0"]
+    assert main(["train", f"resume={part}", *more]) == 0
     assert sum(asked) == 12 - 4 - 3
     assert metrics(part) == rows
     assert lora(part) == lora(whole)
