@@ -21,6 +21,7 @@ from toy_pipeline import toy_runs
 
 from flowrl.cli import main
 from flowrl.config.train import load_config
+from flowrl.profiling.subject import STAND_IN_REWARD, _with_rewards
 from flowrl.rewards import RewardInputs, RewardOutput, build_reward
 from flowrl.rewards.votes import ballot
 from flowrl.rewards.votes.reward import VotesReward
@@ -472,3 +473,9 @@ def test_one_vote_in_an_iteration_stops_no_run(toys: TinyRuns, monkeypatch: pyte
     monkeypatch.setattr(ballot.Ballot, "put", put)
     run = toys.train("one", "rewards=[{name: votes, options: {ask: binary, timeout: 0.01}}]", "num_iterations=5")
     assert [row["reward"] for row in metrics(run)] == [1.0] * 5
+
+
+def test_a_step_that_is_only_measured_asks_nobody(toys: TinyRuns) -> None:
+    config, absent = _with_rewards(load_config(toys.config, ["rewards=[{name: votes}, {name: geneval, weight: 0}]"]))
+    assert [entry.name for entry in config.rewards] == ["geneval", STAND_IN_REWARD]
+    assert absent == [("votes", "a step that is only measured asks no people")]
