@@ -73,6 +73,8 @@ def train(folder: Path, flips: float, settings: dict[str, Any]) -> dict[str, Any
 
 def gain(folder: Path) -> dict[str, Any]:
     """The held-out verdict before and after, and their difference with its interval over prompts."""
+    if not (folder / "summary.json").exists():
+        raise SystemExit(f"{folder} was stopped before its last evaluation: flowrl train resume={folder}, then again")
     first, last = (
         np.array([json.loads(line)["correct"] for line in path.read_text().splitlines()], dtype=np.float64)
         for path in (sorted((folder / "eval").glob("*.jsonl"))[place] for place in (0, -1))
