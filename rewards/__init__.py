@@ -9,6 +9,7 @@ Shapes: B images of one batch, [H, W] their size.
 
 from __future__ import annotations
 
+from flowrl.rewards.base import ABSENT as ABSENT
 from flowrl.rewards.base import JUDGED as JUDGED
 from flowrl.rewards.base import KINDS as KINDS
 from flowrl.rewards.base import REWARDS as REWARDS

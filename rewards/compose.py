@@ -14,7 +14,16 @@ from torch import Tensor
 
 from flowrl.config.rewards import RewardConfig, check_weights
 from flowrl.config.sections import Precision
-from flowrl.rewards.base import KINDS, VERDICTS, Reward, RewardInputs, RewardOutput, gives_verdicts, models_of
+from flowrl.rewards.base import (
+    KINDS,
+    VERDICTS,
+    AskedReward,
+    Reward,
+    RewardInputs,
+    RewardOutput,
+    gives_verdicts,
+    models_of,
+)
 from flowrl.rewards.base.outputs import check_output, log_words
 from flowrl.rewards.base.specs import Spec, validate_reward_specs
 from flowrl.rewards.networks.rest import at_rest
@@ -137,14 +146,19 @@ class WeightedSum:
         sounds = None if inputs.sounds is None else inputs.sounds.detach().cpu()
         away = replace(inputs, images=inputs.images.detach().cpu(), videos=videos, sounds=sounds)
         jobs = [
-            executor.submit(copy_context().run, term.reward, away) if term.reward.waits else None for term in self.terms
+            term.reward.ask(away)
+            if isinstance(term.reward, AskedReward)
+            else executor.submit(copy_context().run, term.reward, away).result
+            if term.reward.waits
+            else None
+            for term in self.terms
         ]
         here = [None if job else self._of(term, inputs) for job, term in zip(jobs, self.terms, strict=True)]
         group_ids, iteration, device = inputs.group_ids, inputs.iteration, inputs.images.device  # not the images
 
         def result() -> RewardOutput:
             pairs = zip(jobs, here, strict=True)
-            outputs = [done if job is None else job.result() for job, done in pairs]
+            outputs = [done if job is None else job() for job, done in pairs]
             return self._combine(outputs, group_ids, iteration, device)
 
         return result

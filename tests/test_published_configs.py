@@ -196,6 +196,7 @@ def test_flow_cps_runs_take_the_released_log_probability() -> None:
         "sd35m_flow_grpo_fast",
         "flux_flow_grpo_fast",
         "sd35m_tp_grpo",
+        "sd35m_votes",
         "sd35m_grpo_clip_24gb",
         "sd35m_adv_grpo",
         "sd35m_adv_grpo_style",

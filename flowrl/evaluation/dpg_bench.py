@@ -26,7 +26,6 @@ from flowrl.evaluation.runner import Rules, SubjectVerdicts
 from flowrl.evaluation.summing import options_of
 from flowrl.generation.folders import ImageFile
 from flowrl.generation.generate import some
-from flowrl.generation.journal import Journal, Row
 from flowrl.generation.subject import Settings, Subject
 from flowrl.media.images import save_png
 from flowrl.prompts.loading import Prompt
@@ -36,6 +35,7 @@ from flowrl.rewards.judges.answers import parse_word
 from flowrl.rewards.judges.asking import UNPARSED
 from flowrl.rewards.judges.chat import Answer, Chat, Question, identity_of
 from flowrl.runtime.files import read_json, write_atomically
+from flowrl.runtime.journal import Journal, Row
 from flowrl.statistics.means import Range, mean_interval
 
 FOLDER = "dpg_bench"

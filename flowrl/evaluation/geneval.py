@@ -27,12 +27,12 @@ from flowrl.evaluation.runner import Rules
 from flowrl.evaluation.summing import option_values
 from flowrl.generation.folders import ImageFile
 from flowrl.generation.generate import choose, given_images
-from flowrl.generation.journal import Journal, Row
 from flowrl.generation.models import WORLD_MODELS
 from flowrl.generation.subject import Settings, Subject
 from flowrl.prompts.loading import Prompt, read_prompts
 from flowrl.rewards.networks.detectors import Detector, DetectorOptions, detector_options
 from flowrl.runtime.files import write_atomically
+from flowrl.runtime.journal import Journal, Row
 from flowrl.runtime.progress import progress
 from flowrl.training.model_files import named_files
 from flowrl.world.scenes import SHAPES

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from flowrl.evaluation.named_judges import check_alive, check_tokens
-from flowrl.generation.journal import Journal, Row
 from flowrl.rewards.judges.asking import UNPARSED, ask_all
 from flowrl.rewards.judges.chat import NO_TOKENS, Answer, Chat, Question
+from flowrl.runtime.journal import Journal, Row
 from flowrl.runtime.progress import progress
 
 AT_ONCE = 64  # questions asked together; at most that many answers are lost when a run is cut short

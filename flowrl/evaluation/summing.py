@@ -9,12 +9,12 @@ from typing import Any, TypeVar
 from flowrl.config.options import build_options
 from flowrl.config.strict_yaml import apply_override
 from flowrl.generation.folders import ImageFile
-from flowrl.generation.journal import Row
 from flowrl.generation.subject import Settings
 from flowrl.prompts.loading import read_prompts
 from flowrl.prompts.overlap import Overlap, overlap, request
 from flowrl.rendering.markup import bounds, number, signed
 from flowrl.rendering.terminal_text import Table
+from flowrl.runtime.journal import Row
 from flowrl.statistics.bootstrap import Interval
 from flowrl.statistics.means import ScoreRow, claim
 

@@ -12,13 +12,13 @@ import torch
 
 from flowrl.generation.folders import ImageFile
 from flowrl.generation.image_folder import check_needs, score_items
-from flowrl.generation.journal import Journal, Row
 from flowrl.generation.named_rewards import reward_specs
 from flowrl.rewards import Reward, addresses_of
 from flowrl.rewards.base.specs import parse_reward_specs, validate_reward_specs
 from flowrl.rewards.compose import build_weighted_sum
 from flowrl.rewards.judges.chat import with_identities
 from flowrl.runtime.files import plain
+from flowrl.runtime.journal import Journal, Row
 from flowrl.runtime.shapes import Float64
 from flowrl.training.model_files import named_files
 

@@ -200,7 +200,7 @@ def _rewards(config: TrainConfig, prompts: Sequence[Prompt], *, offline: bool) -
         name = f"{'eval ' if number >= len(config.rewards) else ''}reward {entry.called}"
         try:
             checked = check_reward(entry)
-            if (entry.name is not None and addresses_of(entry.name)) or _asks_judge(entry.options):
+            if (entry.name != "votes" and addresses_of(entry.name or "")) or _asks_judge(entry.options):
                 yield _ask_server(name, checked, prompts)
             else:
                 yield _kept(name, checked, offline=offline)

@@ -257,6 +257,8 @@ def _with_rewards(config: TrainConfig) -> tuple[TrainConfig, list[tuple[str, str
     for entry in config.rewards:
         options = validate_reward_specs([replace(entry, weight=1.0, schedule=())])[0].options
         try:
+            if entry.name == "votes":
+                raise ValueError("a step that is only measured asks no people")
             for model in models_of(options) or ():
                 if not (Path(model.name).exists() or in_cache(model.name)):
                     raise ValueError(
@@ -266,7 +268,8 @@ def _with_rewards(config: TrainConfig) -> tuple[TrainConfig, list[tuple[str, str
             absent.append((entry.called, explain(error)))
         else:
             kept.append(entry)
-    return replace(config, rewards=tuple(kept or [RewardConfig(name=STAND_IN_REWARD)])), absent
+    more = [] if any(entry.weight for entry in kept) else [RewardConfig(name=STAND_IN_REWARD)]
+    return replace(config, rewards=(*kept, *more)), absent
 
 
 def _load_rewards(

@@ -253,7 +253,7 @@ def _of_whole(config: TrainConfig, looked: Looked, *, here: bool) -> Iterator[Ca
     from flowrl.training.processes.devices import device_kind
     from flowrl.training.processes.launched import num_launched
     from flowrl.training.processes.mesh import data_ranks, layout_of
-    from flowrl.training.scoring import check_offload, check_rewards
+    from flowrl.training.scoring import check_offload, check_rewards, check_votes
     from flowrl.workers.layout import check_workers
 
     kind, recipe = device_kind(config.pipeline.device) if here else None, recipe_of(config)
@@ -263,6 +263,7 @@ def _of_whole(config: TrainConfig, looked: Looked, *, here: bool) -> Iterator[Ca
     yield lambda: config.resolve_batch(data_ranks(config))
     yield lambda: _check_number(config, looked)
     yield lambda: check_rewards(config.rewards, config.eval.rewards, config.reward_aggregation, config.reward_partial)
+    yield lambda: check_votes(config, data_ranks(config) * config.parallel.context, here=here)
     if len(looked.rewards) == len((*config.rewards, *config.eval.rewards)):
         if config.workers.rewards or config.workers.reward_env is not None:
             yield lambda: check_reward_workers(config.workers, config.rewards, config.recipe)

@@ -128,7 +128,7 @@ def _train(
         run = Run(folder, config, name=name, inputs=inputs, resumed=again, watcher=watcher)
         _note_beginning(run, ready, resumed=again)
         try:
-            with run.watching_interrupts(), with_workers(config, run):
+            with run.closing, run.watching_interrupts(), with_workers(config, run):
                 finished = bool(ready.recipe.main(ready, run))
         except KeyboardInterrupt as stop:
             raise KeyboardInterrupt(f"Stopped at once. {_way_on(folder)}" if run.main else "") from stop

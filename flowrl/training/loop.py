@@ -71,7 +71,7 @@ from flowrl.training.ready import Ready
 from flowrl.training.resume_check import model_of, reproduced_in, versions_of
 from flowrl.training.reward_watch import Compared, RewardWatch
 from flowrl.training.run import Run
-from flowrl.training.scoring import Scorer, check_groups, scored_beside
+from flowrl.training.scoring import Scorer, check_groups, open_pages, scored_beside
 from flowrl.training.second_kernel import Descend, apply_finite
 from flowrl.training.stages import Stages
 
@@ -146,6 +146,7 @@ class Loop(Draws):
             beside=scored_beside(config.rewards, (config.reward_dtype, config.pipeline.vae_dtype), run.device),
             askers=max(4, 2 * config.workers.rewards),
         )  # fmt: skip
+        open_pages(run, reward, total)
         if state is not None:
             self.scorer.restore(state["rewards"])
         self.iteration, self.finished = self.first, False

@@ -38,8 +38,8 @@ RESUME_KEYS = (
     "logging.entity",
 )  # fmt: skip
 """Settings that a resumed run may change: none of them moves what an iteration computes."""
-MOVED = re.compile(r"(?:eval\.)?rewards\.\d+\.options\.url")
-"""Likewise: where a reward is asked, which is no part of what it says."""
+MOVED = re.compile(r"(?:eval\.)?rewards\.\d+\.options\.(?:url|port|timeout)")
+"""Likewise: where a reward is asked, and how long, which is no part of what it says."""
 ALLOW = "resume_changed"
 """The setting that lets a run go on under anything else."""
 _ROW = 8  # letters that a row of prompts takes

@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from flowrl.advantages.normalise import set_statistics
+from flowrl.rewards import ABSENT
 from flowrl.runs.vital_signs import COMPARED, EQUAL, EQUAL_LIMIT, alarm
 
 WINDOW = 10  # iterations over which failed images are counted
@@ -38,9 +39,11 @@ class RewardWatch:
             compared: what is learned from where images are compared within their groups alone; None elsewhere.
         """
         values = reward_B[~reward_B.isnan()]
-        history: list[tuple[int, int]] = [*self.counters["failed"], (len(reward_B) - len(values), len(reward_B))]
+        absent = max((errors[word] for word in errors if word.endswith(ABSENT)), default=0)
+        failures = max(0, len(reward_B) - len(values) - absent)
+        history: list[tuple[int, int]] = [*self.counters["failed"], (failures, len(reward_B))]
         recent = self.counters["failed"] = history[-WINDOW:]
-        if len(values) == 0 or too_many_failures(recent, self.max_invalid_ratio):
+        if (len(values) == 0 and not absent) or too_many_failures(recent, self.max_invalid_ratio):
             failed, scored = (sum(column) for column in zip(*recent, strict=True))
             reasons = [
                 f"{word} {count}{' (NaN or infinity)' * word.endswith('not_finite')}"
@@ -54,6 +57,8 @@ class RewardWatch:
                 f"({failed} of {scored} in the last {last}; max_invalid_ratio is "
                 f"{self.max_invalid_ratio:g} of {WINDOW} iterations): {why}. Fix the reward or its server"
             )
+        if absent:  # a few votes may well agree
+            return ""
         self.counters["constant"] = self.counters["constant"] + 1 if bool((values == values[0]).all()) else 0
         if self.counters["constant"] >= CONSTANT_LIMIT:
             return (

@@ -124,6 +124,7 @@ class Run:
         self.begun = False  # whether the folder of a run that is continued may have changed
         self._config, self._resumed = config, resumed
         self.trackers = Trackers(())  # on the main process, from `begin` on
+        self.closing = ExitStack()  # what ends with the recipe, however that ends
         self._first, self._found, self._rows = 0, Continued(), MetricRows(folder)
         self._facts = session_facts(self.device, self.processes) if self.main else {}
         self._manifest: dict[str, Any] = {"run": uuid.uuid4().hex, "config_name": name}

@@ -11,6 +11,7 @@ do not depend on who waits, so that the numbers do not either.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -29,6 +30,8 @@ from flowrl.rewards import RewardInputs, RewardOutput, TrainedReward, to_uint8
 from flowrl.rewards.base.outputs import join_outputs, move_output
 from flowrl.rewards.compose import WeightedSum
 from flowrl.rewards.judges.usage import USAGE, usage_row
+from flowrl.rewards.serving.server import open_socket
+from flowrl.rewards.votes.reward import VotesReward
 from flowrl.runtime.placement import sent
 from flowrl.training.batch import Batch
 from flowrl.training.beside import Beside
@@ -154,7 +157,8 @@ class Scorer:
         mine = output.values.cpu()
         values, valid = run.gather(mine), run.gather(output.valid.cpu())
         known = values[valid].double()
-        row: dict[str, Any] = {"reward": float(known.mean()), "reward_std": float(known.std(correction=0))}
+        spread = float(known.std(correction=0)) if len(known) else math.nan
+        row: dict[str, Any] = {"reward": float(known.mean()), "reward_std": spread}
         _, place, count_G = run.gather(group.cpu())[valid].unique(return_inverse=True, return_counts=True)
         mean_G = torch.zeros(len(count_G), dtype=torch.float64).index_add(0, place, known) / count_G
         if len(mean_G) > 1:
@@ -367,6 +371,27 @@ def check_rewards(rewards: Sequence[RewardConfig], measured: Sequence[RewardConf
             f"reward_partial={partial} shares weights out within a total, and reward_aggregation={how} has "
             f"none: set reward_aggregation to one of {', '.join(MERGED)}, or reward_partial to drop"
         )
+
+
+def check_votes(config: TrainConfig, processes: int, *, here: bool) -> None:
+    """Refuses votes where nobody can be asked: in evaluations, by several processes, on a port that is taken."""
+    if any(entry.name == "votes" for entry in config.eval.rewards):
+        raise ValueError(
+            "eval.rewards names votes, and people are asked about images of training alone: remove it, and measure "
+            "evaluations by another reward"
+        )
+    for entry in config.rewards:
+        if entry.name == "votes" and processes > 1:
+            raise ValueError(f"reward votes has one page, and {processes} processes train: start one process")
+        if entry.name == "votes" and here and (port := entry.options.get("port")):
+            open_socket(port=port, has_token=True).close()
+
+
+def open_pages(run: Run, reward: WeightedSum, iterations: int) -> None:
+    """Opens the pages on which people vote; they close when the run ends."""
+    for term in reward.terms:
+        if isinstance(term.reward, VotesReward):
+            term.reward.open(run.folder / term.key, iterations, run.closing)
 
 
 def check_offload(config: TrainConfig, *, through_rewards: bool) -> None:

@@ -34,8 +34,8 @@ from flowrl.runtime.cluster import check_extra, connect, refuse_ended
 from flowrl.runtime.randomness import counter_seed
 from flowrl.runtime.scrubbing import say as print
 
-OWN = ("adversarial", "remote")
-"""Rewards that stay in the run's own process: one that learns with the policy, and one that asks a server anyway."""
+OWN = ("adversarial", "remote", "votes")
+"""Rewards that stay in the run's own process: one that learns with the policy, and those that ask others anyway."""
 _NAMESPACE = "flowrl"
 _DEADLINE = 1800.0  # seconds of one call: a worker that was started again loads its models first
 _RETRIES = 1000  # of a call whose worker died, beside the others that are asked at once: more than the deadline holds

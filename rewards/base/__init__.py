@@ -21,6 +21,9 @@ from flowrl.config.rewards import built_in_rewards
 from flowrl.runtime.placement import sent
 from flowrl.runtime.shapes import Bool, Float, Int64, UInt8
 
+ABSENT = ("no_vote", "skipped")
+"""Errors of items that nobody has judged: they are invalid, and no fault of the reward."""
+
 KINDS = ("pointwise", "remote", "groupwise", "pairwise", "adversarial")
 """How a reward looks at a batch: item by item, item by item elsewhere, whole groups, pairs, or jointly trained."""
 
@@ -195,6 +198,13 @@ class Reward(Protocol):
         """What exactly was computed, for the run's manifest."""
 
     def __call__(self, inputs: RewardInputs) -> RewardOutput: ...
+
+
+@runtime_checkable
+class AskedReward(Reward, Protocol):
+    """A reward that puts its questions to people at once; what it returns waits for the answers."""
+
+    def ask(self, inputs: RewardInputs) -> Callable[[], RewardOutput]: ...
 
 
 class TrainedReward(Reward, Protocol):

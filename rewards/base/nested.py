@@ -13,7 +13,8 @@ from flowrl.rewards.base.prompt_needs import lack_of
 from flowrl.rewards.base.text_limits import TextLimit, limit_of
 
 _KINDS = ("pointwise", "remote")
-_OTHERS = ("adversarial", "rank", "tournament", "win_rate")  # refused before weights load; what is built tells its kind
+_OTHERS = ("adversarial", "rank", "tournament", "votes", "win_rate")
+"""Refused before weights load; what is built tells its kind."""
 
 
 class InnerOptions:

@@ -21,12 +21,12 @@ from flowrl.evaluation.geneval import benchmark_prompts, judge_images, judge_nam
 from flowrl.evaluation.geneval_result import kinds, score_rows
 from flowrl.evaluation.runner import check, run
 from flowrl.generation.folders import read_folder
-from flowrl.generation.journal import Journal
 from flowrl.generation.models import EMBEDDED, Source
 from flowrl.generation.subject import Settings, Subject
 from flowrl.rewards import RewardInputs
 from flowrl.rewards.geneval import Geneval, Judge
 from flowrl.rewards.networks.detectors import detector_options
+from flowrl.runtime.journal import Journal
 
 SHAPES = detector_options("shapes").build(torch.device("cpu"))
 

@@ -21,7 +21,6 @@ from flowrl.comparing.sweep.sweep_result import Sweep, as_json, columns_of, resu
 from flowrl.comparing.sweep.sweep_settings import Setting, StripRows, ask, trained_on
 from flowrl.config.bounds import IMAGES, check_counts
 from flowrl.generation.drawing import find_device
-from flowrl.generation.journal import Journal
 from flowrl.generation.models import (
     WORLD_MODELS,
     Model,
@@ -42,6 +41,7 @@ from flowrl.prompts.loading import Prompt, spread
 from flowrl.rewards import Reward
 from flowrl.runtime.call import call_words
 from flowrl.runtime.files import locked, refuse_foreign, write_atomically
+from flowrl.runtime.journal import Journal
 from flowrl.runtime.progress import Advance, progress
 from flowrl.runtime.public import public
 

@@ -15,13 +15,13 @@ from PIL import Image
 from flowrl.benchmarks.judged.cases import Ask, Case, Judgement, Protocol
 from flowrl.evaluation.kept_answers import Asking, ask_kept
 from flowrl.generation.folders import ImageFile
-from flowrl.generation.journal import Journal, Row
 from flowrl.media.reading import read_image
 from flowrl.rewards.judges.answers import answer_mass
 from flowrl.rewards.judges.asking import UNPARSED
 from flowrl.rewards.judges.chat import TOP_LOGPROBS, Answer, Chat, Pixels, Question
 from flowrl.rewards.judges.templates import BLANK, Template, digest_of, load_template
 from flowrl.runtime.digests import content_digest
+from flowrl.runtime.journal import Journal, Row
 from flowrl.runtime.randomness import counter_seed
 
 VALUES = "values"

@@ -21,13 +21,13 @@ from flowrl.evaluation.summing import (
     skip_notes,
     training_notes,
 )
-from flowrl.generation.journal import Row
 from flowrl.generation.subject import Settings
 from flowrl.prompts.loading import Prompt
 from flowrl.prompts.overlap import request
 from flowrl.rendering.embedded_images import image_element
 from flowrl.rendering.markup import bounds, esc, number, plural, section
 from flowrl.rewards.judges.chat import Chat
+from flowrl.runtime.journal import Row
 from flowrl.statistics import means
 from flowrl.statistics.bootstrap import Interval
 

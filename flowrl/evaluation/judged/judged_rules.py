@@ -25,7 +25,6 @@ from flowrl.evaluation.runner import Rules
 from flowrl.evaluation.summing import options_of
 from flowrl.generation.folders import ImageFile, is_folder_of_images, read_folder
 from flowrl.generation.generate import some
-from flowrl.generation.journal import Journal
 from flowrl.generation.layouts import put
 from flowrl.generation.subject import Settings, Subject
 from flowrl.prompts.datasets import is_dataset
@@ -33,6 +32,7 @@ from flowrl.prompts.loading import Prompt
 from flowrl.rendering.markup import plural
 from flowrl.rewards.judges.chat import Chat, identity_of
 from flowrl.runtime.files import replacing, write_atomically
+from flowrl.runtime.journal import Journal
 
 SOURCES = "sources"
 """In the command's folder: source images that a dataset holds."""

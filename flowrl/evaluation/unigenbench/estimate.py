@@ -17,11 +17,11 @@ import numpy as np
 from flowrl.benchmarks.unigenbench.items import Item
 from flowrl.evaluation.benchmark import Result
 from flowrl.evaluation.unigenbench.wording import Wording
-from flowrl.generation.journal import Journal, Row
 from flowrl.generation.subject import Settings
 from flowrl.media.reading import image_size
 from flowrl.rendering.markup import duration, plural
 from flowrl.rendering.terminal_text import Table
+from flowrl.runtime.journal import Journal, Row
 
 PIXELS_PER_TOKEN = 28 * 28  # of the vision towers of Qwen2.5-VL; others are near
 SIDE = 1024  # of an image whose size is not known

@@ -13,11 +13,11 @@ from flowrl.benchmarks.unigenbench.result_files import Judged, score_rows
 from flowrl.evaluation import summing
 from flowrl.evaluation.benchmark import Result, SideResult, result_of
 from flowrl.evaluation.runner import SubjectVerdicts
-from flowrl.generation.journal import Row
 from flowrl.generation.subject import Settings
 from flowrl.rendering.markup import bounds, number, plural
 from flowrl.rendering.terminal_text import Table
 from flowrl.rewards.judges.chat import Chat
+from flowrl.runtime.journal import Row
 from flowrl.statistics.bootstrap import Interval
 
 LEADERBOARD_JUDGE = "gemini-2.5-pro"

@@ -33,13 +33,13 @@ from flowrl.evaluation.unigenbench.points_result import Judging, points_result
 from flowrl.evaluation.unigenbench.wording import Wording, read_wording
 from flowrl.generation.folders import ImageFile, is_folder_of_images, read_folder
 from flowrl.generation.generate import some
-from flowrl.generation.journal import Journal, Row
 from flowrl.generation.layouts import numbered_name, put, read_numbered
 from flowrl.generation.subject import Settings, Subject
 from flowrl.prompts.loading import Prompt
 from flowrl.rewards.judges.asking import UNPARSED
 from flowrl.rewards.judges.chat import Answer, Chat, Question, identity_of
 from flowrl.runtime.files import write_atomically
+from flowrl.runtime.journal import Journal, Row
 from flowrl.runtime.randomness import counter_seed
 
 JUDGES: dict[str, dict[str, Any]] = read_mapping(Path(__file__).with_name("judges.yaml"))

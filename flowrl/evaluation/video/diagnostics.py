@@ -10,10 +10,10 @@ import numpy as np
 
 from flowrl.benchmarks.temporal import CELL, LEAST_STEP, NAMES, STILL, diagnose
 from flowrl.generation.folders import ImageFile
-from flowrl.generation.journal import Journal
 from flowrl.generation.subject import Subject
 from flowrl.media.lossless import read_clip
 from flowrl.runtime.files import plain
+from flowrl.runtime.journal import Journal
 from flowrl.runtime.progress import progress
 from flowrl.runtime.shapes import Float64
 

@@ -43,13 +43,13 @@ from flowrl.evaluation.video.shown_clips import clips_section
 from flowrl.evaluation.video.vbench_package import CHECKED, Package, find_package, measure
 from flowrl.generation.folders import ImageFile
 from flowrl.generation.generate import some
-from flowrl.generation.journal import Journal
 from flowrl.generation.layouts import put
 from flowrl.generation.subject import Settings, Subject
 from flowrl.media.lossless import PLAYED
 from flowrl.prompts.loading import Prompt
 from flowrl.rendering.markup import estimate, plural
 from flowrl.runtime.files import write_atomically
+from flowrl.runtime.journal import Journal
 from flowrl.runtime.progress import progress
 from flowrl.statistics.bootstrap import Interval
 

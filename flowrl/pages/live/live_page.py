@@ -7,12 +7,8 @@ from pathlib import Path
 
 from flowrl.rendering.document import document
 from flowrl.rendering.markup import esc, plural
+from flowrl.rewards.serving.own_page import POLICY
 
-POLICY = (
-    "default-src 'none'; img-src 'self' data:; media-src 'self'; style-src 'unsafe-inline'; script-src 'self'; "
-    "connect-src 'self'; base-uri 'none'; form-action 'none'"
-)
-"""What the page may load: itself."""
 FOOTER = "Served by <code>flowrl watch</code> to this machine only. It reads run folders and changes nothing."
 HEAD = ("Run", "State", "Iterations", "Reward", "Curve", "Per iteration", "Warnings")
 

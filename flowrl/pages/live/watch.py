@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-import secrets
 import socket
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flowrl.pages.live.followed_runs import Followed, Watched
 from flowrl.pages.live.run_view import list_row
+from flowrl.pages.live.watch_app import make_app
 from flowrl.rendering.markup import plural
-from flowrl.rewards.serving.server import check_extra, open_socket
+from flowrl.rewards.serving.own_page import elsewhere, page_server
 from flowrl.runtime.scrubbing import say as print
 
 if TYPE_CHECKING:
     import uvicorn
 
-ADDRESS = "127.0.0.1"
-"""The page is for this machine; others come through ssh -L, which asks who they are."""
-HEADER_SECONDS = 10.0
 AHEAD = 10.0
 """Seconds that are spent on reading before the address is said."""
 
@@ -46,14 +44,10 @@ def watch(runs: Sequence[str | Path] = ("runs",), *, port: int) -> None:
     watched = Watched(given=[path.absolute() for path in folders])
     server, address, bound = make_server(watched, port)
     with bound:
-        port = bound.getsockname()[1]
         found = watched.look()
         read_ahead(found)
         print(f"Watching {plural(len(found), 'run')}; Ctrl-C stops. The page:\n{address}")
-        print(
-            f"From another machine: ssh -L {port}:{ADDRESS}:{port} {socket.gethostname()}, then the same address.",
-            flush=True,
-        )
+        print(elsewhere(address), flush=True)
         with suppress(KeyboardInterrupt):  # uvicorn has stopped, and hands the signal on
             server.run(sockets=[bound])
     print("Stopped.", flush=True)
@@ -76,20 +70,4 @@ def make_server(watched: Watched, port: int) -> tuple[uvicorn.Server, str, socke
     Raises:
         ValueError: as `watch`.
     """
-    check_extra("flowrl watch", ("starlette", "uvicorn"))
-    import uvicorn
-
-    from flowrl.pages.live.watch_app import make_app
-    from flowrl.rewards.serving.connections import MOST_HEADER_BYTES, limited_protocol
-
-    token = secrets.token_urlsafe(18)
-    bound = open_socket(ADDRESS, port, has_token=True)
-    bound.listen(128)
-    server = uvicorn.Server(
-        uvicorn.Config(
-            make_app(watched, token), log_level="warning", access_log=False, lifespan="off", ws="none",
-            timeout_keep_alive=30, timeout_graceful_shutdown=1, server_header=False,
-            http=limited_protocol(HEADER_SECONDS), h11_max_incomplete_event_size=MOST_HEADER_BYTES,
-        )
-    )  # fmt: skip
-    return server, f"http://{ADDRESS}:{bound.getsockname()[1]}/{token}/", bound
+    return page_server(partial(make_app, watched), port, "flowrl watch")

@@ -15,9 +15,7 @@ MARK is a digest of what the page has; where that is still so, the answer is 204
 from __future__ import annotations
 
 import hashlib
-import hmac
 import json
-import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -28,12 +26,11 @@ from flowrl.pages.live.kept_samples import sample_file, samples_of
 from flowrl.pages.live.live_page import command_list, list_of, page
 from flowrl.pages.live.run_view import commands, list_row, log_lines, traceback_of, view, waiting_row
 from flowrl.pages.live.two_runs import view_of_two
-from flowrl.rewards.serving.own_names import host_name
 
 if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
-    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+    from starlette.types import ASGIApp
 
 SCRIPT = Path(__file__).parent / "page.js"
 """It asks every few seconds for what is new and puts it in place; texts never become HTML."""
@@ -41,26 +38,10 @@ FIRST_LINES = 200
 """Rows of the log that a page begins with."""
 READING = 0.4
 """Seconds that one answer spends on runs that were never read; the others follow with the next."""
-HOSTS = ("127.0.0.1", "localhost")
-"""Names under which the page is asked for, so that no other name can be made to lead here (DNS rebinding)."""
-LONGEST_PATH = 1000
-"""Letters of a path; numbers in it have 15 digits at most."""
-_HEADERS = {
-    "cache-control": "no-store",
-    "referrer-policy": "no-referrer",
-    "x-content-type-options": "nosniff",
-    "x-frame-options": "DENY",
-    "cross-origin-resource-policy": "same-origin",
-}
 
 
-def make_app(watched: Watched, token: str) -> ASGIApp:
-    """The server as an ASGI application.
-
-    Args:
-        watched: the runs.
-        token: the first part of every path that is answered.
-    """
+def make_app(watched: Watched) -> ASGIApp:
+    """What answers below the token, for `page_server`."""
     from starlette.applications import Starlette
     from starlette.responses import HTMLResponse, Response
     from starlette.routing import Route
@@ -85,44 +66,7 @@ def make_app(watched: Watched, token: str) -> ASGIApp:
         route(f"/samples/{number}", _samples),
         route(f"/sample/{number}/{{iteration:int}}/{{name}}", _sample),
     ]
-    return _guarded(Starlette(routes=routes), token)
-
-
-def _guarded(inner: ASGIApp, token: str) -> ASGIApp:
-    """`inner` below the token's path, for requests that read and name this machine."""
-    from starlette.responses import PlainTextResponse, RedirectResponse, Response
-
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await inner(scope, receive, send)
-            return
-
-        async def sending(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                extra = [(key.encode(), value.encode()) for key, value in _HEADERS.items()]
-                message = {**message, "headers": [*message.get("headers", []), *extra]}
-            await send(message)
-
-        _, first, *rest = [*scope["path"].split("/", 2), ""][:3]
-        hosts = [value.decode("latin-1") for key, value in scope["headers"] if key == b"host"]
-        answer: ASGIApp = inner
-        if len(hosts) != 1 or host_name(hosts[0]) not in HOSTS:
-            answer = PlainTextResponse("Ask for 127.0.0.1 or localhost.\n", 400)
-        elif scope["path"] == "/favicon.ico":  # browsers ask for it by themselves
-            answer = Response(status_code=204)
-        elif not hmac.compare_digest(first.encode(), token.encode()):
-            answer = PlainTextResponse("Open the address that flowrl watch has printed, with its token.\n", 404)
-        elif scope["method"] not in ("GET", "HEAD"):
-            answer = PlainTextResponse("This page only reads.\n", 405)
-        elif len(scope["path"]) > LONGEST_PATH or re.search(r"[0-9]{16}", scope["path"]):
-            answer = PlainTextResponse("This page has no such address.\n", 400)
-        elif scope["path"] == f"/{token}":
-            answer = RedirectResponse(f"/{token}/")
-        else:
-            scope = {**scope, "path": f"/{rest[0]}", "raw_path": b""}
-        await answer(scope, receive, sending)
-
-    return app
+    return Starlette(routes=routes)
 
 
 def _list(watched: Watched, request: Request) -> Response:

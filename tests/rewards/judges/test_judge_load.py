@@ -25,7 +25,6 @@ from toy_pipeline import write_toy
 
 from flowrl.cli import main
 from flowrl.evaluation.kept_answers import Asking, ask_kept
-from flowrl.generation.journal import Journal
 from flowrl.pipelines import PIPELINES
 from flowrl.rewards import build_reward
 from flowrl.rewards.judges import call_limits, image_urls
@@ -34,6 +33,7 @@ from flowrl.rewards.judges.chat import Answer, Chat, Question, build_chat, with_
 from flowrl.rewards.judges.server_chat import ServerJudge, tokens_of
 from flowrl.rewards.judges.usage import USAGE, Usage, usage_row
 from flowrl.rewards.serving import retries
+from flowrl.runtime.journal import Journal
 from flowrl.runtime.randomness import counter_seed
 
 CPU = torch.device("cpu")

@@ -23,6 +23,7 @@ from unlisted_folders import runs
 
 from flowrl.pages.live.followed_runs import Watched
 from flowrl.pages.live.watch_app import make_app
+from flowrl.rewards.serving.own_page import guarded
 from flowrl.rewards.serving.wire import Limits
 from flowrl.rewards.serving.wire_videos import encode_video
 
@@ -358,7 +359,7 @@ def watched(name: str, path: str, *statuses: int, host: str = "127.0.0.1:1", met
         shutil.copytree(runs() / "run", folder / "run")
         (folder / "run/samples/iteration_000009").mkdir(parents=True)
         (folder / "run/samples/iteration_000009/0000.png").symlink_to(folder / "file")
-        app, told = make_app(Watched(given=[folder / "run"]), "secret-token"), list[Any]()
+        app, told = guarded(make_app(Watched(given=[folder / "run"])), "secret-token", "watch"), list[Any]()
 
         async def receive() -> Any:
             return {"type": "http.request", "body": b"", "more_body": False}

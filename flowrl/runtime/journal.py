@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
@@ -30,7 +31,7 @@ class Journal:
         if not self.path.is_file():
             write_atomically(self.path, json.dumps({"identity": dict(identity)}) + "\n")
         self._read()
-        self._file = self.path.open("a", encoding="utf-8")
+        self._file = self.path.open("ab", buffering=0)
 
     def _read(self) -> None:
         data = self.path.read_bytes()
@@ -47,11 +48,22 @@ class Journal:
                     f"{self.path}, line {number} cannot be read: delete the file, the answers are asked for again."
                 ) from error
 
-    def add(self, key: str, row: Row) -> None:
-        """Keeps an answer; it is on disk before the next one is asked for."""
+    def add(self, key: str, row: Row, *, durable: bool = False) -> None:
+        """Keeps an answer: in the file before the next one is asked for, and through a power cut if `durable`.
+
+        Raises:
+            OSError: it could not be written; nothing of it is in the file.
+        """
+        line, begun = (json.dumps({"key": key, "row": row}) + "\n").encode(), self._file.seek(0, os.SEEK_END)
+        try:
+            while line:
+                line = line[self._file.write(line) :]
+            if durable:
+                os.fsync(self._file.fileno())
+        except OSError:
+            self._file.truncate(begun)
+            raise
         self.rows[key] = row
-        self._file.write(json.dumps({"key": key, "row": row}) + "\n")
-        self._file.flush()
 
     def __enter__(self) -> Self:
         return self

@@ -1,0 +1,164 @@
+"""Questions to people, what they answered, and the journal that keeps it in the run folder.
+
+An entry is one answer. It is on the disk before the voter hears that it counts:
+
+    key: [iteration, group, samples, prompt, voter]      row: {looks, answer, time}
+
+An answer of null by voter null closes the question: time was over. A run that goes on takes what the journal says of
+images that look the same: at 8 x 8 pixels each level is within `ALIKE` of 255, since kernels of a GPU round apart.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from flowrl.rewards.serving.wire_images import WireError
+from flowrl.runtime.disk_errors import disk_words
+from flowrl.runtime.journal import Journal, Row
+
+VALUES = {"first": 1.0, "second": 0.0, "tie": 0.5, "good": 1.0, "bad": 0.0}
+"""What an answer says of the first image, or of the only one; `skip` says nothing."""
+ALIKE = 3
+
+
+@dataclass(kw_only=True, slots=True, eq=False)
+class VoteQuestion:
+    """A question about samples of one prompt.
+
+    Attributes:
+        about: what it is called in the journal: iteration, group, samples, prompt.
+        looks: [8 * 8 * 3] levels of each sample.
+        page: what the page is told of it: `shown`, `candidates` and `sources` are numbers of files.
+        answers: by voter; None for the time that was over.
+    """
+
+    about: tuple[int, int, list[int], str]
+    looks: Sequence[bytes]
+    page: Mapping[str, Any]
+    answers: dict[str | None, str | None] = field(default_factory=dict)
+
+    @property
+    def value(self) -> float:
+        """The mean over voters; NaN without any."""
+        known = [VALUES[said] for said in self.answers.values() if said in VALUES]
+        return sum(known) / len(known) if known else math.nan
+
+    def is_about(self, row: Row) -> bool:
+        """Whether a row of the journal was said of images that look the same."""
+        pairs = zip(self.looks, map(bytes.fromhex, row["looks"]), strict=True)
+        return all(abs(x - y) <= ALIKE for pair in pairs for x, y in zip(*pair, strict=True))
+
+
+class Ballot:
+    """The questions of a run. One thread asks and waits, those of a server answer."""
+
+    def __init__(self, folder: Path, identity: Mapping[str, Any], *, voters: int, timeout: float | None) -> None:
+        """Opens the journal.
+
+        Raises:
+            ValueError: it holds something that is no answer.
+        """
+        self.voters, self.timeout, self.changed = voters, timeout, threading.Condition()
+        self.journal = Journal(folder, identity)
+        self._kept: dict[str, list[tuple[str | None, Row]]] = {}
+        try:
+            for key, row in self.journal.rows.items():
+                *about, voter = json.loads(key)
+                _ = [*map(bytes.fromhex, row["looks"])], VALUES.get(row["answer"])
+                self._kept.setdefault(json.dumps(about), []).append((voter, row))
+        except (ValueError, KeyError, TypeError) as error:
+            self.journal.__exit__()
+            raise ValueError(f"{self.journal.path} holds no vote at key {key}: remove that line") from error
+        self._asked: list[VoteQuestion] = []  # by number
+        self._open: dict[int, VoteQuestion] = {}
+        self._deadline = math.inf
+        self._fault = ""
+        self._first = 0  # number of this iteration's first question
+
+    def put(self, asked: Sequence[VoteQuestion]) -> None:
+        """Asks, but for what the journal answers."""
+        with self.changed:
+            self._deadline = math.inf
+            for ask in asked:
+                if self._asked and self._asked[-1].about[0] != ask.about[0]:
+                    self._first = len(self._asked)
+                rows = self._kept.get(json.dumps(ask.about), ())
+                ask.answers.update((voter, row["answer"]) for voter, row in rows if ask.is_about(row))
+                self._open[len(self._asked)] = ask
+                self._asked.append(ask)
+
+    def wait(self, asked: Sequence[VoteQuestion], tell: Callable[[int, float], None]) -> None:
+        """Waits until questions are answered or time is over, and closes them. Time counts from the first wait after
+        questions were put, which is when all images of an iteration are there.
+
+        Raises:
+            ValueError: an answer could not be written.
+        """
+        with self.changed:
+            if self._left(asked) and self._deadline == math.inf:
+                self._deadline = time.monotonic() + (self.timeout or math.inf)
+                tell(len(self._left(self._open.values())), self._deadline)
+            while (left := self._left(asked)) and not self._fault and time.monotonic() < self._deadline:
+                self.changed.wait(min(0.5, max(0.0, self._deadline - time.monotonic())))
+            for ask in left:
+                self._keep(ask, None, None)
+            if self._fault:
+                raise ValueError(self._fault)
+            self._open = {number: ask for number, ask in self._open.items() if ask not in asked}
+
+    def answer(self, number: int, voter: str, said: str) -> None:
+        """Takes an answer.
+
+        Raises:
+            WireError: there is no such question, time is over, the voter has answered, or nothing can be written.
+        """
+        with self.changed:
+            if not 0 <= number < len(self._asked):
+                raise WireError(404, "unknown", f"there is no question {number}: load the page again.")
+            if number not in self._open or time.monotonic() >= self._deadline:
+                raise WireError(409, "late", "this answer came too late: training went on without it.")
+            if voter in self._open[number].answers:
+                raise WireError(409, "twice", "you have answered this question already: your first answer counts.")
+            self._keep(self._open[number], voter, said)
+            self.changed.notify_all()
+            if self._fault:
+                raise WireError(507, "not_kept", f"this answer is not counted, and the run ends: {self._fault}")
+
+    def state(self, voter: str) -> dict[str, Any]:
+        """What the page shows a voter: the open question with the fewest answers, and how far all of them are."""
+        with self.changed:
+            left, now = self._left(self._open.values()), self._asked[self._first :]
+            mine = sorted((one for one in left if voter not in one.answers), key=lambda one: len(one.answers))
+            found: dict[str, Any] = {
+                "iteration": now[0].about[0] if now else -1,
+                "all": len(now),
+                "done": len(now) - len(left),
+            }
+            found["missing"] = sum(math.isnan(one.value) for one in now)
+            found["stage"] = "vote" if mine else "wait" if left else "train"
+            if left and self._deadline < math.inf:
+                found["seconds"] = max(0.0, self._deadline - time.monotonic())
+            if mine:
+                found["question"] = {"number": self._asked.index(mine[0], self._first), "prompt": mine[0].about[3]}
+                found["question"] |= mine[0].page
+                found["next"] = [image for one in mine[1:2] for image in one.page["shown"]]
+            return found
+
+    def _left(self, asked: Iterable[VoteQuestion]) -> list[VoteQuestion]:
+        return [one for one in asked if None not in one.answers and len(one.answers) < self.voters]
+
+    def _keep(self, ask: VoteQuestion, voter: str | None, said: str | None) -> None:
+        row = {"looks": [look.hex() for look in ask.looks], "answer": said, "time": time.strftime("%Y-%m-%dT%H:%M:%S")}
+        try:
+            if not self._fault:
+                self.journal.add(json.dumps([*ask.about, voter]), row, durable=True)
+                ask.answers[voter] = said
+        except OSError as error:
+            self._fault = f"{self.journal.path}: votes cannot be written: {disk_words(error)}"
