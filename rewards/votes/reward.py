@@ -43,7 +43,7 @@ class Votes:
     bad; the mean over voters, in [0, 1].
 
     Images are shown as soon as they are drawn. What nobody voted on is invalid ("no_vote", "skipped") and stops no run.
-    Answers are kept in `votes.jsonl` of the run folder. The part `answers` is how many answers with a value an image
+    Answers are kept in folder `votes` of the run. The part `answers` is how many answers with a value an image
     has.
     """
 
