@@ -7,7 +7,7 @@ images, how many levels half of its steps are, and whether its guidance has a ha
 
 from __future__ import annotations
 
-from typing import Any
+from pathlib import Path
 
 import yaml
 
@@ -26,19 +26,7 @@ KEPT = ("guidance_scale", "grid", "shift")
 """Settings of a sampler that are a model's."""
 STEPS = 20
 """Steps of a rollout, at most: what the recommended configurations that ship take of their solver of second order."""
-DEFAULTS: dict[str, Any] = {
-    "credit": {"method": "outcome"},
-    "shaping": {},
-    "reward_map": {},
-    "keep_graphs": False,
-    "best_of": None,
-    "same_latent": False,
-    "clip_range": 1e-4,
-    "log_ratio": "mean",
-    "ratio": "step",
-    "loss_aggregation": "rows",
-    "kl_reference": "base",
-}
+DEFAULTS = read_mapping(Path(__file__).with_suffix(".yaml"))
 """Settings of other methods, at what they are without one."""
 
 

@@ -178,8 +178,7 @@ def write_error_log(folder: Path | None, error: BaseException) -> Path | None:
 
     Processes of a run but the first write `error-<rank>.log`.
 
-    Returns:
-        The file; None where neither place can be written.
+    Returns the file; None where neither place can be written.
     """
     rank = os.environ.get("RANK", "0")
     text = "\n".join([
