@@ -31,13 +31,8 @@ DEFAULTS = read_mapping(Path(__file__).with_suffix(".yaml"))
 
 
 def recommended(config: TrainConfig, passes: Passes) -> TrainConfig:
-    """A run by the recommended recipe, with a configuration's model, prompts, rewards, batches and at most its length.
-
-    Args:
-        passes: network rows of a sample at a guidance scale.
-
-    Raises ConfigError: they do not go together.
-    """
+    """A run by the recommended recipe, with a configuration's model, prompts, rewards, batches and at most its length;
+    `passes` are the network rows of a sample at a guidance scale. Raises ConfigError: they do not go together."""
     given = yaml.safe_load(to_yaml(config))
     shape = {key: value for key, value in read_mapping(config_files()[SHAPE]).items() if key not in OF_THE_MODEL}
     steps, guided = min(config.sampler.num_steps, STEPS), passes(config.sampler.guidance_scale) > passes(1.0)
