@@ -6,20 +6,18 @@ import math
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache, partial
 from typing import ClassVar, Literal
 from weakref import ref
 
-import numpy as np
 import torch
 
-from flowrl.benchmarks.geneval.detections import Detection
 from flowrl.benchmarks.geneval.metadata import Record, parse_record
 from flowrl.benchmarks.geneval.rules import graded, strict, verdict
 from flowrl.prompts.loading import Prompt
 from flowrl.rewards.base import FunctionReward, Model, Reward, RewardInputs, RewardOutput, output_of, to_uint8
 from flowrl.rewards.base.prompt_needs import no_record
 from flowrl.rewards.networks.detectors import Detector, DetectorOptions, detector_options
-from flowrl.runtime.shapes import UInt8
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -129,20 +127,8 @@ class Judge:
             raise ValueError(f"the judge returned detections of {len(found)} images for {len(images)}.")
         parts = {name: [math.nan] * len(inputs) for name in ("graded", "strict", "official")}
         for (i, record), image, detections in zip(records.items(), images, found, strict=True):
-            color_of = _remember(self.detector, image)
+            color_of = cache(partial(self.detector.color_of, image))  # three rules ask for the same objects' colours
             parts["graded"][i] = graded(detections, record, color_of, reference_position_quirk=quirk)
             parts["strict"][i] = float(strict(detections, record, color_of))
             parts["official"][i] = float(verdict(detections, record, color_of).correct)
         return parts
-
-
-def _remember(detector: Detector, image: UInt8[np.ndarray, " h w 3"]) -> Callable[[Detection], str]:
-    """The detector's colour function for one image, asked once per detection: three rules look at them."""
-    colors: dict[int, str] = {}
-
-    def color_of(detection: Detection) -> str:
-        if id(detection) not in colors:  # the detections outlive this function, so identities are unique
-            colors[id(detection)] = detector.color_of(image, detection)
-        return colors[id(detection)]
-
-    return color_of

@@ -10,16 +10,16 @@ import pytest
 from house import ROOT, circles, complexities, measure
 
 LIMITS: dict[str, int] = {
-    "lines": 92970,
-    "lines of commands": 1500,
+    "lines": 91470,
+    "lines of commands": 1488,
     "loose modules": 4,
     "circles of files": 0,
     "circles of folders": 0,
     "folders in circles": 0,
     "complexity > 15": 0,
-    "one-use helpers": 584,
-    "lines of one-use helpers": 7750,
-    "fmt: skip": 234,
+    "one-use helpers": 583,
+    "lines of one-use helpers": 7745,
+    "fmt: skip": 233,
     "fmt: skip in tests": 785,
     "Namespace outside commands": 1,
     "Namespace in commands, but run and add_arguments": 1,

@@ -44,8 +44,7 @@ def measure(run_folder: Path, *, base: bool = False) -> dict[str, float]:
         run_folder: a finished run.
         base: also the diversity of the network before training.
 
-    Returns:
-        "kl" (`flowrl.training.drift.KL_TEXT`), "diversity" (`DIVERSITY_TEXT`) and, with `base`, "base_diversity".
+    Returns "kl" (`flowrl.training.drift.KL_TEXT`), "diversity" (`DIVERSITY_TEXT`) and, with `base`, "base_diversity".
     """
     config = load_config(run_folder / "config.yaml")
     full, kept = config.policy.train == "full", run_folder / "measure.json"

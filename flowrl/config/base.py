@@ -88,11 +88,7 @@ def config_files() -> dict[str, Path]:
 
 
 def find_config(name: str, *, here: bool = True) -> Path:
-    """A YAML file by path, or one that ships with flowrl by name.
-
-    Args:
-        here: whether it may be a path.
-    """
+    """A YAML file by path, where `here` allows one, or one that ships with flowrl by name."""
     if here and Path(name).is_file():
         return Path(name)
     shipped = config_files()

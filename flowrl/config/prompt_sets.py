@@ -73,11 +73,7 @@ PROMPT_SETS: dict[str, PromptSet] = {
 
 
 def set_of_file(path: str) -> str | None:
-    """The set to which a file of a configuration belongs, by its name; None where no set has it.
-
-    Args:
-        path: as the configuration has it, in the folder `data`.
-    """
+    """The set of a file in the folder `data`, as a configuration has it, by its name; None where no set has it."""
     folder, _, name = path.rpartition("/")
     return next((key for key, found in PROMPT_SETS.items() if folder == "data" and name in found.names), None)
 

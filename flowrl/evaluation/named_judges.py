@@ -80,11 +80,8 @@ def check_tokens(errors: Iterable[str | None]) -> None:
 
 
 def check_alive(answers: Sequence[Answer], readable: Sequence[str | None] = (None,)) -> None:
-    """Stops where a judge answered nothing at all: it is not there, or refuses.
-
-    Args:
-        readable: errors with which it answered all the same.
-    """
+    """Stops where a judge answered nothing at all: it is not there, or refuses. `readable` are errors with which it
+    answered all the same."""
     errors = {answer.error for answer in answers}
     if not errors & set(readable):
         words = ", ".join(sorted(str(error) for error in errors))

@@ -37,11 +37,8 @@ def option_values(settings: Settings) -> dict[str, Any]:
 
 
 def trained_on(settings: Settings, prompts: Iterable[str]) -> Overlap | None:
-    """Which prompts the subject was trained on; None where its training prompts are not known.
-
-    Args:
-        prompts: texts, or what `flowrl.prompts.overlap.request` says of prompts about images.
-    """
+    """Which prompts the subject was trained on; None where its training prompts are not known. `prompts` are texts, or
+    what `flowrl.prompts.overlap.request` says of prompts about images."""
     if settings.train_prompts is None:
         return None
     return overlap(map(request, read_prompts(settings.train_prompts)), prompts)

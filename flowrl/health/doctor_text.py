@@ -14,11 +14,7 @@ _PLAIN: Mapping[State, str] = {"ok": "+", "note": "-", "warning": "!", "fault": 
 
 
 def as_text(diagnosis: Examination, encoding: str | None = "utf-8") -> str:
-    """A diagnosis in lines.
-
-    Args:
-        encoding: of the terminal, which may lack the marks.
-    """
+    """A diagnosis in lines; `encoding` is the terminal's, which may lack the marks."""
     marks, arrow = _MARKS, "→"
     try:
         "✓✗→".encode(encoding or "ascii")

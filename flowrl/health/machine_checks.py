@@ -143,12 +143,7 @@ def shared_memory_check(place: Path = Path("/dev/shm")) -> Check:
 
 
 def processes_check(backend: str, gpus: int) -> Check:
-    """Starts two processes that add numbers over a backend of torch.distributed.
-
-    Args:
-        backend: "gloo" or "nccl".
-        gpus: on this machine; NCCL needs one for each process.
-    """
+    """Starts two processes that add numbers over "gloo" or "nccl" of torch.distributed; NCCL needs a GPU for each."""
     if backend == "nccl" and gpus < 2:
         return Check(backend, "note", "not tried: it needs two GPUs in this machine")
     begun = time.monotonic()
@@ -181,11 +176,7 @@ def processes_check(backend: str, gpus: int) -> Check:
 
 
 def hub_check(*, offline: bool = False) -> Check:
-    """The hub as a run would meet it.
-
-    Args:
-        offline: asks nothing.
-    """
+    """The hub as a run would meet it; with `offline` it is not asked."""
     from huggingface_hub import constants, get_token
 
     place = constants.ENDPOINT

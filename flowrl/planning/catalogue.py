@@ -5,12 +5,14 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from flowrl.config.base import config_files, read_with_base
 from flowrl.config.key_docs import fields_of, first_sentence, key_docs
 from flowrl.config.rewards import built_in_rewards
 from flowrl.config.source_syntax import PACKAGE, class_of, classes_in, tree_of
+from flowrl.config.strict_yaml import read_mapping
 from flowrl.config.train import TrainConfig
 from flowrl.evaluation.benchmark import BENCHMARKS
 from flowrl.runtime.files import read_json
@@ -27,41 +29,7 @@ class Choice:
     recipe: str = "grpo"
 
 
-METHODS = (
-    Choice(key="credit.method", heading="Credit of a step", module="flowrl.credit", table="CREDIT"),
-    Choice(
-        key="objective.name", heading="Losses on transitions", module="flowrl.objectives.policy_gradient",
-        table="OBJECTIVES",
-    ),
-    Choice(
-        key="objective.name", heading="Losses on noised images", module="flowrl.objectives.forward_losses",
-        table="FORWARD", recipe="forward",
-    ),
-    Choice(
-        key="objective.name", heading="Losses on pairs", module="flowrl.recipes.preference_settings",
-        table="OBJECTIVES", recipe="preference",
-    ),
-    Choice(
-        key="objective.name", heading="Gradients of the reward", module="flowrl.objectives.gradient_paths",
-        table="PATHS", recipe="backprop",
-    ),
-    Choice(
-        key="objective.name", heading="Losses at visited states", module="flowrl.objectives.distillation",
-        table="VISITED", recipe="visited",
-    ),
-    Choice(
-        key="shaping.name", heading="Shaping of the advantages", module="flowrl.advantages.shaping", table="SHAPINGS",
-        recipe="",
-    ),
-    Choice(
-        key="reward_map.name", heading="Maps of the rewards", module="flowrl.advantages.reward_maps", table="MAPS",
-        recipe="",
-    ),
-    Choice(
-        key="curriculum.sampling", heading="Choice of prompts", module="flowrl.prompts.curriculum", table="CURRICULA",
-        recipe="",
-    ),
-)  # fmt: skip
+METHODS = tuple(Choice(**row) for row in read_mapping(Path(__file__).with_suffix(".yaml"))["methods"])
 """Where methods are named; an empty recipe stands for all."""
 
 

@@ -41,8 +41,7 @@ def decode_peaks(family: ModelFamily, model: str, size: Size, *, dtype: str = "f
         model: folder or hub id.
         dtype: `pipeline.vae_dtype`.
 
-    Returns:
-        None where nothing is known of the model.
+    Returns None where nothing is known of the model.
     """
     card = family.card(model) if isinstance(family, Family) else None
     if card is None or card.network is None or not isinstance(family, Family):

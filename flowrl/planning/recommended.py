@@ -7,7 +7,7 @@ images, how many levels half of its steps are, and whether its guidance has a ha
 
 from __future__ import annotations
 
-from typing import Any
+from pathlib import Path
 
 import yaml
 
@@ -26,30 +26,13 @@ KEPT = ("guidance_scale", "grid", "shift")
 """Settings of a sampler that are a model's."""
 STEPS = 20
 """Steps of a rollout, at most: what the recommended configurations that ship take of their solver of second order."""
-DEFAULTS: dict[str, Any] = {
-    "credit": {"method": "outcome"},
-    "shaping": {},
-    "reward_map": {},
-    "keep_graphs": False,
-    "best_of": None,
-    "same_latent": False,
-    "clip_range": 1e-4,
-    "log_ratio": "mean",
-    "ratio": "step",
-    "loss_aggregation": "rows",
-    "kl_reference": "base",
-}
+DEFAULTS = read_mapping(Path(__file__).with_suffix(".yaml"))
 """Settings of other methods, at what they are without one."""
 
 
 def recommended(config: TrainConfig, passes: Passes) -> TrainConfig:
-    """A run by the recommended recipe, with a configuration's model, prompts, rewards, batches and at most its length.
-
-    Args:
-        passes: network rows of a sample at a guidance scale.
-
-    Raises ConfigError: they do not go together.
-    """
+    """A run by the recommended recipe, with a configuration's model, prompts, rewards, batches and at most its length;
+    `passes` are the network rows of a sample at a guidance scale. Raises ConfigError: they do not go together."""
     given = yaml.safe_load(to_yaml(config))
     shape = {key: value for key, value in read_mapping(config_files()[SHAPE]).items() if key not in OF_THE_MODEL}
     steps, guided = min(config.sampler.num_steps, STEPS), passes(config.sampler.guidance_scale) > passes(1.0)

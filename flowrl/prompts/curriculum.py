@@ -27,8 +27,7 @@ def informative_groups(reward_B: Float[Tensor, " B"], group_B: Int[Tensor, " B"]
         reward_B: [B] float; NaN takes no part.
         group_B: [B] integers; the answer is in ascending order of their numbers.
 
-    Returns:
-        [P] whether a group has two valid rewards that differ.
+    Returns [P] whether a group has two valid rewards that differ.
 
     Raises ValueError: shapes differ.
     """

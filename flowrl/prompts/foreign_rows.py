@@ -76,11 +76,8 @@ def beside_or_in_images(find: Callable[[str], Path]) -> Callable[[str], Path]:
 
 
 def image_names(value: Any, find: Callable[[str], Path] | None = None) -> list[str]:
-    """Paths of image files that a value of a record names, alone, in a list, or as UniRL's media; none else.
-
-    Args:
-        find: the file that a path means, so that one that is there is taken whatever its name ends with.
-    """
+    """Paths of image files that a value of a record names, alone, in a list, or as UniRL's media; none else. `find`
+    gives the file that a path means, so that one that is there is taken whatever its name ends with."""
     names = list[str]()
     for entry in _entries(value):
         name = entry

@@ -61,10 +61,7 @@ def shared_words(trained_on: int, number: int) -> str:
 
 def held_out_or_shared(counted: Mapping[str, int] | None) -> tuple[str, str]:
     """What a run's evaluation prompts are called, and how many are no held-out ones, in words; "" where all are.
-
-    Args:
-        counted: `eval_prompts` of the run's manifest; None where nothing was counted.
-    """
+    `counted` is `eval_prompts` of the run's manifest, None where nothing was counted."""
     if not counted or not counted.get("trained_on"):
         return "held-out", ""
     return "evaluation", shared_words(int(counted["trained_on"]), int(counted["number"]))

@@ -46,8 +46,7 @@ def add_to_card(path: Path, name: str, entries: Sequence[BoardEntry]) -> tuple[s
     Args:
         name: of the model, where the card does not name it.
 
-    Returns:
-        The block as it stands now, and how many numbers were written.
+    Returns the block as it stands now, and how many numbers were written.
 
     Raises ValueError: its front matter cannot be read, or cannot be changed without loss; nothing was written then.
     """

@@ -49,14 +49,8 @@ def refuse_links(folder: Path) -> None:
 
 
 def refuse_taken(folder: Path, config: str = "") -> None:
-    """Refuses a run folder that holds anything; says who is at work in it where somebody is.
-
-    Args:
-        folder: it may be missing.
-        config: the text that the run would write as `config.yaml`.
-
-    Raises ValueError: with the ways on.
-    """
+    """Refuses a run folder that holds anything (it may be missing); says who is at work in it where somebody is.
+    `config` is the text that the run would write as `config.yaml`. Raises ValueError: with the ways on."""
     if is_taken(folder) and os.path.lexists(folder / LOCK) and not _only_begun(folder, config):
         with locked(folder, "another run"):
             pass
@@ -93,13 +87,8 @@ def _text(path: Path) -> str:
 
 
 def refuse_no_run(folder: Path, hint: str = "") -> None:
-    """Refuses to continue what is no run folder.
-
-    Args:
-        hint: what to do where the folder belongs on several nodes.
-
-    Raises ValueError: with the way on.
-    """
+    """Refuses to continue what is no run folder; `hint` says what to do where the folder belongs on several nodes.
+    Raises ValueError: with the way on."""
     refuse_links(folder)
     path = folder / CONFIG
     if path.is_file() and _text(path):

@@ -158,11 +158,8 @@ def lost_process(error: BaseException) -> bool:
 
 
 def describe_error(error: BaseException, folder: Path | None = None) -> str:
-    """The paragraph of an error; of one that nobody foresaw with the file that has the traceback.
-
-    Args:
-        folder: of the run, for its `error.log`; None takes a file of its own in the folder for temporary files.
-    """
+    """The paragraph of an error; of one that nobody foresaw with the file that has the traceback: `error.log` of a
+    run's folder, or a file of its own in the folder for temporary files where there is None."""
     paragraph = explain(error)
     if os.environ.get(SHOW, "") not in ("", "0"):
         say("".join(traceback.format_exception(error)), end="", file=sys.stderr)
@@ -178,8 +175,7 @@ def write_error_log(folder: Path | None, error: BaseException) -> Path | None:
 
     Processes of a run but the first write `error-<rank>.log`.
 
-    Returns:
-        The file; None where neither place can be written.
+    Returns the file; None where neither place can be written.
     """
     rank = os.environ.get("RANK", "0")
     text = "\n".join([

@@ -286,12 +286,8 @@ def nearest_folder(path: Path) -> Path:
 
 
 def refuse_unwritable(folder: Path, *, flag: str = "`out`") -> None:
-    """Refuses a folder that could not be made or written into, as far as its place tells without a try.
-
-    Args:
-        folder: it may be missing.
-        flag: what named it, for the message.
-    """
+    """Refuses a folder (it may be missing) that could not be made or written into, as far as its place tells without a
+    try; `flag` is what named it, for the message."""
     place = folder.expanduser().absolute()
     while not os.path.lexists(place):
         place = place.parent

@@ -29,8 +29,7 @@ def counter_seed(*parts: Part) -> int:
     Args:
         *parts: Integers of any size or sign, or strings; at least one.
 
-    Returns:
-        An integer in [0, 2^63).
+    Returns an integer in [0, 2^63).
 
     Raises:
         ValueError: no part was given.

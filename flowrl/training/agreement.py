@@ -64,11 +64,8 @@ def loaded_facts(inputs: Mapping[str, Any]) -> dict[str, str]:
 
 
 def difference(given: Sequence[Facts]) -> str:
-    """Why processes cannot train together, with what differs and the values; empty where nothing does.
-
-    Args:
-        given: the facts of every process, by rank.
-    """
+    """Why processes cannot train together, from the facts of each by rank, with what differs and the values; empty
+    where nothing does."""
     lines = list(_lines(given))
     if not lines:
         return ""

@@ -186,8 +186,7 @@ class GradientSum:
     def apply(self, run: Run, optimizer: torch.optim.Optimizer, max_norm: float, iteration: int) -> Tensor | None:
         """Adds up the processes, clips, and takes an optimizer step.
 
-        Returns:
-            The norm before clipping; None where a scaled gradient overflowed, so that nothing has moved.
+        Returns the norm before clipping; None where a scaled gradient overflowed, so that nothing has moved.
 
         Raises NotFinite: the gradient is not finite; the weights are left as they were.
         """

@@ -139,11 +139,8 @@ def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
 
 
 def check_optimizer(config: TrainConfig, kind: str | None = None) -> None:
-    """Refuses settings of the section `optim` that cannot work.
-
-    Args:
-        kind: of its device: cpu, cuda or mps; None leaves out what depends on this machine.
-    """
+    """Refuses settings of the section `optim` that cannot work on a device of a kind (cpu, cuda or mps); None leaves
+    out what depends on this machine."""
     settings, total = config.optim, updates_of(config)
     if settings.warmup and settings.warmup >= total:
         raise ValueError(

@@ -105,12 +105,8 @@ class RewardWatch:
 
 
 def too_many_failures(history: list[tuple[int, int]], limit: float) -> bool:
-    """Whether the failed images of the last `WINDOW` iterations exceed `limit` of that many iterations' images.
-
-    Args:
-        history: (failed, all) images of iterations, oldest first.
-        limit: share in [0, 1].
-    """
+    """Whether the failed images of the last `WINDOW` iterations exceed a share `limit` of that many iterations' images;
+    `history` has (failed, all) images of each, oldest first."""
     recent = history[-WINDOW:]
     failed, scored = sum(f for f, _ in recent), sum(n for _, n in recent)
     return failed > limit * scored * WINDOW / len(recent)

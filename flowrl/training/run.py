@@ -183,8 +183,7 @@ class Run:
     def tell(self, iteration: int) -> Exception | None:
         """Tells the watcher of an iteration that was logged; False from it asks for a stop.
 
-        Returns:
-            What it raised, which asks for a stop too: the run is to be saved before that goes on its way.
+        Returns what it raised, which asks for a stop too: the run is to be saved before that goes on its way.
         """
         if self._watcher is None or not self.main:
             return None

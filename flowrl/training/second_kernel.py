@@ -91,8 +91,7 @@ def second_gradient(
     What is logged stays that of the run's own kernel, which drew the rollout, unless it is not finite itself. `more` is
     said where a kernel is found.
 
-    Returns:
-        What was tried, in words, where none gave one; else "".
+    Returns what was tried, in words, where none gave one; else "".
 
     Raises NotFinite: this process failed while others wait for its part.
     """

@@ -123,12 +123,8 @@ class _Clock:
 
 
 def compile_blocks(network: nn.Module, *, backend: str = "inductor") -> None:
-    """Compiles the repeated blocks of a denoiser in place, each kind at its first call.
-
-    Args:
-        network: a denoiser or a ModuleDict of experts.
-        backend: of `torch.compile`; "aot_eager" traces without generating code, for tests.
-    """
+    """Compiles the repeated blocks of a denoiser (or a ModuleDict of experts) in place, each kind at its first call;
+    the `backend` of torch.compile "aot_eager" traces without generating code, for tests."""
     _announce()
     options: dict[str, Any] = rounding_options() if backend == "inductor" else {}
     traced: dict[str, Any] = {"fullgraph": True, "dynamic": True, "recompile_limit": _MOST_GRAPHS}

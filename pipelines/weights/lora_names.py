@@ -16,27 +16,16 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-_UNREAD: tuple[tuple[str, str], ...] = (
-    (r"hada_w|hada_t", "a LoHa (LyCORIS)"),
-    (r"lokr_w|lokr_t", "a LoKr (LyCORIS)"),
-    (r"oft_|boft_", "an OFT"),
-    (r"ia3_l|\.on_input$", "an IA3"),
-    (r"vera_lambda", "a VeRA"),
-    (r"\.[abc][12](\.weight)?$", "a GLoRA (LyCORIS)"),
-    (r"lora_mid", "a LoCon whose convolutions are in three parts (Tucker, CP)"),
-    (r"dora_scale", "a DoRA in the form of kohya and LyCORIS, whose norms diffusers drops"),
-    (r"\.diff(_b)?$|\.set_weight$|\.reshape_weight$", "whole differences of weights or biases beside the LoRA (.diff)"),
-    (r"lora_embedding_[AB]", "a LoRA on embeddings"),
-    (r"lora_[AB]\.bias$|lora_(up|down)\.bias$", "biases of lora_B (lora_bias)"),
-    (r"emb_params|string_to_param|bundle_emb", "a textual inversion, words for the text encoder"),
-    (r"\.modules_to_save\.|\.(weight|bias|scale)$", "whole weights beside the LoRA (modules_to_save, trained biases)"),
-)
+from flowrl.config.strict_yaml import read_mapping
+
+_UNREAD: dict[str, str] = read_mapping(Path(__file__).with_suffix(".yaml"))
 """What a name is of that is no part of a LoRA that is read, the first that fits."""
 _MERGED = (
     "only a LoRA on linear layers of the denoiser is read; merge this into the model with the program that made it, "
@@ -296,7 +285,7 @@ def _refuse_unread(tensors: Mapping[str, Tensor], what: str) -> None:
         if _PAIR.match(plain) or plain.endswith(".alpha") or ".lora_magnitude_vector" in plain:
             if "lora_mid" not in plain:
                 continue
-        for pattern, kind in _UNREAD:
+        for pattern, kind in _UNREAD.items():
             if re.search(pattern, plain):
                 raise ValueError(f"{what} holds {kind} ({name}): {_MERGED}")
 

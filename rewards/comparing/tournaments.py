@@ -103,8 +103,7 @@ def rank_reward(value_N: Keys, *, ties: Ties = "average", denominator: Literal["
             (ArenaRL's for round robin and anchor); takes no other denominator.
         denominator: n-1 (PaCo), or n (Flow-Factory).
 
-    Returns:
-        [N]; all NaN where fewer than two values are known.
+    Returns [N]; all NaN where fewer than two values are known.
     """
     assert ties != "best" or denominator == "n-1", "best ranks by the worst place that occurs"
     known_N = ~np.isnan(value_N)
@@ -249,8 +248,7 @@ def hold(tournaments: Sequence[Play], play: Callable[[list[Matches]], list[Score
         play: Given the next matches [n, 2] of each tournament, (first, second), with n = 0 for one that is over;
             returns the scores [n, 2] of both sides, NaN where there is no verdict.
 
-    Returns:
-        What each tournament returned.
+    Returns what each tournament returned.
     """
     waiting: dict[int, Matches] = {k: next(tournament) for k, tournament in enumerate(tournaments)}
     keys: dict[int, Keys] = {}

@@ -59,13 +59,8 @@ class Group:
 
 
 def group_entries(entries: Sequence[BoardEntry], across: Sequence[str] = ()) -> list[Group]:
-    """Groups by benchmark and metric, the largest first, in the order of the entries.
-
-    Args:
-        across: conditions that may differ within a group, as asked for.
-
-    Raises ValueError: `across` names what is no condition of any entry.
-    """
+    """Groups by benchmark and metric, the largest first, in the order of the entries; the conditions `across` may
+    differ within a group. Raises ValueError: `across` names what is no condition of any entry."""
     tables: dict[tuple[str, str], list[tuple[BoardEntry, Conditions]]] = {}
     for entry in entries:
         for metric in metrics_of(entry):

@@ -81,8 +81,7 @@ def ask_cases(
 ) -> tuple[list[Judgement], list[Row]]:  # fmt: skip
     """Asks every question about every image that the journal has no answer to.
 
-    Returns:
-        What was said of each case, and the journal's rows of all questions.
+    Returns what was said of each case, and the journal's rows of all questions.
     """
     work = [(case, image, ask) for case, image in zip(cases, images, strict=True) for ask in case.asks]
 

@@ -35,11 +35,7 @@ class MetricRows:
     """
 
     def __init__(self, folder: Path, kept: bytes = b"") -> None:
-        """Begins a file.
-
-        Args:
-            kept: the rows that it goes on from, which are all that the file holds now.
-        """
+        """Begins a file; `kept` are the rows that it goes on from, which are all that the file holds now."""
         self.path, self.size = folder / ROWS, 0
         self._digest, self._packer, self._packed = hashlib.sha256(), zlib.compressobj(1), bytearray()
         self._note(kept)
@@ -92,12 +88,8 @@ class MetricRows:
 
 
 def rows_fault(data: bytes | None, sealed: Sealed) -> str:
-    """What is wrong with the rows that belong to a checkpoint, in words; "" where they are whole.
-
-    Args:
-        data: what `metrics.jsonl` holds; None where it is not there.
-        sealed: what the checkpoint says of its rows.
-    """
+    """What is wrong with the rows that belong to a checkpoint, in words; "" where they are whole. `data` is what
+    `metrics.jsonl` holds, None where it is not there, and `sealed` what the checkpoint says of its rows."""
     if data is None and sealed.size:
         return f"{ROWS} is not there"
     data = data or b""

@@ -20,10 +20,8 @@ from train_command import train
 
 from flowrl.config.sections import LoggingConfig
 from flowrl.media.videos import save_mp4
-from flowrl.training.trackers.opening import check_trackers
-from flowrl.training.trackers.tensorboard_tracker import TensorBoardTracker, as_gif
+from flowrl.training.trackers.opening import TensorBoardTracker, TrackioTracker, as_gif, check_trackers
 from flowrl.training.trackers.tracker import Numbers, Sample, Tracker, Trackers, samples_of
-from flowrl.training.trackers.trackio_tracker import TrackioTracker
 
 SETTINGS = ("num_iterations=2", "eval_every=1", "eval.num_images=2", "eval.num_prompts=2")
 """And the prompts that are trained on, to be evaluated too."""
