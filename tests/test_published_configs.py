@@ -298,6 +298,7 @@ SAMPLED_BY = {
     "sd3_sde_with_logprob.py sde_step_with_logprob_new": {"cps"},
     "wan_pipeline_with_logprob.py sde_step_with_logprob": {"wan_sde"},
     "wan2_1_pipeline_with_logprob2.py sde_step_with_logprob": {"wan_sde"},
+    "sde_with_logprob.py sde_step_with_logprob": {"cps"},
     "sde_denoising_step.py denoising_sde_step_with_logprob": {"flow_sde", "cps"},
     "flow_match_euler_discrete.py FlowMatchEulerDiscreteSDEScheduler.step": {"flow_sde", "cps", "dance_sde"},
     "unipc_multistep.py UniPCMultistepSDEScheduler.step": {"flow_sde", "cps", "dance_sde"},

@@ -109,7 +109,7 @@ def check_dmd(config: TrainConfig) -> None:
         ),
         (
             dmd.weight > 0 and (sampler.sde_window_size > 0 or sampler.stochastic_range[1] != last),
-            f"dmd.weight is {dmd.weight:g}, so the last step of every path is trained, from where the step before it has "
-            f"led with noise: set sampler.sde_window_size=0, and let sampler.sde_window_range end at {last} or be null",
+            f"dmd.weight is {dmd.weight:g}, so the last step of every path is trained, and the one before it has to "
+            f"have noise: set sampler.sde_window_size=0, and let sampler.sde_window_range end at {last} or be null",
         ),
     )
