@@ -199,6 +199,7 @@ def test_flow_cps_runs_take_the_released_log_probability() -> None:
         "sd35m_grpo_clip_24gb",
         "sd35m_adv_grpo",
         "sd35m_adv_grpo_style",
+        "sd35m_rtdmd",
     }
     assert published == {name for name in RUNS if config_of(name).sampler.kernel == "cps"}
 

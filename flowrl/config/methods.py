@@ -66,7 +66,7 @@ class DmdConfig:
     fake_lr: float = 3e-5
     """Learning rate of the fake score, a second LoRA that learns what the policy draws; otherwise as in ``optim``."""
     fake_updates: int = 2
-    """Updates of the fake score before each update of the policy, each with other noise."""
+    """Updates of the fake score before each update of the policy."""
 
     def __post_init__(self) -> None:
         at_least(0, self, "weight guidance_scale", "dmd.")

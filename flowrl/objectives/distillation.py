@@ -103,9 +103,8 @@ def distribution_matching(
 
         g = (x_f - x_r) / max(mean_D |x_g - x_r|, 1e-6),    loss = 1/2 mean_D (x_g - sg[x_g - g])^2
 
-    Its gradient is g / D. x_f - x_r is the difference of two scores times a factor above 0, so the loss descends the KL
-    of the policy's distribution to the teacher's at a noise level; it is exactly 0 where x_f = x_r. DMD2 (arXiv
-    2405.14867), with DMD's normalisation (arXiv 2311.18828, equation 8).
+    Its gradient is g / D: a difference of two scores, along which the KL of the policy's distribution to the teacher's
+    falls at a noise level, and exactly 0 where x_f = x_r. DMD2 (arXiv 2405.14867), after DMD (arXiv 2311.18828).
 
     Args:
         clean: x_g with its graph: the policy's clean latents.

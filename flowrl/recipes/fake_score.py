@@ -6,8 +6,6 @@ arXiv 2405.14867). A fake score is a second LoRA on the same weights. It learns 
 where it and the teacher disagree about a noised image, the policy's distribution is not the teacher's
 (`flowrl.objectives.distillation.distribution_matching`).
 
-Letters: n images of this process, b rows of a micro-batch.
-
 Deviations from RTDMD's code: the fake score starts as a copy of the policy; levels are even on [0.02, 0.98] for both of
 its losses, which have no weight of the level; without AC-DMD's consistency of the fake score (weight 0.01) and the
 reward's own gradient (1e-4). AC-DMD noises from the level where a step ends, and the last one ends at 0: that is DMD.
@@ -36,15 +34,14 @@ from flowrl.training.record import Recording
 
 def matched_images(record: Recording, update: int) -> Tensor:
     """Images `[n]` of one of an iteration's updates; none where nothing is matched."""
-    config = record.loop.config
-    images = torch.arange(len(record.sampled.finished) if config.dmd.weight > 0 else 0)
-    return images[images % config.updates_per_rollout == update]
+    count = len(record.sampled.finished) if record.loop.config.dmd.weight > 0 else 0
+    return torch.arange(count)[update :: record.loop.config.updates_per_rollout]
 
 
 def learn(record: Recording, images: Tensor, stats: Statistics) -> None:
     """Takes the updates of the fake score that come before one of the policy: `mse(v_f, noise - clean)`."""
-    loop, count = record.loop, total_of(record.loop.run, len(images))
-    for number in range(loop.config.dmd.fake_updates):
+    loop, count = record.loop, len(images) and total_of(record.loop.run, len(images))
+    for number in range(loop.config.dmd.fake_updates if count else 0):
         gradient = loop.gradient()
         with loop.policy.under(FAKE):
             for index in images.split(loop.geometry.micro_batch_size):
@@ -59,10 +56,8 @@ def learn(record: Recording, images: Tensor, stats: Statistics) -> None:
 
 
 def match(record: Recording, images: Tensor, gradient: GradientSum, stats: Statistics) -> None:
-    """Adds up the gradient of an update's distribution matching.
-
-    Teacher and fake score come first: weights must not change between a forward pass and its backward pass.
-    """
+    """Adds up the gradient of an update's distribution matching. Teacher and fake score come before the graph, since
+    weights must not change between a forward pass and its backward pass."""
     loop, sampled, schedule, settings = record.loop, record.sampled, record.schedule, record.loop.config.dmd
     count, start = total_of(loop.run, len(images)), schedule.sigma[-2]
     before = sampled.produced[sampled.step == schedule.num_steps - 2]  # [n], in the order of the images
@@ -82,11 +77,9 @@ def match(record: Recording, images: Tensor, gradient: GradientSum, stats: Stati
 
 
 def _noise(record: Recording, index: Tensor, tag: str, number: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Finished latents `[b, *latent]`, their noise, and `[b]` noise levels with the network's times, whichever process
-    has them."""
+    """Finished latents `[b, *latent]`, their noise, and `[b]` noise levels with the network's times."""
     loop, size = record.loop, record.loop.geometry.images_per_process
-    rounds, place = index // size, index % size
-    images = rounds * loop.config.num_images + loop.run.rank * size + place
+    images = index // size * loop.config.num_images + loop.run.rank * size + index % size  # whichever process
     keys: list[tuple[Part, ...]] = [(loop.config.seed, tag, loop.iteration, number, int(i)) for i in images]
     clean = taken(record.sampled.finished, index, loop.device)
     noise = sent(sample_normals(loop.pipeline.latent_shape, keys), clean.device)
@@ -95,17 +88,12 @@ def _noise(record: Recording, index: Tensor, tag: str, number: int) -> tuple[Ten
 
 
 def check_dmd(config: TrainConfig) -> None:
-    """Refuses settings of distribution matching that cannot work.
-
-    Raises:
-        ConfigError: a ValueError that says what to change.
-    """
+    """Refuses settings of distribution matching that cannot work. Raises ConfigError: says what to change."""
     dmd, sampler, last = config.dmd, config.sampler, config.sampler.num_steps - 1
     refuse(
         (
             dmd.weight == 0 and dmd != DmdConfig(),
-            "dmd.weight is 0, so there is no fake score and nothing reads the other keys of dmd: set it above 0, or "
-            "remove them",
+            "dmd.weight is 0, so there is no fake score: set it above 0, or remove the other keys of dmd",
         ),
         (
             dmd.weight > 0 and (sampler.sde_window_size > 0 or sampler.stochastic_range[1] != last),

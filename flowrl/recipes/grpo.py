@@ -234,8 +234,7 @@ def update(
         if weight_M is None and not len(images):
             continue
         scales_M = torch.zeros_like(kl_scale_M) if weight_M is None else weight_M, kl_scale_M
-        if len(images):
-            learn(record, images, stats)
+        learn(record, images, stats)
         gradient = loop.gradient()
         whole = record.whole_paths(rows, own_blocks, known_one=first_update)
         # Of graphs that the rollout kept the processes of a copy have equally many, and walk all of them back together.

@@ -453,8 +453,7 @@ def restore(
     optimizer: torch.optim.Optimizer,
     learners: Mapping[str, torch.optim.Optimizer] = MappingProxyType({}),
 ) -> int:
-    """Puts a checkpoint back, with the optimizers of slots that learn by themselves; returns the number of finished
-    iterations.
+    """Puts a checkpoint back, also of slots that learn by themselves; returns the number of finished iterations.
 
     Optimizers keep the learning rate and its like that they were made with: they are settings, not state.
 

@@ -20,8 +20,7 @@ from flowrl.config.sections import OptimConfig
 from flowrl.config.train import TrainConfig
 from flowrl.pipelines.weights.trained_weights import TrainedWeights
 
-FAKE = "fake"
-"""The slot of the fake score."""
+FAKE = "fake"  # the slot of the fake score
 
 _NAMES = {"adamw_8bit": "AdamW8bit", "paged_adamw": "PagedAdamW", "paged_adamw_8bit": "PagedAdamW8bit"}
 """Classes of bitsandbytes by `optim.name`."""
@@ -43,10 +42,7 @@ def make_optimizer(settings: OptimConfig, policy: TrainedWeights, device: torch.
 
 
 def add_learners(config: TrainConfig, policy: TrainedWeights, device: torch.device) -> dict[str, torch.optim.Optimizer]:
-    """Adds the slots of the policy that learn by themselves, the fake score of `dmd`; the optimizer of each.
-
-    It moves the policy's parameters while the network runs under its slot.
-    """
+    """Adds slots that learn by themselves, the fake score of `dmd`; the optimizer of each, for use under its slot."""
     if config.dmd.weight == 0:
         return {}
     policy.add_slot(FAKE)

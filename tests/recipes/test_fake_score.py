@@ -82,8 +82,8 @@ def test_each_side_is_asked_about_the_image_that_the_policy_drew(toy: Path, monk
     noise, s = torch.stack([counter_normal((3, 2, 2), *key) for key in keys]), sigma[:, None, None, None]
     x = (1 - s) * clean + s * noise
     order = [PROMPTS[i] for i in prompts_of(toy)]
-    texts, nothing = (pipeline.encode([text for text in given for _ in range(2)]).tensors["text"]
-                      for given in (order, [""] * 4))  # fmt: skip
+    texts = pipeline.encode([text for text in order for _ in range(2)]).tensors["text"]
+    nothing = pipeline.encode([""] * 8).tensors["text"]
     with torch.no_grad():
         asked, unasked = (net(x, 1000 * sigma, text) for text in (texts, nothing))
     torch.testing.assert_close(fake, x - s * asked, rtol=0, atol=1e-5)
@@ -226,7 +226,7 @@ def test_two_processes_train_what_one_does(runs: TinyRuns, tmp_path: Path, warm_
         ((*DMD, "pipeline.dtype=float16"), "pipeline.dtype=float16 do not go together"),
         ((*DMD, "workers.rollouts=1", "workers.staleness=1"), "those of the policy one update ago"),
     ],
-)  # fmt: skip
+)
 def test_what_does_not_fit_is_refused_before_anything_loads(
     runs: TinyRuns, given: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
