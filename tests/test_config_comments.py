@@ -103,6 +103,7 @@ def test_the_search_for_commits_finds_what_it_should() -> None:
 COMMITS = {
     "CodeGoat24/Pref-GRPO": "3e787f6",
     "Fredreic1849/BranchGRPO": "19fbb9f",
+    "Harahan/RTDMD": "bdfabaa",
     "Luo-Yihong/DGPO": "01ceb4b",
     "NVlabs/DiffusionNFT": "24af555",
     "NVlabs/GDPO": "b080e63",

@@ -200,6 +200,7 @@ def test_flow_cps_runs_take_the_released_log_probability() -> None:
         "sd35m_grpo_clip_24gb",
         "sd35m_adv_grpo",
         "sd35m_adv_grpo_style",
+        "sd35m_rtdmd",
     }
     assert published == {name for name in RUNS if config_of(name).sampler.kernel == "cps"}
 
@@ -300,6 +301,7 @@ SAMPLED_BY = {
     "sd3_sde_with_logprob.py sde_step_with_logprob_new": {"cps"},
     "wan_pipeline_with_logprob.py sde_step_with_logprob": {"wan_sde"},
     "wan2_1_pipeline_with_logprob2.py sde_step_with_logprob": {"wan_sde"},
+    "sde_with_logprob.py sde_step_with_logprob": {"cps"},
     "sde_denoising_step.py denoising_sde_step_with_logprob": {"flow_sde", "cps"},
     "flow_match_euler_discrete.py FlowMatchEulerDiscreteSDEScheduler.step": {"flow_sde", "cps", "dance_sde"},
     "unipc_multistep.py UniPCMultistepSDEScheduler.step": {"flow_sde", "cps", "dance_sde"},

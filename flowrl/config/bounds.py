@@ -45,6 +45,7 @@ MOST: dict[str, float] = {
     "credit.completion": STEPS, "credit.branches": IMAGES, "credit.strides": STEPS, "credit.splits": STEPS,
     "credit.children": 1_000, "credit.split_noise": 1e3,
     "curriculum.max_rounds": 1_000, "times.count": STEPS, "times.fraction": 1, "times.shift": 1_000,
+    "dmd.weight": 1e9, "dmd.guidance_scale": GUIDANCE, "dmd.fake_lr": 1e6, "dmd.fake_updates": 10_000,
     "slots.old_decay_value": 1, "budget.nfe": 2**63 - 1, "budget.seconds": 1e12, "budget.images": 2**63 - 1,
     "budget.evals": 1_000_000,
     "parallel.shard": PROCESSES, "parallel.replicate": PROCESSES, "parallel.context": PROCESSES,

@@ -56,6 +56,25 @@ class ObjectiveConfig:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class DmdConfig:
+    """Distribution matching of finished images by a fake score, beside the loss of recipe grpo (DMD2, RTDMD)."""
+
+    weight: float = 0.0
+    """Weight of its loss beside the policy loss, each a mean; 0 leaves it out. RTDMD has 0.001 over 2 trained steps."""
+    guidance_scale: float = 4.5
+    """Guidance of the teacher, which is the model without the LoRA."""
+    fake_lr: float = 3e-5
+    """Learning rate of the fake score, a second LoRA that learns what the policy draws; otherwise as in ``optim``."""
+    fake_updates: int = 2
+    """Updates of the fake score before each update of the policy."""
+
+    def __post_init__(self) -> None:
+        at_least(0, self, "weight guidance_scale", "dmd.")
+        positive(self, "fake_lr", "dmd.")
+        at_least(1, self, "fake_updates", "dmd.")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ShapingConfig:
     """A change of the advantages after normalisation."""
 

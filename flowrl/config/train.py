@@ -21,6 +21,7 @@ from flowrl.config.methods import (
     BudgetConfig,
     CreditConfig,
     CurriculumConfig,
+    DmdConfig,
     ObjectiveConfig,
     RewardMapConfig,
     ShapingConfig,
@@ -178,6 +179,8 @@ class TrainConfig:
     """Credit assignment."""
     objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
     """Loss."""
+    dmd: DmdConfig = field(default_factory=DmdConfig)
+    """Distribution matching."""
     shaping: ShapingConfig = field(default_factory=ShapingConfig)
     """Change of the advantages."""
     reward_map: RewardMapConfig = field(default_factory=RewardMapConfig)

@@ -1,4 +1,5 @@
-"""Losses at states that the policy visits: on-policy distillation, and the direction in which a group's rewards rise.
+"""Losses at states that the policy visits: on-policy distillation, and the direction in which a group's rewards rise;
+and distribution matching of finished images.
 
 On-policy distillation: student and teacher take a step from the same state with the same std, and a kernel's mean is
 affine in the velocity. Their means differ by `c (v - v_T)`, c = d mean / d velocity. So whatever distance of the two
@@ -32,10 +33,11 @@ import torch
 from torch import Tensor
 
 from flowrl.objectives.policy_gradient import kernel_sensitivity
-from flowrl.objectives.terms import sample_mean
+from flowrl.objectives.terms import mean_squared_error, sample_mean
 from flowrl.runtime.randomness import Part, counter_integers
 from flowrl.runtime.shapes import Bool, Float
 from flowrl.samplers.kernels import Kernel
+from flowrl.samplers.parametrization import column, working_dtype
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -152,6 +154,34 @@ def reward_direction(advantage: Float[Tensor, " G"], clean: Float[Tensor, " G *l
     covariance = torch.tensordot(advantage.double(), clean.double(), 1) / len(advantage)
     size = covariance.square().mean().sqrt()
     return covariance / torch.where(size > 0, size, 1.0)
+
+
+def noise_level(highest: float, *key: Part) -> float:
+    """A noise level, even on [0.02, 0.98] by the counters `key`, and at most the highest that a network knows (DMD)."""
+    return min(0.02 + 0.96 * (counter_integers(0, 2**52, *key) + 0.5) / 2**52, highest)
+
+
+def distribution_matching(
+    clean: Float[Tensor, " b *latent"],
+    drawn: Float[Tensor, " b *latent"],
+    real: Float[Tensor, " b *latent"],
+    fake: Float[Tensor, " b *latent"],
+) -> Float[Tensor, " b"]:
+    """Loss whose gradient leads what a policy draws from its own distribution to the teacher's, in float64.
+
+        g = (x_f - x_r) / max(mean_D |x_g - x_r|, 1e-6),    loss = 1/2 mean_D (x_g - sg[x_g - g])^2
+
+    Its gradient is g / D: a difference of two scores, along which the KL of the policy's distribution to the teacher's
+    falls at a noise level, and exactly 0 where x_f = x_r. DMD2 (arXiv 2405.14867), after DMD (arXiv 2311.18828).
+
+    Args:
+        clean: x_g with its graph: the policy's clean latents.
+        drawn: their values, which were noised.
+        real, fake: clean estimates x_r of the teacher and x_f of the fake score there.
+    """
+    size = sample_mean((drawn - real).abs()).clamp(min=1e-6)
+    step = (fake - real) / column(size.to(working_dtype(fake)), fake)
+    return mean_squared_error(clean, (clean - step).detach()) / 2
 
 
 VISITED = {"opd": Opd, "art": Art}

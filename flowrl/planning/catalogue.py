@@ -85,6 +85,8 @@ def _methods() -> Iterator[CatalogueEntry]:
             yield CatalogueEntry(
                 name=name, text=found.text, more=(("key", f"{choice.key}={name}{recipe}"), *found.more)
             )
+    found = _of_class("dmd", "flowrl.config.methods", "DmdConfig")  # a term, which has a section of its own
+    yield CatalogueEntry(name=found.name, text=found.text, more=(("key", "dmd.weight above 0"), found.more[0]))
 
 
 def _families() -> Iterator[CatalogueEntry]:

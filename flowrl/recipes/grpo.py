@@ -32,6 +32,7 @@ from flowrl.credit import CREDIT
 from flowrl.objectives.policy_gradient import OBJECTIVES
 from flowrl.objectives.terms import approx_kl
 from flowrl.recipes.counting import only_here, trained_scale
+from flowrl.recipes.fake_score import check_dmd, learn, match, matched_images
 from flowrl.recipes.grpo_counts import counts, keeps_pieces
 from flowrl.rewards import RewardOutput
 from flowrl.rewards.base.outputs import join_outputs
@@ -67,7 +68,7 @@ __all__ = ["REGRESSES", "THROUGH_REWARDS", "check", "counts", "main", "objective
 
 REGRESSES, THROUGH_REWARDS = False, False
 
-_MEANS = ("policy_loss", "ratio_mean", "approx_kl", "kl")
+_MEANS = ("policy_loss", "ratio_mean", "approx_kl", "kl", "dmd_loss", "fake_error")
 
 
 def main(ready: Ready, run: Run) -> bool:
@@ -145,6 +146,7 @@ def check(config: TrainConfig) -> None:
         config, ("paths", "advantages", "rollout", *readers_of(config)), f"credit method {config.credit.method}"
     )
     check_plan(config, method)
+    check_dmd(config)
     check_assignment(config, method)
     curriculum_of(config.curriculum.sampling, config.curriculum.options)
     if config.ratio != "step" and not method.of_outcomes:
@@ -228,17 +230,17 @@ def update(
     pieces = keeps_pieces(config, loop.geometry)
     first_update = True
     for number, own_blocks in enumerate(blocks):
-        weight_M = loss_weights(loop, rows, counted_M, own_blocks)
-        if weight_M is None:
+        weight_M, images = loss_weights(loop, rows, counted_M, own_blocks), matched_images(record, number)
+        if weight_M is None and not len(images):
             continue
+        scales_M = torch.zeros_like(kl_scale_M) if weight_M is None else weight_M, kl_scale_M
+        learn(record, images, stats)
         gradient = loop.gradient()
         whole = record.whole_paths(rows, own_blocks, known_one=first_update)
         # Of graphs that the rollout kept the processes of a copy have equally many, and walk all of them back together.
         all_walked = record.graphs is not None and loop.shards is not None
         kept = [index for index in own_blocks if all_walked or bool(rows.keep[index].any())]
-        how = partial(
-            descend, record, rows, kept, whole, loss_of, cut_name, (weight_M, kl_scale_M), anchored=first_update
-        )
+        how = partial(descend, record, rows, kept, whole, loss_of, cut_name, scales_M, images, anchored=first_update)
         how(gradient, stats)
         if first_update:
             deviation = first_deviation(stats, run, loop.iteration, stale=stale)
@@ -260,6 +262,7 @@ def descend(
     loss_of: Any,
     cut_name: str,
     scales_M: tuple[Tensor, Tensor],
+    images: Tensor,
     gradient: GradientSum,
     stats: Statistics,
     *,
@@ -275,12 +278,15 @@ def descend(
         loss_of: from a `Scored` to losses.
         cut_name: as for `update`.
         scales_M: weights of the losses, and of the KL within them.
+        images: whose distribution is matched.
         gradient: takes the sum.
         stats: takes what is logged.
         anchored: the policy has not moved since the rollout, so that the ratio is 1 by construction. How far the
             log-densities that the rollout stored are from those of the update is logged, and not trained on.
     """
     loop, kl_coef = record.loop, record.loop.config.kl_coef
+    if len(images):
+        match(record, images, gradient, stats)
     for index, live in record.in_step(rows, blocks):
         part = rows[index]
         keep = part.keep & live

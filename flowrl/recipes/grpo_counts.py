@@ -25,7 +25,7 @@ def keeps_pieces(config: TrainConfig, geometry: Geometry) -> bool:
 
 def counts(config: TrainConfig) -> RecipeCounts:
     """What a run counts before it starts."""
-    sampler, method = config.sampler, CREDIT[config.credit.method]
+    sampler, method, dmd = config.sampler, CREDIT[config.credit.method], config.dmd
 
     def of_iteration(iteration: int, passes: Passes, geometry: Geometry) -> Counts:
         steps = stochastic_steps(sampler, config.seed, iteration)
@@ -47,13 +47,15 @@ def counts(config: TrainConfig) -> RecipeCounts:
         rows = passes(sampler.guidance_scale)
         replayed = 0 if config.keep_graphs else again + trained
         backwards = trained * walks(config, geometry.rollout_batch_size)
+        matched = config.num_images * (dmd.weight > 0)
+        fake = matched * dmd.fake_updates * passes(1.0)
         return Counts(
             rollout=paths.rollout * rows,
             completion=paths.completion * rows,
-            update=replayed * rows,
-            reference=trained * rows * (config.kl_coef > 0),
+            update=(replayed + matched) * rows + fake,
+            reference=trained * rows * (config.kl_coef > 0) + matched * (passes(dmd.guidance_scale) + passes(1.0)),
             images=paths.images,
-            backward=backwards * walked(sampler.train_negative, sampler.guidance_scale, passes),
+            backward=(backwards + matched) * walked(sampler.train_negative, sampler.guidance_scale, passes) + fake,
         )
 
     sets = (1 + (config.kl_coef > 0)) * (config.keep_graphs == "gradients")
@@ -67,6 +69,7 @@ def counts(config: TrainConfig) -> RecipeCounts:
         graphs=steps if config.keep_graphs is True else lambda: 1,
         gradients=lambda: (sets * (steps() if by_step(config) else 1), sets),
         exact=sets > 0,
+        slots=3 * (dmd.weight > 0),  # the fake score and its two moments
         of_iteration=of_iteration,
         record=lambda: _record(config, method, sets),
     )

@@ -21,6 +21,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from pickle import UnpicklingError
+from types import MappingProxyType
 from typing import Any, BinaryIO, cast
 
 import torch
@@ -440,14 +441,18 @@ def remove_halves(run_folder: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def restore(state: dict[str, Any], policy: TrainedWeights, optimizer: torch.optim.Optimizer) -> int:
-    """Puts a checkpoint back; returns the number of finished iterations.
+def restore(
+    state: dict[str, Any],
+    policy: TrainedWeights,
+    optimizer: torch.optim.Optimizer,
+    learners: Mapping[str, torch.optim.Optimizer] = MappingProxyType({}),
+) -> int:
+    """Puts a checkpoint back, also of slots that learn by themselves; returns the number of finished iterations.
 
-    The optimizer keeps the learning rate and its like that it was made with: they are settings, not state.
+    Optimizers keep the learning rate and its like that they were made with: they are settings, not state.
 
     Raises CheckpointError: it holds other weights than the policy has.
     """
-    settings = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
     try:
         if state["slots"].keys() != policy.slots.keys():
             raise KeyError(f"copies of the policy: {[*state['slots']]}, now {[*policy.slots]}")
@@ -455,14 +460,16 @@ def restore(state: dict[str, Any], policy: TrainedWeights, optimizer: torch.opti
         for slot, tensors in state["slots"].items():
             for name, tensor in tensors.items():
                 policy.slots[slot][name].copy_(tensor)
-        refuse_other_moments(optimizer, state["optimizer"])
-        optimizer.load_state_dict(state["optimizer"])
+        for one, moments in ((optimizer, state["optimizer"]), *((learners[s], state["learners"][s]) for s in learners)):
+            groups = [{key: value for key, value in group.items() if key != "params"} for group in one.param_groups]
+            refuse_other_moments(one, moments)
+            one.load_state_dict(moments)
+            for group, values in zip(one.param_groups, groups, strict=True):
+                group.update(values)
     except (KeyError, RuntimeError, ValueError) as error:
         raise CheckpointError(
             f"the checkpoint holds other weights than the configuration asks for ({_first_line(error)}): what is "
             "trained (policy.*, recipe, pipeline.model) cannot change within a run; start a new one, from its LoRA by "
             "policy.init_lora, or from its model by pipeline.model"
         ) from error
-    for group, values in zip(optimizer.param_groups, settings, strict=True):
-        group.update(values)
     return int(state["iteration"])

@@ -53,7 +53,7 @@ from flowrl.training.drift import KL_PROMPTS, BaseSide, base_sides, spread, velo
 from flowrl.training.heldout import Drawing, evaluate
 from flowrl.training.learner import GradientSum, NetworkCounter, Statistics, total_of
 from flowrl.training.model_files import MODEL, hub_commit
-from flowrl.training.optimizers import make_optimizer, rate_of, set_rate, updates_of
+from flowrl.training.optimizers import add_learners, make_optimizer, rate_of, set_rate, updates_of
 from flowrl.training.parts import (
     Parts,
     at_eval_size,
@@ -123,6 +123,7 @@ class Loop(Draws):
         if needs_reference or evaluates or (config.kl_coef > 0 and self.reference_slot == "reference"):
             self.policy.keep_reference()
         self.optimizer = make_optimizer(config.optim, self.policy, self.device)
+        self.learners = add_learners(config, self.policy, self.device)
         self.rate = rate_of(config.optim, updates_of(config))
         state = run.load_checkpoint({"model": model_of(config), "rewards": versions_of(reward, self.measured)})
         self.first = 0
@@ -130,7 +131,8 @@ class Loop(Draws):
         self.counters |= {"evals": 0, "evaluated": -1, "failed": []}
         self.memory: dict[str, Any] = {}  # what a method remembers between iterations; saved with checkpoints
         if state is not None:
-            self.first = restore(state := own_state(state, self.policy.split), self.policy, self.optimizer)
+            state = own_state(state, self.policy.split)
+            self.first = restore(state, self.policy, self.optimizer, self.learners)
             advice = "remove it to continue from the one before"
             refuse_not_finite(state["policy"], f"checkpoint {self.first:06d}", advice)
             self.counters |= state["counters"]
@@ -457,6 +459,7 @@ class Loop(Draws):
         }
         rewards = {key: reward.state() for key, reward in self.scorer.trained.items()}
         state = {"iteration": done, "counters": dict(self.counters), "memory": self.memory, "rewards": rewards}
+        state["learners"] = {slot: optimizer.state_dict() for slot, optimizer in self.learners.items()}
         if self.policy.split is None:
             state, own = own | state, {}
         self._save_trained(done)  # before the checkpoint: a run that is killed between the two writes both again

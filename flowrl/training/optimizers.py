@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib.util
 import os
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -18,6 +19,8 @@ from torch import nn
 from flowrl.config.sections import OptimConfig
 from flowrl.config.train import TrainConfig
 from flowrl.pipelines.weights.trained_weights import TrainedWeights
+
+FAKE = "fake"  # the slot of the fake score
 
 _NAMES = {"adamw_8bit": "AdamW8bit", "paged_adamw": "PagedAdamW", "paged_adamw_8bit": "PagedAdamW8bit"}
 """Classes of bitsandbytes by `optim.name`."""
@@ -36,6 +39,14 @@ def make_optimizer(settings: OptimConfig, policy: TrainedWeights, device: torch.
     if settings.offload:
         return HostAdamW(weights, fused=device.type != "cpu", **given)
     return torch.optim.AdamW(weights, **given)
+
+
+def add_learners(config: TrainConfig, policy: TrainedWeights, device: torch.device) -> dict[str, torch.optim.Optimizer]:
+    """Adds slots that learn by themselves, the fake score of `dmd`; the optimizer of each, for use under its slot."""
+    if config.dmd.weight == 0:
+        return {}
+    policy.add_slot(FAKE)
+    return {FAKE: make_optimizer(replace(config.optim, lr=config.dmd.fake_lr), policy, device)}
 
 
 class HostAdamW(torch.optim.AdamW):

@@ -74,6 +74,7 @@ OTHERS = {
     "sampler.trained_fraction": "sampler.trained_fraction=0.5",
     "updates_per_rollout": "updates_per_rollout=2",
     "sampler.calibration.iterations": "sampler.calibration.iterations=1",
+    "dmd.weight": "dmd.weight=0.1",
 }
 OTHER_PAIRS = [one.settings for one in EXCLUSIONS if not {*one.settings} <= {*SETTINGS}]
 

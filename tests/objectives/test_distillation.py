@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from flowrl.advantages import group_advantages
-from flowrl.objectives.distillation import Art, Opd, reward_direction
+from flowrl.objectives.distillation import Art, Opd, distribution_matching, noise_level, reward_direction
 from flowrl.objectives.policy_gradient import kernel_sensitivity
 from flowrl.objectives.terms import velocity_kl
 from flowrl.runtime.randomness import counter_normal
@@ -92,6 +92,53 @@ def test_weights_of_a_whole_path_pile_up_at_its_end() -> None:
             bound = replace(KERNELS[name], sigma_max=float(sigma[1]))
             weights = [Opd(weight=weight).weight_of(bound, sigma[k], sigma[k + 1]) for k in range(steps)]
             assert weights[-1] / sum(weights) == pytest.approx(share, abs=6e-4), name
+
+
+# ---- distribution matching -------------------------------------------------------------------------------------------
+
+
+def matched(drawn: Tensor, real: Tensor, fake: Tensor) -> tuple[Tensor, Tensor]:
+    """The loss, and its gradient by what was drawn."""
+    clean = drawn.clone().requires_grad_()
+    loss = distribution_matching(clean, drawn, real, fake)
+    (gradient,) = torch.autograd.grad(loss.sum(), clean)
+    return loss.detach(), gradient
+
+
+def test_distribution_matching_gives_the_worked_numbers_and_exactly_0_where_both_agree() -> None:
+    rows = (torch.tensor([row], dtype=torch.float64) for row in ((1.0, 2.0), (0.0, 1.0), (0.5, 1.5)))
+    drawn, real, fake = rows  # Z = 1, g = (.5, .5)
+    loss, gradient = matched(drawn, real, fake)
+    assert loss.tolist() == [0.125]
+    assert gradient.tolist() == [[0.25, 0.25]]
+    for dtype in (torch.float32, torch.bfloat16):
+        one = torch.randn(3, 5, generator=torch.Generator().manual_seed(0)).to(dtype)
+        assert [float(part.abs().max()) for part in matched(one, one / 3, one / 3)] == [0, 0]
+    loss, _ = matched(drawn, drawn, fake)  # the teacher's estimate is the image itself
+    assert float(loss) == pytest.approx(0.25e12 / 2)
+
+
+@pytest.mark.parametrize("level", [0.02, 0.3, 0.98])
+def test_of_two_gaussians_the_gradient_is_the_difference_of_means(level: float) -> None:
+    """E[clean | x] under N(m, 1) is m + (1 - s) (x - (1 - s) m) / ((1 - s)^2 + s^2), so that before the division
+    x_f - x_r = (nu - mu) s^2 / ((1 - s)^2 + s^2), whatever was drawn."""
+    mu, nu, spread = 0.7, -0.4, (1 - level) ** 2 + level**2
+    drawn, noise = torch.randn(2, 6, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    x = (1 - level) * (drawn + nu) + level * noise
+    real, fake = (m + (1 - level) * (x - (1 - level) * m) / spread for m in (mu, nu))
+    _, gradient = matched(drawn + nu, real, fake)
+    size = (drawn + nu - real).abs().mean(1, keepdim=True)
+    torch.testing.assert_close(gradient, (nu - mu) * level**2 / spread / size.expand(-1, 4) / 4, rtol=1e-9, atol=0)
+    assert bool((gradient < 0).all())  # a descent leads from nu up to mu
+
+
+def test_noise_levels_are_even_and_below_what_a_network_knows() -> None:
+    drawn = torch.tensor([noise_level(1.0, "level", image) for image in range(2000)])
+    assert 0.02 <= float(drawn.min()) < 0.03
+    assert 0.97 < float(drawn.max()) <= 0.98
+    for share in (0.25, 0.5, 0.75):
+        assert float((drawn < 0.02 + 0.96 * share).double().mean()) == pytest.approx(share, abs=0.05)
+    assert max(noise_level(0.9, "level", image) for image in range(200)) == 0.9
 
 
 # ---- which states ----------------------------------------------------------------------------------------------------

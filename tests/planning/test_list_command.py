@@ -44,7 +44,11 @@ def test_lists_have_what_the_code_has_and_a_line_for_each() -> None:
     for key, table in tables.items():
         assert list(classes_in(choices[key].module, choices[key].table)) == list(table)
     chosen = {dict(entry.more)["key"] for entry in entries("methods")}
-    assert {"objective.name=dpo recipe=preference", "objective.name=refl recipe=backprop"} <= chosen
+    assert {
+        "objective.name=dpo recipe=preference",
+        "objective.name=refl recipe=backprop",
+        "dmd.weight above 0",
+    } <= chosen
     for kind in ("configs", "rewards", "methods", "families", "benchmarks", "keys"):
         assert [entry.name for entry in entries(kind) if not entry.text] == []
 

@@ -97,6 +97,7 @@ CASES: dict[str, tuple[str, ...]] = {
     "nft": FORWARD,
     "nft with reference": (*FORWARD, "kl_coef=0.1", "sampler.guidance_scale=3"),
     "awm": (*FORWARD, "objective.name=awm"),
+    "matching": ("dmd={weight: 0.1, fake_updates: 3}", "sampler.guidance_scale=3", "updates_per_rollout=2"),
     "awm off policy": (*FORWARD, "objective.name=awm", "objective.options={off_policy: true}"),
     "dgpo without guidance": (*FORWARD, "objective.name=dgpo", "sampler.guidance_scale=3",
                               "objective.options={guidance_scale: 1, clip: 0.0}"),
