@@ -47,10 +47,12 @@ class Verdicts:
     Attributes:
         first_wins: float64 [n], the probability that the first is better; 0.5 is a tie, NaN a failure.
         errors: [n] why one failed, None where it did not.
+        categories: [n] the same probability by category, empty where none was named; () of comparators without them.
     """
 
     first_wins: Float64[np.ndarray, " n"]
     errors: tuple[str | None, ...]
+    categories: tuple[Mapping[str, float], ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
