@@ -40,8 +40,10 @@ TABLE: dict[tuple[float, float], str] = {
     ),
     (0.4, 0.6): 'Here it is:\n{"winner": "Image 1", "categories": [{"name": "Meaning", "cat_winner": "Image 1"}]}',
 }
-OVERALL = [0.0, 1.0, 0.5]
-MEANING, QUALITY, CHARM = [0.5, 0.5, 0.5], [0.25, 1.0, 0.5], [0.0, None, 1.0]
+OVERALL: list[float | None] = [0.0, 1.0, 0.5]
+MEANING: list[float | None] = [0.5, 0.5, 0.5]
+QUALITY: list[float | None] = [0.25, 1.0, 0.5]
+CHARM: list[float | None] = [0.0, None, 1.0]
 MEANS = [0.25, 0.75, 2 / 3]
 
 
@@ -58,7 +60,7 @@ def options(**more: Any) -> dict[str, Any]:
 def test_the_table_worked_by_hand(monkeypatch: pytest.MonkeyPatch, share: float) -> None:
     script(monkeypatch, answer)
     got = scores("win_rate", inputs_of(LEVELS), **options(categories=share))
-    close(got.values, [(1 - share) * rate + share * mean for rate, mean in zip(OVERALL, MEANS, strict=True)])
+    close(got.values, [(1 - share) * rate + share * mean for rate, mean in zip([0.0, 1.0, 0.5], MEANS, strict=True)])
     nan = float("nan")
     wanted = {"overall": OVERALL, "Meaning": MEANING, "Quality": QUALITY, "Charm": CHARM}
     assert got.parts.keys() == wanted.keys() | {"comparisons", "failed", "cached"}
