@@ -48,10 +48,15 @@ def contrast_advantages(winner: Float[Tensor, " n N"], loser: Float[Tensor, " n 
 
 
 def gcpo_loss(
-    log_prob: Float[Tensor, " b l"], old_log_prob: Float[Tensor, " b l"], mask: Bool[Tensor, " b l"],
-    advantage: Float[Tensor, " b"], *, clip_range: float, reference: Float[Tensor, " b l"] | None = None,
+    log_prob: Float[Tensor, " b l"],
+    old_log_prob: Float[Tensor, " b l"],
+    mask: Bool[Tensor, " b l"],
+    advantage: Float[Tensor, " b"],
+    *,
+    clip_range: float,
+    reference: Float[Tensor, " b l"] | None = None,
     kl_coef: float = 0.0,
-) -> Float[Tensor, " b"]:  # fmt: skip
+) -> Float[Tensor, " b"]:
     """Loss of each trace, the mean over its tokens of the clipped surrogate and `kl_coef (e^d - 1 - d)`.
 
     d is the reference's log-probability minus the trained one's. The range, the weight of the KL and its form are not

@@ -38,9 +38,11 @@ def build_tiny_vlm(seed: int = 0) -> tuple[Qwen2VLForConditionalGeneration, Qwen
     sizes, token = NETWORKS["verifier"], tokenizer.convert_tokens_to_ids
     patches = {"patch_size": sizes["vision"]["patch_size"], "size": {"shortest_edge": 1, "longest_edge": 64 * 64}}
     processor = Qwen2VLProcessor(
-        image_processor=Qwen2VLImageProcessor(**patches), video_processor=Qwen2VLVideoProcessor(**patches),
-        tokenizer=tokenizer, chat_template=TABLES["chat"],
-    )  # fmt: skip
+        image_processor=Qwen2VLImageProcessor(**patches),
+        video_processor=Qwen2VLVideoProcessor(**patches),
+        tokenizer=tokenizer,
+        chat_template=TABLES["chat"],
+    )
     text = sizes["text"] | {"vocab_size": len(tokenizer), "bos_token_id": None}
     text |= {"eos_token_id": token("<|im_end|>"), "pad_token_id": tokenizer.pad_token_id}
     tokens = {f"{name}_token_id": token(f"<|{name}|>") for name in ("vision_start", "vision_end")}

@@ -16,6 +16,7 @@ from __future__ import annotations
 import copy
 import json
 import math
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -44,7 +45,8 @@ from flowrl.rewards.judges.answers import parse_score
 from flowrl.rewards.judges.asking import mean, probability_of_yes
 from flowrl.rewards.judges.local_chat import LocalChat, LocalJudge, load_vision_language
 from flowrl.rewards.judges.principles import SCORE
-from flowrl.rewards.judges.templates import load_templates
+from flowrl.rewards.judges.templates import Template, load_templates
+from flowrl.rewards.networks.pretrained import check_model
 from flowrl.runtime.files import read_json, write_atomically
 from flowrl.runtime.progress import progress
 from flowrl.runtime.randomness import counter_seed
@@ -112,6 +114,8 @@ class VerifierConfig:
     def __post_init__(self) -> None:
         if self.task == "consistency" and self.gcpo_steps:
             raise ValueError("gcpo_steps is for task edits: the verdict of consistency is read off its first token.")
+        if self.model is not None:
+            check_model(self.model, what="vision-language", owner="pretrain verifier")
         if self.traces < 2 or self.checkpoint_every % self.updates:
             raise ValueError(
                 f"traces must be at least 2, to be compared, and updates ({self.updates}) must divide checkpoint_every "
@@ -174,8 +178,8 @@ def main(config: VerifierConfig) -> Path:
         ValueError: bad pairs or too few, no model, supervision without answers, or `out` was begun with other settings.
     """
     out = prepare(config.out)
-    trained = begin(config)
     report = read_report(out, config)
+    trained = begin(config)
     judge, measured = trained.judge, report["measured"]
     if "before" not in measured:
         measured["before"] = trained.agreement("before training")
@@ -184,15 +188,22 @@ def main(config: VerifierConfig) -> Path:
     learner = nn.ParameterDict({name.replace(".", "/"): weight for name, weight in weights})
     said = {"note": ""}
     losses: dict[str, Callable[[], Callable[[int], Tensor]]] = {
-        "sft": partial(sft_loss, trained, said), "gcpo": partial(GcpoLoss, trained, said),
-    }  # fmt: skip
+        "sft": partial(sft_loss, trained, said),
+        "gcpo": partial(GcpoLoss, trained, said),
+    }
     for stage, steps in config.stages.items():
         if steps:
             train_network(
-                stage, learner, losses[stage](), out / f"{stage}.pt", steps=steps,
-                lr=config.lr if stage == "sft" else config.gcpo_lr, checkpoint_every=config.checkpoint_every,
-                ema_decay=0.0, note=lambda: said["note"],
-            )  # fmt: skip
+                stage,
+                learner,
+                losses[stage](),
+                out / f"{stage}.pt",
+                steps=steps,
+                lr=config.lr if stage == "sft" else config.gcpo_lr,
+                checkpoint_every=config.checkpoint_every,
+                ema_decay=0.0,
+                note=lambda: said["note"],
+            )
         if steps and stage not in measured:
             measured[stage] = trained.agreement(f"after {stage}")
             write_atomically(out / "report.json", json.dumps(report, indent=1) + "\n")
@@ -204,28 +215,43 @@ def main(config: VerifierConfig) -> Path:
 
 def begin(config: VerifierConfig) -> Trained:
     """The model as it is before training, and the pairs."""
-    name = TEMPLATES[config.task]
-    if config.model is None and config.template is None:
+    learn, held, unit = pairs_of(config)
+    return Trained(config=config, judge=untrained_judge(config), learn=learn, held=held, unit=unit)
+
+
+def pairs_of(config: VerifierConfig) -> tuple[list[Preference], list[Preference], list[int]]:
+    """The pairs to learn from and those held out, with the unit of each."""
+    name, template = TEMPLATES[config.task], config.template or ("own" if config.model else config.out)
+    if not (config.template or config.model):
         write_atomically(Path(config.out) / f"{name}.txt", TABLES["short"][config.task] + "\n")
-    template = config.template if config.template or config.model else config.out
-    words = load_templates({name: 2}, template or "own")[name]
+    words = load_templates({name: 2}, template)[name]
     if config.pairs is None:
-        draw = partial(drawn_edit if config.task == "edits" else drawn_set, words, seed=config.seed)
-        learn = [draw(number, split="learn") for number in range(config.num_pairs)]
-        held = [draw(number, split="held out") for number in range(config.held_out)]
-        unit = list(range(len(held)))
-    else:
-        rows = read_pairs(Path(config.pairs))
-        split = split_pairs(rows, 0.2, seed=config.seed)
-        pairs = [pair_of_file(config.task, words, row) for row in rows]
-        places = [*split.stop.tolist(), *split.measure.tolist()]
-        learn, held = [pairs[i] for i in split.learn], [pairs[i] for i in places]
-        unit = [int(split.unit[i]) for i in places]
-    if config.stages["sft"] and not all(side.answers for pair in learn for side in (pair.winner, pair.loser)):
+        draw = partial(drawn_edit if config.task == "edits" else drawn_set, words, config.seed)
+        held = [draw("held out", number) for number in range(config.held_out)]
+        return [draw("learn", number) for number in range(config.num_pairs)], held, list(range(len(held)))
+    return read_preferences(config, words, Path(config.pairs))
+
+
+def read_preferences(
+    config: VerifierConfig, words: Template, path: Path
+) -> tuple[list[Preference], list[Preference], list[int]]:
+    """The same of a file; units are prompts, or sets of pairs that share images."""
+    rows = read_pairs(path)
+    split = split_pairs(rows, 0.2, seed=config.seed)
+    pairs = [pair_of_file(config.task, words, row) for row in rows]
+    places = [*split.stop.tolist(), *split.measure.tolist()]
+    learn, held = [pairs[i] for i in split.learn], [pairs[i] for i in places]
+    unit = [int(split.unit[i]) for i in places]
+    if config.stages["sft"] and not all(pair.winner.answers and pair.loser.answers for pair in learn):
         raise ValueError(
             f"{config.pairs}: the supervised start needs winner_answers and loser_answers of every pair: add them, or "
             f"set sft_steps=0."
         )
+    return learn, held, unit
+
+
+def untrained_judge(config: VerifierConfig) -> LocalJudge:
+    """The model that learns, with a LoRA if one is asked for, as a judge."""
     device = torch.device(config.device or ("cuda" if torch.cuda.is_available() else "cpu"))
     if config.model is None:
         network, processor = build_tiny_vlm(config.seed)
@@ -239,11 +265,12 @@ def begin(config: VerifierConfig) -> Trained:
     if config.lora_rank:
         from peft import LoraConfig, get_peft_model
 
-        network = get_peft_model(network, LoraConfig(r=config.lora_rank, target_modules="all-linear"))
-    options = LocalChat(model=config.model or config.out, batch_size=64 if config.model is None else 8)
+        with warnings.catch_warnings(action="ignore", category=FutureWarning):  # of names that peft still reads
+            network = get_peft_model(network, LoraConfig(r=config.lora_rank, target_modules="all-linear"))
+    known = config.model or str(Path(config.out).resolve())
+    options = LocalChat(model=known, batch_size=64 if config.model is None else 8)
     processor.tokenizer.padding_side = "left"
-    judge = LocalJudge(options=options, network=network, processor=processor, device=device)
-    return Trained(config=config, judge=judge, learn=learn, held=held, unit=unit)
+    return LocalJudge(options=options, network=network, processor=processor, device=device)
 
 
 def read_report(out: Path, config: VerifierConfig) -> dict[str, Any]:
@@ -298,9 +325,14 @@ class GcpoLoss:
             with torch.no_grad():
                 reference = self.reference.log_probs(self.asked, self.rows)[0]
         return gcpo_loss(
-            log_prob, self.old, mask, self.advantage, clip_range=config.clip_range, reference=reference,
+            log_prob,
+            self.old,
+            mask,
+            self.advantage,
+            clip_range=config.clip_range,
+            reference=reference,
             kl_coef=config.kl_coef,
-        ).mean()  # fmt: skip
+        ).mean()
 
     def sample(self, step: int) -> None:
         """Traces of both images of some pairs, and their advantages."""
@@ -311,11 +343,14 @@ class GcpoLoss:
         owner = [trace for trace, side in enumerate(sides) for _ in side.questions]
         self.asked = [
             replace(
-                question, max_tokens=config.max_tokens, temperature=config.temperature,
+                question,
+                max_tokens=config.max_tokens,
+                temperature=config.temperature,
                 seed=counter_seed(config.seed, "trace", step, trace, number) % 2**31,
             )
-            for trace, side in enumerate(sides) for number, question in enumerate(side.questions)
-        ]  # fmt: skip
+            for trace, side in enumerate(sides)
+            for number, question in enumerate(side.questions)
+        ]
         self.rows = judge.sample(self.asked)[1]
         texts = judge.processor.tokenizer.batch_decode(self.rows, skip_special_tokens=True)
         found = [math.nan if score is None else score for score in map(parsed, texts)]

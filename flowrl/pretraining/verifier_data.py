@@ -46,7 +46,7 @@ class Preference:
     loser: Side
 
 
-def drawn_edit(words: Template, number: int, seed: int, split: str) -> Preference:
+def drawn_edit(words: Template, seed: int, split: str, number: int) -> Preference:
     """An edit of the embedded world, carried out or failed (`flowrl.world.edits.FAILED`), with the verdict in words."""
     rng = np.random.default_rng(counter_seed(seed, "verifier edit", split, number))
     record = random_edit(rng, TASKS[number % len(TASKS)])
@@ -66,7 +66,7 @@ def drawn_edit(words: Template, number: int, seed: int, split: str) -> Preferenc
     return Preference(winner=side(edited_scene(record)), loser=side(failed_scene(record, rng)))
 
 
-def drawn_set(words: Template, number: int, seed: int, split: str) -> Preference:
+def drawn_set(words: Template, seed: int, split: str, number: int) -> Preference:
     """A shape, the same elsewhere, and one that differs in colour or kind."""
     rng = np.random.default_rng(counter_seed(seed, "verifier set", split, number))
     (first,), (second,) = (random_scene({"include": [{"class": "circle", "count": 1}]}, rng) for _ in range(2))

@@ -113,9 +113,7 @@ class JudgeComparator:
             errors: list[str | None] = [None] * len(pairs)
             questions, asked = [], []
             for number, (first, second) in enumerate(pairs.tolist()):
-                sources = (
-                    inputs.source_images[first] if self.media == "edit" and inputs.source_images is not None else []
-                )
+                sources = inputs.source_images[first] if inputs.source_images and self.media == "edit" else []
                 if self.media == "edit" and not sources:
                     errors[number] = "missing_field"
                     continue
@@ -129,9 +127,7 @@ class JudgeComparator:
             wins = np.full(len(pairs), np.nan)
             categories: list[Mapping[str, float]] = [{}] * len(pairs)
             for number, answer in zip(asked, ask_all(chat, questions), strict=True):
-                wins[number], errors[number] = _read(answer, self)
-                if self.style == "categories" and not answer.error:
-                    categories[number] = category_winners(answer.text)
+                wins[number], errors[number], categories[number] = _read(answer, self)
             return Verdicts(first_wins=wins, errors=tuple(errors), categories=tuple(categories))
 
         return Comparator(
@@ -143,12 +139,13 @@ class JudgeComparator:
         )
 
 
-def _read(answer: Answer, options: JudgeComparator) -> tuple[float, str | None]:
-    """The probability that the first is better, or NaN and why the answer does not say."""
+def _read(answer: Answer, options: JudgeComparator) -> tuple[float, str | None, Mapping[str, float]]:
+    """The probability that the first is better, or NaN and why the answer does not say; and that by category."""
+    by_category: dict[str, float] = {}
     if answer.error:
-        return math.nan, answer.error
+        return math.nan, answer.error, {}
     if options.style == "logprobs" and not answer.logprobs:
-        return math.nan, "no_logprobs"
+        return math.nan, "no_logprobs", {}
     if options.style == "logprobs":
         verdict = yes_no(answer.logprobs[0], yes="1", no="2")
     elif options.style == "scores_json":
@@ -156,13 +153,13 @@ def _read(answer: Answer, options: JudgeComparator) -> tuple[float, str | None]:
         verdict = None if scores is None else 0.5 * (1 + (scores[0] > scores[1]) - (scores[0] < scores[1]))
     elif options.style == "categories":
         said = json_record(answer.text)
-        verdict = named_winner(said["winner"]) if "winner" in said else None
+        verdict, by_category = named_winner(said["winner"]) if "winner" in said else None, category_winners(said)
     else:
         winner = parse_winner(answer.text)
         verdict = None if winner is None else {"A": 1.0, "B": 0.0, "tie": 0.5}[winner]
     if verdict is not None:
-        return verdict, None
-    return (0.5, None) if options.unparsed == "tie" else (math.nan, "unparsable")
+        return verdict, None, by_category
+    return (0.5, None, by_category) if options.unparsed == "tie" else (math.nan, "unparsable", {})
 
 
 def named_winner(text: object) -> float:
@@ -171,9 +168,9 @@ def named_winner(text: object) -> float:
     return {"1": 1.0, "2": 0.0}[named.pop()] if len(named) == 1 else 0.5
 
 
-def category_winners(text: str) -> dict[str, float]:
+def category_winners(said: Mapping[str, Any]) -> dict[str, float]:
     """Whether the first wins in each of the first three categories of an answer in JSON."""
-    found = json_record(text).get("categories")
+    found = said.get("categories")
     listed = [one for one in found[:3] if isinstance(one, Mapping)] if isinstance(found, list) else []
     return {str(one.get("name") or "category").strip(): named_winner(one.get("cat_winner")) for one in listed}
 

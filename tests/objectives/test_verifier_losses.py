@@ -35,8 +35,10 @@ def test_what_is_masked_has_no_gradient() -> None:
     weighted_likelihood(log_prob, MASK, 0.1).sum().backward()
     assert log_prob.grad is not None
     assert log_prob.grad.tolist() == [
-        pytest.approx([-0.1, -0.45, -0.45]), pytest.approx([-0.1, -0.9, 0.0]), pytest.approx([-1.0, 0.0, 0.0])
-    ]  # fmt: skip
+        pytest.approx([-0.1, -0.45, -0.45]),
+        pytest.approx([-0.1, -0.9, 0.0]),
+        pytest.approx([-1.0, 0.0, 0.0]),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -73,8 +75,10 @@ def test_the_first_gradient_is_that_of_the_policy_gradient() -> None:
     loss.sum().backward()
     assert log_prob.grad is not None
     assert log_prob.grad.tolist() == [
-        pytest.approx([-2 / 3] * 3), pytest.approx([0.5, 0.5, 0.0]), pytest.approx([-0.5, 0.0, 0.0])
-    ]  # fmt: skip
+        pytest.approx([-2 / 3] * 3),
+        pytest.approx([0.5, 0.5, 0.0]),
+        pytest.approx([-0.5, 0.0, 0.0]),
+    ]
 
 
 def test_ratios_are_held_token_by_token() -> None:
@@ -93,7 +97,12 @@ def test_the_kl_is_that_of_the_token() -> None:
     new, reference = torch.tensor([0.7, 0.3]).double(), torch.tensor([0.4, 0.6]).double()
     mask, zero = torch.ones(2, 1, dtype=torch.bool), torch.zeros(2).double()
     loss = gcpo_loss(
-        new.log()[:, None], new.log()[:, None], mask, zero, clip_range=0.2, reference=reference.log()[:, None],
+        new.log()[:, None],
+        new.log()[:, None],
+        mask,
+        zero,
+        clip_range=0.2,
+        reference=reference.log()[:, None],
         kl_coef=0.5,
-    )  # fmt: skip
+    )
     assert float((new * loss).sum()) == pytest.approx(0.5 * float((new * (new / reference).log()).sum()))

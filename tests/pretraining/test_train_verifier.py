@@ -25,9 +25,17 @@ from flowrl.world.scenes import COLORS, SHAPES
 KEEP = TABLES["keep"]
 WORDS = parse_template("{kind}: {principle}")
 FEW: dict[str, Any] = {
-    "num_pairs": 6, "held_out": 3, "batch_size": 2, "sft_steps": 2, "gcpo_steps": 2, "gcpo_pairs": 1, "traces": 2,
-    "max_tokens": 4, "checkpoint_every": 1, "show": False,
-}  # fmt: skip
+    "num_pairs": 6,
+    "held_out": 3,
+    "batch_size": 2,
+    "sft_steps": 2,
+    "gcpo_steps": 2,
+    "gcpo_pairs": 1,
+    "traces": 2,
+    "max_tokens": 4,
+    "checkpoint_every": 1,
+    "show": False,
+}
 SETS = FEW | {"task": "consistency", "gcpo_steps": None}
 
 
@@ -38,7 +46,9 @@ def edits(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def sets(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return flowrl.pretrain("verifier", out=str(tmp_path_factory.mktemp("sets")), **SETS)
+    with pytest.MonkeyPatch.context() as here:
+        here.chdir(tmp_path_factory.mktemp("sets"))
+        return flowrl.pretrain("verifier", out="runs/sets", **SETS).resolve()
 
 
 def test_every_stage_is_measured(edits: Path, sets: Path) -> None:
@@ -68,7 +78,7 @@ def test_other_settings_do_not_go_on(edits: Path) -> None:
 def test_log_probs_are_those_of_sampling(tmp_path: Path) -> None:
     """Of answers of several lengths, behind questions of several lengths."""
     judge = begin(VerifierConfig(out=str(tmp_path), num_pairs=2, held_out=1)).judge
-    pair = drawn_edit(WORDS, 0, 0, "learn")
+    pair = drawn_edit(WORDS, 0, "learn", 0)
     questions = [
         replace(question, temperature=1.0, max_tokens=5, seed=seed, top_logprobs=5)
         for seed, question in enumerate(pair.winner.questions + pair.loser.questions)
@@ -76,9 +86,9 @@ def test_log_probs_are_those_of_sampling(tmp_path: Path) -> None:
     _, rows, logits, lengths = judge.sample(questions)
     assert len(set(lengths)) == 2
     assert logits is not None
-    rows = [row[: 5 - place] for place, row in enumerate(rows)]
+    rows = [row[: len(row) - place % 2] for place, row in enumerate(rows)]
     found, mask = judge.log_probs(questions, rows)
-    assert mask.sum(dim=1).tolist() == [5, 4, 3, 2]
+    assert mask.sum(dim=1).tolist() == [len(row) for row in rows]
     wanted = logits.log_softmax(dim=-1)
     for place, row in enumerate(rows):
         own = wanted[place, range(len(row)), row]
@@ -87,11 +97,11 @@ def test_log_probs_are_those_of_sampling(tmp_path: Path) -> None:
 
 def test_drawn_texts_say_what_is_shown() -> None:
     """Of a removal that was carried out, and of one where the shape is still there or another is gone."""
-    pair = drawn_edit(WORDS, 1, 0, "learn")
+    pair = drawn_edit(WORDS, 0, "learn", 1)
     assert [text.rpartition("\n")[2] for text in pair.winner.answers] == ["Score: 10", "Score: 10"]
     assert pair.loser.answers[1].endswith("Score: 0")
     assert pair.winner.questions[0].parts[2] == f"keep: {KEEP}"
-    same = drawn_set(WORDS, 0, 0, "learn")
+    same = drawn_set(WORDS, 0, "learn", 0)
     assert same.winner.answers[0].startswith("Yes, both show a ")
     assert same.loser.answers[0].startswith("No, first shows a ")
     known = {*TABLES["words"].split(), *COLORS, *SHAPES}
@@ -100,7 +110,7 @@ def test_drawn_texts_say_what_is_shown() -> None:
 
 
 def test_scores_are_means_over_questions() -> None:
-    pair = drawn_edit(WORDS, 0, 0, "learn")
+    pair = drawn_edit(WORDS, 0, "learn", 0)
     assert joined([pair.winner, pair.loser], [1.0, 0.5, 0.0, 0.25]) == [0.75, 0.125]
     assert (parsed("it is.\nScore: 7"), parsed("Score: 12"), parsed("none")) == (0.7, 1.0, None)
 
@@ -110,10 +120,13 @@ def test_it_judges_edits(edits: Path) -> None:
     record = random_edit(np.random.default_rng(0))
     source, result = (torch.tensor(image).permute(2, 0, 1) / 255 for image in draw_edit(record))
     inputs = RewardInputs(
-        prompts=[record["prompt"]], images=result[None], metadata=[record | {"principles": [f"KEEP: {KEEP}"]}],
-        group_ids=torch.zeros(1, dtype=torch.int64), sample_ids=torch.zeros(1, dtype=torch.int64),
+        prompts=[record["prompt"]],
+        images=result[None],
+        metadata=[record | {"principles": [f"KEEP: {KEEP}"]}],
+        group_ids=torch.zeros(1, dtype=torch.int64),
+        sample_ids=torch.zeros(1, dtype=torch.int64),
         source_images=[[source]],
-    )  # fmt: skip
+    )
     options = {"judge": {"model": str(edits)}, "template": str(edits), "max_tokens": 8}
     output = build_reward("edit_principles", options=options)(inputs)
     assert bool(output.valid[0]) or set(output.errors) <= {"truncated", "unparsed"}
@@ -121,9 +134,12 @@ def test_it_judges_edits(edits: Path) -> None:
 
 def test_it_judges_sets(sets: Path) -> None:
     inputs = RewardInputs(
-        prompts=["a 1x2 grid"], images=torch.rand(1, 3, 64, 128), metadata=[{}],
-        group_ids=torch.zeros(1, dtype=torch.int64), sample_ids=torch.zeros(1, dtype=torch.int64),
-    )  # fmt: skip
+        prompts=["a 1x2 grid"],
+        images=torch.rand(1, 3, 64, 128),
+        metadata=[{}],
+        group_ids=torch.zeros(1, dtype=torch.int64),
+        sample_ids=torch.zeros(1, dtype=torch.int64),
+    )
     options = {"judge": {"model": str(sets)}, "template": f"{sets}/consistency.txt"}
     output = build_reward("grid_consistency", options=options)(inputs)
     assert 0 <= float(output.values[0]) <= 1
@@ -148,9 +164,14 @@ def file(tmp_path: Path) -> Path:
 
 def test_pairs_of_a_file_train_a_lora_on_a_given_model(edits: Path, file: Path, tmp_path: Path) -> None:
     out = flowrl.pretrain(
-        "verifier", model=str(edits), pairs=str(file), lora_rank=2, template=str(edits), out=str(tmp_path / "out"),
+        "verifier",
+        model=str(edits),
+        pairs=str(file),
+        lora_rank=2,
+        template=str(edits),
+        out=str(tmp_path / "out"),
         **FEW | {"gcpo_steps": 1, "sft_steps": 1, "kl_coef": 0.1},
-    )  # fmt: skip
+    )
     first, trained = (load_file(folder / "model.safetensors") for folder in (edits, out))
     assert first.keys() == trained.keys()
     assert any(not torch.equal(first[name], trained[name]) for name in first)

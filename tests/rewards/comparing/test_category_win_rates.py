@@ -108,8 +108,8 @@ def test_winners_are_named(text: str | None, winner: float) -> None:
 
 
 def test_answers_are_read() -> None:
-    assert category_winners('{"categories": "none"}') == {}
-    assert category_winners('{"categories": [3, {"cat_winner": "Image 2"}]}') == {"category": 0.0}
+    assert category_winners({"categories": "none"}) == {}
+    assert category_winners({"categories": [3, {"cat_winner": "Image 2"}]}) == {"category": 0.0}
     assert json_record('say {"a": 1} and {"b": 2}') == {"b": 2}
     assert number_list('{"scores": [1, 2]} {"score": 3}', 2) == [1, 2]
 
