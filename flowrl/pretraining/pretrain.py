@@ -25,8 +25,7 @@ MODELS: dict[str, tuple[str, str]] = {
 MOST_THREADS = 256
 """CPU threads: far more of them end torch without a word."""
 _SHARES = ("prompt_dropout", "wrong", "label_smoothing", "ema_decay", "first_weight")
-_MAY_BE_ZERO = ("generated", "kl_weight", "shape_weight", "weight_decay")
-_MAY_BE_ZERO += ("sft_steps", "gcpo_steps", "kl_coef", "lora_rank")  # of a verifier
+_MAY_BE_ZERO = frozenset("generated kl_weight shape_weight weight_decay sft_steps gcpo_steps kl_coef lora_rank".split())
 
 
 @public

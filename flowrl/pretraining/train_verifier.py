@@ -130,7 +130,7 @@ class VerifierConfig:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Trained:
+class LearningJudge:
     """The judge that learns, what it learns from, and what it is measured on with the unit of each pair."""
 
     config: VerifierConfig
@@ -213,10 +213,10 @@ def main(config: VerifierConfig) -> Path:
     return out
 
 
-def begin(config: VerifierConfig) -> Trained:
+def begin(config: VerifierConfig) -> LearningJudge:
     """The model as it is before training, and the pairs."""
     learn, held, unit = pairs_of(config)
-    return Trained(config=config, judge=untrained_judge(config), learn=learn, held=held, unit=unit)
+    return LearningJudge(config=config, judge=untrained_judge(config), learn=learn, held=held, unit=unit)
 
 
 def pairs_of(config: VerifierConfig) -> tuple[list[Preference], list[Preference], list[int]]:
@@ -286,7 +286,7 @@ def read_report(out: Path, config: VerifierConfig) -> dict[str, Any]:
     return report
 
 
-def sft_loss(trained: Trained, said: dict[str, str]) -> Callable[[int], Tensor]:
+def sft_loss(trained: LearningJudge, said: dict[str, str]) -> Callable[[int], Tensor]:
     """The loss of an update of the supervised start by its number; `said` gets the share of tokens that are right."""
     config, judge = trained.config, trained.judge
     sides = [side for pair in trained.learn for side in (pair.winner, pair.loser)]
@@ -307,7 +307,7 @@ def sft_loss(trained: Trained, said: dict[str, str]) -> Callable[[int], Tensor]:
 class GcpoLoss:
     """The loss of an update of GCPO by its number; every `updates` of them new traces are sampled."""
 
-    def __init__(self, trained: Trained, said: dict[str, str]) -> None:
+    def __init__(self, trained: LearningJudge, said: dict[str, str]) -> None:
         self.trained, self.said, config = trained, said, trained.config
         self.reference = (
             replace(trained.judge, network=copy.deepcopy(trained.judge.network)) if config.kl_coef else None
