@@ -116,7 +116,7 @@ class VerifierConfig:
             raise ValueError("gcpo_steps is for task edits: the verdict of consistency is read off its first token.")
         if self.model is not None:
             check_model(self.model, what="vision-language", owner="pretrain verifier")
-        if self.traces < 2 or self.checkpoint_every % self.updates:
+        if self.traces < 2 or self.updates < 1 or self.checkpoint_every % self.updates:
             raise ValueError(
                 f"traces must be at least 2, to be compared, and updates ({self.updates}) must divide checkpoint_every "
                 f"({self.checkpoint_every}), so that none is cut in two; got traces {self.traces}."
@@ -144,7 +144,9 @@ class LearningJudge:
         asked = [
             replace(q, max_tokens=1 if q.top_logprobs else self.config.max_tokens) for s in sides for q in s.questions
         ]
-        found = [probability_of_yes(a) if a.logprobs else parsed(a.text) for a in self.judge.ask(asked)]
+        found = [
+            probability_of_yes(a) if a.logprobs else parsed("" if a.error else a.text) for a in self.judge.ask(asked)
+        ]
         return joined(sides, [math.nan if score is None else score for score in found])
 
     def agreement(self, label: str) -> dict[str, float]:
@@ -184,8 +186,7 @@ def main(config: VerifierConfig) -> Path:
     if "before" not in measured:
         measured["before"] = trained.agreement("before training")
         write_atomically(out / "report.json", json.dumps(report, indent=1) + "\n")
-    weights = [(name, w) for name, w in judge.network.named_parameters() if w.requires_grad]
-    learner = nn.ParameterDict({name.replace(".", "/"): weight for name, weight in weights})
+    learner = nn.ParameterList([weight for weight in judge.network.parameters() if weight.requires_grad])
     said = {"note": ""}
     losses: dict[str, Callable[[], Callable[[int], Tensor]]] = {
         "sft": partial(sft_loss, trained, said),
@@ -351,8 +352,9 @@ class GcpoLoss:
             for trace, side in enumerate(sides)
             for number, question in enumerate(side.questions)
         ]
-        self.rows = judge.sample(self.asked)[1]
-        texts = judge.processor.tokenizer.batch_decode(self.rows, skip_special_tokens=True)
+        ends, self.rows, _, _ = judge.sample(self.asked)
+        whole = [row if row[-1] in ends else [] for row in self.rows]  # half an answer says no score
+        texts = judge.processor.tokenizer.batch_decode(whole, skip_special_tokens=True)
         found = [math.nan if score is None else score for score in map(parsed, texts)]
         scores = torch.tensor(joined(sides, found)).view(len(pairs), 2, config.traces)
         advantage = contrast_advantages(scores[:, 0], scores[:, 1]).flatten()
