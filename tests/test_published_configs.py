@@ -225,8 +225,8 @@ def test_the_mean_is_over_all_rows_where_the_code_keeps_groups_of_equal_rewards(
     assert every == {
         "chroma_grpo_pickscore", "flux2_klein_base_grpo", "flux2_klein_grpo", "flux_branch_grpo_full",
         "flux_dance_grpo_full", "flux_flow_grpo_fast", "flux_g2rpo_full", "flux_grpo_pickscore", "flux_paco_t2is",
-        "flux_pref_grpo", "hunyuan_video_dance_grpo", "krea2_grpo", "qwen_image_21_grpo", "qwen_image_edit_grpo",
-        "qwen_image_edit_r1", "qwen_image_grpo_pickscore", "sd14_dance_grpo",
+        "flux_pref_grpo", "flux_pref_grpo_flex", "hunyuan_video_dance_grpo", "krea2_grpo", "qwen_image_21_grpo",
+        "qwen_image_edit_grpo", "qwen_image_edit_r1", "qwen_image_grpo_pickscore", "sd14_dance_grpo",
         "sd15_ddpo_aesthetic", "sd15_ddpo_compressibility", "sd35m_branch_grpo", "sd35m_dance_grpo",
         "sd35m_flow_dppo", "sd35m_g2rpo", "sd35m_mixgrpo", "sd35m_mixgrpo_flash", "sd35m_paco", "sd35m_rft",
         "sdxl_ddpo_pickscore", "wan22_i2v_grpo", "wan_i2v_dance_grpo", "wan_t2v_dance_grpo", "z_image_grpo",
@@ -259,6 +259,9 @@ def test_whole_systems_have_what_is_published_of_them() -> None:
     pref, rewards = config_of("flux_pref_grpo"), config_of("flux_pref_grpo").rewards
     assert (pref.group_size, pref.reward_aggregation, [reward.weight for reward in rewards]) == (8, "each", [0.7, 0.3])
     assert (rewards[0].options["orders"], rewards[0].options["comparator"]["unparsed"]) == ("single", "tie")
+    flex = config_of("flux_pref_grpo_flex").rewards
+    assert [(reward.name, reward.weight) for reward in flex] == [("win_rate", 0.7), ("clip_score", 0.3)]
+    assert (flex[0].options["categories"], flex[0].options["comparator"]["style"]) == (0.7, "categories")
     for name in ("kontext_edit_r1", "qwen_image_edit_r1"):
         edit = config_of(name)
         assert (edit.rewards[0].name, edit.group_size, edit.kl_coef) == ("edit_principles", 24, 0.04)

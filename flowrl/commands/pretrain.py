@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=[],
         metavar="[WHAT] key=value",
         help="WHAT: sd3 (default), sd15, wan, kontext, scorer, the embedded world's differentiable reward, or prompts, "
-        "the lists in assets/prompts; key=value: a setting",
+        "the lists in assets/prompts, or verifier, a judge that learns; key=value: a setting",
     )
 
 

@@ -149,8 +149,8 @@ def batch_of(total: int, size: int, seed: int, step: int) -> list[int]:
 
 
 def learning_rate(step: int, steps: int, peak: float) -> float:
-    """Linear warm-up, then a cosine down to a fiftieth of the peak."""
-    warmup = 100
+    """Linear warm-up, of a fifth of the updates and at most 100, then a cosine down to a fiftieth of the peak."""
+    warmup = min(100, math.ceil(steps / 5))
     if step < warmup:
         return peak * (step + 1) / warmup
     done = (step - warmup) / max(1, steps - warmup)
@@ -215,6 +215,7 @@ def train_network(
     name: str, network: nn.Module, loss_of: Callable[[int], Tensor], path: Path,
     save: Callable[[int], None] | None = None, *, steps: int, lr: float, checkpoint_every: int = 200,
     betas: tuple[float, float] = (0.9, 0.98), weight_decay: float = 0.01, ema_decay: float = 0.998, muon: bool = False,
+    note: Callable[[], str] = str,
 ) -> float:  # fmt: skip
     """Minimises a loss, from the checkpoint at `path` if there is one.
 
@@ -231,6 +232,7 @@ def train_network(
         weight_decay: share of the weights, times the learning rate, that an update takes away.
         ema_decay: decay of the averaged weights; 0 keeps none.
         muon: whether Muon trains the hidden layers' matrices.
+        note: what else is said after an update.
 
     Returns:
         The seconds that training took, earlier sessions included.
@@ -251,7 +253,7 @@ def train_network(
             _descend(network, loss, learners, learning_rate(step, steps, lr))
             average_weights(network, average, min(ema_decay, (1 + step) / (10 + step)))
             recent = loss.item() if step == start else 0.98 * recent + 0.02 * loss.item()
-            advance(f"loss {recent:.4f}")
+            advance(f"loss {recent:.4f} {note()}")
             done = step + 1
             if done % checkpoint_every == 0 or done == steps:
                 state = {"model": network.state_dict(), "optimizers": [one.state_dict() for one in learners],

@@ -1,4 +1,4 @@
-"""Makes one of the models that ship with flowrl, their scorer or their prompts, from scratch."""
+"""Makes one of the models that ship with flowrl, their scorer or their prompts, from scratch; trains a verifier."""
 
 from __future__ import annotations
 
@@ -18,23 +18,24 @@ MODELS: dict[str, tuple[str, str]] = {
     "scorer": ("flowrl.pretraining.make_scorer", "ScorerConfig"),
     "sd15": ("flowrl.pretraining.make_sd15", "Sd15Config"),
     "sd3": ("flowrl.pretraining.make_sd3", "PretrainConfig"),
+    "verifier": ("flowrl.pretraining.train_verifier", "VerifierConfig"),
     "wan": ("flowrl.pretraining.make_wan", "WanConfig"),
 }
 """Name -> module with `main(config) -> Path`, and its settings."""
 MOST_THREADS = 256
 """CPU threads: far more of them end torch without a word."""
-_SHARES = ("prompt_dropout", "wrong", "label_smoothing", "ema_decay")
-_MAY_BE_ZERO = ("generated", "kl_weight", "shape_weight", "weight_decay")
+_SHARES = ("prompt_dropout", "wrong", "label_smoothing", "ema_decay", "first_weight")
+_MAY_BE_ZERO = frozenset("generated kl_weight shape_weight weight_decay sft_steps gcpo_steps kl_coef lora_rank".split())
 
 
 @public
 def pretrain(what: str = "sd3", *words: str, show: bool = True, **settings: Any) -> Path:
-    """Makes an embedded model, its scorer or its prompts from scratch, in tens of minutes on two cores.
+    """Makes an embedded model, its scorer or its prompts from scratch, in tens of minutes on two cores, or a verifier.
 
     The same call continues where it stopped.
 
     Args:
-        what: "sd3", "sd15", "wan", "kontext", "scorer" or "prompts".
+        what: "sd3", "sd15", "wan", "kontext", "scorer", "prompts" or "verifier", a judge that learns.
         *words: settings as `key=value` texts.
         show: show progress.
         **settings: settings as values. They are the fields of the class that `MODELS` names.

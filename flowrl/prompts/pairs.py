@@ -5,15 +5,15 @@ A JSONL file holds one object per line; paths of images are relative to the file
     {"prompt": "a photo of a red circle", "winner": "images/0001.png", "loser": "images/0002.png"}
     {"prompt": "a photo of a red circle", "image": "images/0001.png"}
 
-A pair may have `margin`, by how much the winner is better. Further keys are left alone. A folder stands for the file
-`pairs.jsonl`, or `images.jsonl`, in it.
+A pair may have `margin`, by how much the winner is better, and `source`, an image that both are compared with. Further
+keys are kept. A folder stands for the file `pairs.jsonl`, or `images.jsonl`, in it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,8 @@ class Pair:
     winner: Path
     loser: Path
     margin: float = 1.0
+    record: Mapping[str, Any] = field(default_factory=dict)
+    """The object of its line; the path of its `source` is that of a file."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,7 +56,12 @@ def read_pairs(path: Path) -> list[Pair]:
         margin = row.get("margin", 1.0)
         if isinstance(margin, bool) or not isinstance(margin, (int, float)) or not math.isfinite(margin):
             raise ValueError(f"{where}: margin must be a finite number, got {margin!r}")
-        found.append(Pair(prompt=prompt, winner=winner, loser=loser, margin=float(margin)))
+        if "source" in row:
+            source = (path if path.is_dir() else path.parent) / str(row["source"])
+            if not source.is_file():
+                raise ValueError(f"{where}: there is no image {source}, the source; paths are relative to the file")
+            row |= {"source": source}
+        found.append(Pair(prompt=prompt, winner=winner, loser=loser, margin=float(margin), record=row))
     return found
 
 

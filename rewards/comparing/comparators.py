@@ -48,6 +48,8 @@ class Verdicts:
     """float64 [n], the probability that the first is better; 0.5 is a tie, NaN a failure."""
     errors: tuple[str | None, ...]
     """[n] why one failed, None where it did not."""
+    categories: tuple[Mapping[str, float], ...] = ()
+    """[n] the same probability by category, empty where none was named; () of comparators without them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -21,7 +22,7 @@ from flowrl.rewards.base import RewardInputs
 from flowrl.rewards.base.prompt_needs import no_source
 from flowrl.rewards.comparing.comparators import Comparator, Gives, Pairs, Verdicts
 from flowrl.rewards.judges.answers import parse_winner, yes_no
-from flowrl.rewards.judges.asking import ask_all, number_list, pixels_of, shown_of
+from flowrl.rewards.judges.asking import ask_all, json_record, number_list, pixels_of, shown_of
 from flowrl.rewards.judges.chat import (
     TOP_LOGPROBS,
     Answer,
@@ -35,13 +36,16 @@ from flowrl.rewards.judges.templates import load_template, read_template
 
 _TEMPLATES = {"image": "pairwise", "video": "pairwise_video", "edit": "pairwise_edit"}
 _NEEDS = {"image": ("images",), "video": ("videos",), "edit": ("images", "source_images")}
-_MAX_TOKENS = {"answer_tag": 2048, "scores_json": 1024, "logprobs": 1}
+_MAX_TOKENS = {"answer_tag": 2048, "scores_json": 1024, "categories": 4096, "logprobs": 1}
 _FRAMES = 8  # of each video, as Pref-GRPO shows them
 _ANSWERS = {
     "answer_tag": "Reason step by step first. Then end with one line, which is <answer>{name} 1 is better</answer> or "
     "<answer>{name} 2 is better</answer>, or, if there is nothing to choose between them, <answer>tie</answer>.",
     "scores_json": "Rate each from 0 (useless) to 10 (flawless) by these points. You may reason first. End with one "
     'line of JSON that holds the score of {name} 1 and then that of {name} 2: {"scores": [first, second]}',
+    "categories": "Sort the points into three categories and judge each by itself. Reply with one JSON object, with "
+    'the winners, {name} 1 or {name} 2, after the reasons: {"categories": [{"name": ..., "reason": ..., "cat_winner": '
+    '...}, ...], "reason": ..., "winner": ...}',
     "logprobs": "Reply with one digit and nothing else: 1 if {name} 1 is better, 2 if {name} 2 is better.",
 }
 
@@ -52,20 +56,21 @@ class JudgeComparator:
 
     judge: Mapping[str, Any]
     """The model, see `flowrl.rewards.judges.chat`."""
-    style: Literal["answer_tag", "scores_json", "logprobs"] = "answer_tag"
+    style: Literal["answer_tag", "scores_json", "categories", "logprobs"] = "answer_tag"
     """`answer_tag`: it reasons and names the winner in <answer>...</answer>. `scores_json`: it ends with {"scores": [a,
-    b]}, and the greater wins. `logprobs`: one digit, and the verdict is `sigmoid(lp_1 - lp_2)` of its
-    log-probabilities; cheap, no reasoning, and smooth with `soft: true`."""
+    b]}, and the greater wins. `categories`: JSON that names a `cat_winner` of each of its `categories`, the first three
+    of which count, and an overall `winner` (UnifiedReward-Flex). `logprobs`: one digit, and the verdict is
+    `sigmoid(lp_1 - lp_2)` of its log-probabilities; cheap, no reasoning, and smooth with `soft: true`."""
     media: Literal["image", "video", "edit"] = "image"
     """What is compared: images; videos by some frames of each; or edits, shown with their source."""
     template: str | None = None
     """A text file of your own, or a published text: `published/unified_reward/pairwise_think.txt` for
     UnifiedReward-Think (Pref-GRPO), `published/unified_reward/pairwise.txt` for UnifiedReward, both with style
-    answer_tag. Null takes our own words."""
+    answer_tag; `published/unified_reward/pairwise_flex.txt` with style categories. Null takes our own words."""
     frames: int | None = None
     """Frames of each video, spread evenly; null takes 8."""
     max_tokens: int | None = None
-    """Length of the answer; null takes 2048, 1024 and 1, by style."""
+    """Length of the answer; null takes 2048, 1024, 4096 and 1, by style."""
     unparsed: Literal["failed", "tie"] = "failed"
     """An answer in which no winner is found has `failed`, or counts as a `tie` (Pref-GRPO)."""
 
@@ -108,9 +113,7 @@ class JudgeComparator:
             errors: list[str | None] = [None] * len(pairs)
             questions, asked = [], []
             for number, (first, second) in enumerate(pairs.tolist()):
-                sources = (
-                    inputs.source_images[first] if self.media == "edit" and inputs.source_images is not None else []
-                )
+                sources = inputs.source_images[first] if inputs.source_images and self.media == "edit" else []
                 if self.media == "edit" and not sources:
                     errors[number] = "missing_field"
                     continue
@@ -122,9 +125,10 @@ class JudgeComparator:
                 questions.append(replace(asked_one, schema=schema))
                 asked.append(number)
             wins = np.full(len(pairs), np.nan)
+            categories: list[Mapping[str, float]] = [{}] * len(pairs)
             for number, answer in zip(asked, ask_all(chat, questions), strict=True):
-                wins[number], errors[number] = _read(answer, self)
-            return Verdicts(first_wins=wins, errors=tuple(errors))
+                wins[number], errors[number], categories[number] = _read(answer, self)
+            return Verdicts(first_wins=wins, errors=tuple(errors), categories=tuple(categories))
 
         return Comparator(
             compare=compare,
@@ -135,23 +139,40 @@ class JudgeComparator:
         )
 
 
-def _read(answer: Answer, options: JudgeComparator) -> tuple[float, str | None]:
-    """The probability that the first is better, or NaN and why the answer does not say."""
+def _read(answer: Answer, options: JudgeComparator) -> tuple[float, str | None, Mapping[str, float]]:
+    """The probability that the first is better, or NaN and why the answer does not say; and that by category."""
+    by_category: dict[str, float] = {}
     if answer.error:
-        return math.nan, answer.error
+        return math.nan, answer.error, {}
     if options.style == "logprobs" and not answer.logprobs:
-        return math.nan, "no_logprobs"
+        return math.nan, "no_logprobs", {}
     if options.style == "logprobs":
         verdict = yes_no(answer.logprobs[0], yes="1", no="2")
     elif options.style == "scores_json":
         scores = number_list(answer.text, 2, brackets=False)
         verdict = None if scores is None else 0.5 * (1 + (scores[0] > scores[1]) - (scores[0] < scores[1]))
+    elif options.style == "categories":
+        said = json_record(answer.text)
+        verdict, by_category = named_winner(said["winner"]) if "winner" in said else None, category_winners(said)
     else:
         winner = parse_winner(answer.text)
         verdict = None if winner is None else {"A": 1.0, "B": 0.0, "tie": 0.5}[winner]
     if verdict is not None:
-        return verdict, None
-    return (0.5, None) if options.unparsed == "tie" else (math.nan, "unparsable")
+        return verdict, None, by_category
+    return (0.5, None, by_category) if options.unparsed == "tie" else (math.nan, "unparsable", {})
+
+
+def named_winner(text: object) -> float:
+    """1 where "Image 1" or "Video 1" is named, 0 where it is the second; 1/2 where neither or both are."""
+    named = set(re.findall(r"\b(?:video|image)\s*([12])\b", str(text).casefold()))
+    return {"1": 1.0, "2": 0.0}[named.pop()] if len(named) == 1 else 0.5
+
+
+def category_winners(said: Mapping[str, Any]) -> dict[str, float]:
+    """Whether the first wins in each of the first three categories of an answer in JSON."""
+    found = said.get("categories")
+    listed = [one for one in found[:3] if isinstance(one, Mapping)] if isinstance(found, list) else []
+    return {str(one.get("name") or "category").strip(): named_winner(one.get("cat_winner")) for one in listed}
 
 
 def _images(inputs: RewardInputs, place: int, options: JudgeComparator) -> list[Pixels]:

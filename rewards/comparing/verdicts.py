@@ -10,7 +10,7 @@ import json
 import math
 import threading
 from collections import Counter, OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
 import numpy as np
@@ -22,6 +22,8 @@ from flowrl.runtime.randomness import counter_seed
 from flowrl.runtime.shapes import Float64
 
 Orders = Literal["single", "random", "both"]
+Known = tuple[float, str | None, Mapping[str, float]]
+"""Of one order: the probability that the one shown first wins, or NaN and why; and the same by category."""
 
 
 def group_places(inputs: RewardInputs) -> dict[int, np.ndarray]:
@@ -41,22 +43,22 @@ class VerdictCache:
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self._verdicts: OrderedDict[bytes, float] = OrderedDict()
+        self._verdicts: OrderedDict[bytes, Known] = OrderedDict()
         self._lock = threading.Lock()
 
-    def get(self, key: bytes) -> float | None:
+    def get(self, key: bytes) -> Known | None:
         """A verdict asked for before."""
         with self._lock:
             if key in self._verdicts:
                 self._verdicts.move_to_end(key)
             return self._verdicts.get(key)
 
-    def put(self, key: bytes, first_wins: float) -> None:
+    def put(self, key: bytes, verdict: Known) -> None:
         """Keeps a verdict, unless it is a failure."""
-        if math.isnan(first_wins):
+        if math.isnan(verdict[0]):
             return
         with self._lock:
-            self._verdicts[key] = first_wins
+            self._verdicts[key] = verdict
             self._verdicts.move_to_end(key)
             while len(self._verdicts) > self.size:
                 self._verdicts.popitem(last=False)
@@ -93,7 +95,7 @@ class Bouts:
         self._bias, self._both = np.zeros(batch), np.zeros(batch)
         self._ids: list[int] = inputs.sample_ids.tolist()
         self._groups: list[int] = inputs.group_ids.tolist()
-        self._known: dict[tuple[int, int], tuple[float, str | None]] = {}
+        self._known: dict[tuple[int, int], Known] = {}
         self._keys = None if cache is None else _content(inputs, comparator)
         if comparator.free:
             members = group_places(inputs).values()
@@ -112,18 +114,27 @@ class Bouts:
         wins = np.zeros(len(matches))
         for number, ((a, b), orders) in enumerate(zip(matches, shown, strict=True)):
             verdicts = [self._known[order] for order in orders]
-            first = [self._harden(verdict) for verdict, _ in verdicts]
+            first = [self._harden(verdict) for verdict, _, _ in verdicts]
             own = [p if order[0] == a else 1 - p for p, order in zip(first, orders, strict=True)]
             wins[number] = sum(own) / len(own)
             lost = math.isnan(wins[number])
             for member in (a, b):
                 self.comparisons[member] += not lost
                 self.failed[member] += lost
-                self.reasons[member].update(word for _, word in verdicts if word is not None)
+                self.reasons[member].update(word for _, word, _ in verdicts if word is not None)
                 if len(first) == 2 and not lost:
                     self._bias[member] += sum(first) / 2 - 0.5
                     self._both[member] += 1
         return wins
+
+    def categories(self, pair: tuple[int, int]) -> dict[str, float]:
+        """By category, the probability that the first of a pair that was played beats the second."""
+        shown = [(order, self._known[order][2]) for order in self._orders_of(*pair)]
+        found: dict[str, list[float]] = {}
+        for order, named in shown:
+            for name, first in named.items():
+                found.setdefault(name, []).append(first if order == pair else 1 - first)
+        return {name: sum(wins) / len(wins) for name, wins in found.items()}
 
     def _harden(self, first_wins: float) -> float:
         if self.soft or math.isnan(first_wins):
@@ -150,17 +161,20 @@ class Bouts:
             if found is None:
                 missing.append(order)
             else:
-                self._known[order] = (found, None)
+                self._known[order] = found
             for place in order:
                 self.asked[place] += 1
                 self.cached[place] += found is not None
         if not missing:
             return
         verdicts = self.comparator.compare(self.inputs, np.array(missing, dtype=np.int64))
-        for order, wins, word in zip(missing, verdicts.first_wins.tolist(), verdicts.errors, strict=True):
-            self._known[order] = (wins, (word or "no_verdict") if math.isnan(wins) else None)
+        categories: Sequence[Mapping[str, float]] = verdicts.categories or [{}] * len(missing)
+        for order, wins, word, named in zip(
+            missing, verdicts.first_wins.tolist(), verdicts.errors, categories, strict=True
+        ):
+            self._known[order] = (wins, (word or "no_verdict") if math.isnan(wins) else None, named)
             if self.cache is not None:
-                self.cache.put(self._key(order), wins)
+                self.cache.put(self._key(order), self._known[order])
 
     def _key(self, order: tuple[int, int]) -> bytes:
         assert self._keys is not None

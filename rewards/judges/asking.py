@@ -175,7 +175,9 @@ def number_list(
     Returns:
         `count` numbers, or None where there is no such list.
     """
-    found = _json_scores(text)
+    record = json_record(text, "score", "scores")
+    given = record.get("score", record.get("scores"))
+    found = given if isinstance(given, list) else None
     if found is None and not brackets:
         return None
     if found is None:
@@ -187,17 +189,21 @@ def number_list(
     return [min(max(number, low), high) for number in numbers]
 
 
-def _json_scores(text: str) -> list[Any] | None:
+def json_record(text: str, *lists: str) -> dict[str, Any]:
+    """The widest JSON object in an answer, else the last without another in it; empty where there is none.
+
+    One that has no list under the first of the names `lists` that it holds is passed over.
+    """
     whole = text[text.find("{") : text.rfind("}") + 1]
     for piece in (whole, *reversed(re.findall(r"\{[^{}]*\}", text))):
         try:
             record = json.loads(piece)
         except ValueError:
             continue
-        found = record.get("score", record.get("scores")) if isinstance(record, dict) else None
-        if isinstance(found, list):
-            return found
-    return None
+        named = next((name for name in lists if isinstance(record, dict) and name in record), None)
+        if isinstance(record, dict) and (not lists or (named and isinstance(record[named], list))):
+            return record
+    return {}
 
 
 def mean(values: Sequence[float]) -> float:

@@ -134,11 +134,9 @@ class LocalJudge:
                     answers[place] = answer
         return answers
 
-    @torch.no_grad()
-    def _answer(self, questions: list[Question]) -> list[Answer]:
-        from transformers import GenerationConfig, LogitsProcessorList
-
-        inputs = self.processor.apply_chat_template(
+    def encode(self, questions: Sequence[Question]) -> Any:
+        """What the model reads of questions with as many images each, padded on the left, and the answers begun."""
+        return self.processor.apply_chat_template(
             [messages_of(question) for question in questions],
             add_generation_prompt=True,
             tokenize=True,
@@ -146,6 +144,35 @@ class LocalJudge:
             return_tensors="pt",
             processor_kwargs={"padding": True},
         ).to(self.device, dtype=self.network.dtype)
+
+    def log_probs(self, questions: Sequence[Question], rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
+        """Log-probabilities [b, l] of the tokens of given answers, float32, with gradient; and which there are."""
+        inputs, length = dict(self.encode(questions)), max(map(len, rows))
+        mask = torch.tensor([[place < len(row) for place in range(length)] for row in rows], device=self.device)
+        padded = [[*row, *[self.processor.tokenizer.pad_token_id] * (length - len(row))] for row in rows]
+        tokens, asked = torch.tensor(padded, device=self.device), inputs["input_ids"]
+        more = {"input_ids": tokens, "attention_mask": mask.to(inputs["attention_mask"].dtype)}
+        for name, value in inputs.items():
+            if value.shape == asked.shape:  # kinds of tokens too, where a processor tells them
+                inputs[name] = torch.cat([value, more.get(name, torch.zeros_like(tokens))], dim=1)
+        logits = self.network(**inputs, use_cache=False).logits[:, asked.shape[1] - 1 : -1].float()
+        return logits.log_softmax(dim=-1).gather(2, tokens[..., None])[..., 0], mask
+
+    def _answer(self, questions: list[Question]) -> list[Answer]:
+        """The answers of one batch."""
+        ends, rows, logits, prompt_lengths = self.sample(questions)
+        return [
+            self._read(question, row, ends, None if logits is None else logits[i], prompt_lengths[i])
+            for i, (question, row) in enumerate(zip(questions, rows, strict=True))
+        ]
+
+    @torch.no_grad()
+    def sample(self, questions: Sequence[Question]) -> tuple[set[int], list[list[int]], Tensor | None, list[int]]:
+        """Answers to questions of one form: tokens that end one, tokens up to and with the first of those, logits
+        [b, l, v] where asked for, and the lengths of the questions."""
+        from transformers import GenerationConfig, LogitsProcessorList
+
+        inputs = self.encode(questions)
         # Tokens that end an answer: a checkpoint may name several, the tokenizer's being one of them.
         given = self.network.generation_config.eos_token_id
         listed = given if isinstance(given, list) else [given]
@@ -170,20 +197,18 @@ class LocalJudge:
             noise.append(GumbelNoise(questions, self.options.seed, prompt_length=inputs["input_ids"].shape[1]))  # type: ignore[arg-type]
         with torch.autocast(self.device.type, enabled=False):
             made = self.network.generate(**inputs, generation_config=settings, logits_processor=noise)
-        tokens = made.sequences[:, inputs["input_ids"].shape[1] :].tolist()
-        prompt_lengths = inputs["attention_mask"].sum(1).tolist()
         logits = torch.stack(made.logits, 1) if any(q.top_logprobs for q in questions) else None
-        return [
-            self._read(question, row, ends, None if logits is None else logits[i], prompt_lengths[i])
-            for i, (question, row) in enumerate(zip(questions, tokens, strict=True))
-        ]
+        rows = []
+        for row in made.sequences[:, inputs["input_ids"].shape[1] :].tolist():
+            # What follows the first end token pads it to the longest answer.
+            rows.append(row[: next((i + 1 for i, token in enumerate(row) if token in ends), len(row))])
+        return ends, rows, logits, inputs["attention_mask"].sum(1).tolist()
 
     def _read(
         self, question: Question, row: list[int], ends: set[int], logits: Tensor | None, prompt_length: int
     ) -> Answer:
-        """One row of a batch, up to and with the first end token: what follows pads it to the longest answer."""
-        length = next((i + 1 for i, token in enumerate(row) if token in ends), len(row))
-        row, ended = row[:length], bool(row) and row[length - 1] in ends
+        """One row of a batch."""
+        length, ended = len(row), bool(row) and row[-1] in ends
         text = self.processor.tokenizer.decode(row, skip_special_tokens=True)
         logprobs: tuple[dict[str, float], ...] = ()
         if question.top_logprobs and logits is not None:

@@ -2,13 +2,14 @@
 
     judge: {model: world:shapes, wrong: 0.1}
 
-It answers what `rubric`, `yes_no`, `edit_score` (`digits`) and `edit_principles` (`yes_no`) ask about prompts and edits
-in `asset:prompts`, whatever words stand around them.
+It answers what `rubric`, `yes_no`, `edit_score` (`digits`), `edit_principles` (`yes_no`) and comparators of style
+`categories` ask about prompts and edits in `asset:prompts`, whatever words stand around them.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -33,6 +34,8 @@ RULES = {
     "Has the image charm?": "",
 }
 """The rules that it proposes, and the field of a GenEval record that each looks at; chance answers the last two."""
+CATEGORIES = {"kinds": "class", "numbers": "count", "colours": "color", "winner": None}
+"""The categories by which it compares two images, and the field that each looks at; last the verdict on all."""
 
 
 @cache
@@ -93,10 +96,19 @@ class WorldJudge:
         record = sources.get(images[0].tobytes(), sources.get(b""))
         if record is None:
             return Answer(error="other_world")
+        chance = hashlib.sha256(b"".join(image.tobytes() for image in images) + text.encode()).digest()
+        wrong = chance[1] / 256 < self.wrong
+        if "cat_winner" in text:
+            shown = images[::-1] if wrong else images
+            named = {
+                name: ("neither", "Image 1", "Image 2")[holds(shown[0], record, field) - holds(shown[1], record, field)]
+                for name, field in CATEGORIES.items()
+            }
+            listed = [{"name": name, "cat_winner": named[name]} for name in named if name != "winner"]
+            return Answer(text=json.dumps({"categories": listed, "winner": named["winner"]}))
         if question.is_text:
             principles = ["KEEP: what the instruction does not name is as it was", f"FOLLOW: {record['prompt']}"]
             return Answer(text="\n".join(principles if "scene" in record else [f"RULE: {rule}" for rule in RULES]))
-        chance = hashlib.sha256(b"".join(image.tobytes() for image in images) + text.encode()).digest()
         score = score_of(images, record, text, chance[0])
-        yes = 0.02 + 0.96 * (1 - score if chance[1] / 256 < self.wrong else score)  # never quite sure
+        yes = 0.02 + 0.96 * (1 - score if wrong else score)  # never quite sure
         return Answer(text="Yes", logprobs=({"Yes": math.log(yes), "No": math.log(1 - yes), f"{5 * yes:.0f}": 0.0},))

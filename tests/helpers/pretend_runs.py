@@ -58,6 +58,7 @@ OTHERS: dict[str, tuple[str, ...]] = {
     "tiny_kontext_grpo": _FEW,
     "tiny_kontext_recommended": _FEW_FORWARD,
     "tiny_pairwise": _FEW,
+    "tiny_pref_grpo_flex": _FEW,
     "tiny_pointwise_noisy": _FEW,
     "tiny_sd15_grpo": _FEW,
     "tiny_sd15_recommended": _FEW_FORWARD,

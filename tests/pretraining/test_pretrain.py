@@ -170,7 +170,7 @@ def test_overrides_are_as_strict_as_a_training_run(monkeypatch: pytest.MonkeyPat
     ):
         with pytest.raises(ValueError, match=said):
             make(*wrong)
-    assert set(MODELS) == {"kontext", "prompts", "scorer", "sd15", "sd3", "wan"}
+    assert set(MODELS) == {"kontext", "prompts", "scorer", "sd15", "sd3", "verifier", "wan"}
 
 
 @pytest.mark.slow

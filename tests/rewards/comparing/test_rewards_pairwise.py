@@ -331,16 +331,17 @@ def test_a_pair_is_asked_once_and_failures_are_asked_again(chat: ScriptedJudge) 
 
 def test_the_cache_forgets_what_was_used_least_and_takes_threads() -> None:
     cache = VerdictCache(2)
-    cache.put(b"a", 1.0)
-    cache.put(b"b", 0.0)
-    cache.put(b"failed", NAN)
-    assert cache.get(b"a") == 1.0
-    cache.put(b"c", 0.5)
-    assert [cache.get(key) for key in (b"a", b"b", b"c", b"failed")] == [1.0, None, 0.5, None]
+    a, b, c = (1.0, None, {"Meaning": 1.0}), (0.0, None, {}), (0.5, None, {})
+    cache.put(b"a", a)
+    cache.put(b"b", b)
+    cache.put(b"failed", (NAN, "timeout", {}))
+    assert cache.get(b"a") == a
+    cache.put(b"c", c)
+    assert [cache.get(key) for key in (b"a", b"b", b"c", b"failed")] == [a, None, c, None]
 
     def fill(start: int) -> None:
         for number in range(start, start + 500):
-            cache.put(str(number).encode(), 0.0)
+            cache.put(str(number).encode(), b)
             cache.get(str(number).encode())
 
     threads = [threading.Thread(target=fill, args=(500 * k,)) for k in range(4)]
@@ -409,7 +410,11 @@ def test_comparator_of_a_users_file(tmp_path: Path) -> None:
         ("win_rate", {"comparator": by_judge(style="logprobs", max_tokens=2)}, "max_tokens must be 1 with style"),
         ("win_rate", {"comparator": by_judge(frames=4)}, "frames is a number of at least 1 for media: video"),
         ("win_rate", {"comparator": by_judge(template="none.txt")}, r"template 'none\.txt' cannot be read"),
-        ("win_rate", {"comparator": by_judge(style="tag")}, "style must be one of answer_tag, scores_json, logprobs"),
+        (
+            "win_rate",
+            {"comparator": by_judge(style="tag")},
+            "style must be one of answer_tag, scores_json, categories, logprobs",
+        ),
         ("win_rate", {"comparator": BY_SCORE, "opponents": 3}, "opponents must be an even number"),
         ("win_rate", {"comparator": BY_SCORE, "opponents": 2, "min_comparisons": 3}, r"at most opponents \(2\), got 3"),
         ("win_rate", {"comparator": BY_SCORE, "min_comparisons": 0}, "min_comparisons must be at least 1"),

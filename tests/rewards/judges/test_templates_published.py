@@ -33,6 +33,7 @@ DIGESTS = {
     "unified_reward/edit_quality": "ddb40baa511dbf2fd619474e5a0fcd043c6325f976bfc8fd1f8b9fbf4c521113",
     "unified_reward/edit_instruction": "b9c27cd063664e5f363a5039623cf27a0358e7900dcd8b4cfdb48569d843fc7c",
     "unified_reward/pairwise": "0fd2f5c43a06516503fde3e64ffc98fff6f3a8815b5eac8dc5f0d81cee686614",
+    "unified_reward/pairwise_flex": "bd0c2d5635a7b6b3f382416789dad5c71563d9b68eeacfe75ece5795dff5ebda",
     "unified_reward/pairwise_think": "342f6a4bd0efdae0ca754259d78404e534aae5f1c5527dd47f6062028305e3ff",
     "flow_factory/rational": "10524a1e9631ac561a4a3db1186f85360a95026cd52dd5552484c618647ef2e4",
     "flow_factory/rational_edit": "eada6fd6084ff2fd2571eaebd3dbbcbe8810edb0ea9a4427e37a4f2f5ddc72f0",
