@@ -113,6 +113,7 @@ class MemorySettings:
     shard: int = 1
     context: int = 1
     rollouts: int = 0
+    staleness: int = 0
 
     @property
     def ranks(self) -> int:
@@ -351,6 +352,8 @@ def _host(facts: Facts, chosen: MemorySettings, parts: tuple[int, int, int]) -> 
     rounds = facts.record.rounds
     record = rounds * (sum(map(pinned, columns)) + sum(columns) * (rounds > 1))
     found = {"record of a rollout": record} if record else {}
+    if chosen.staleness:  # of each its record, and its weights, once more in Ray's memory
+        found["iterations drawn ahead"] = chosen.staleness * (sum(columns) + 2 * 4 * trained)
     if facts.gradients[0]:
         images, piece = facts.images // ranks, chosen.rollout_batch_size
         found["gradients of its images"] = facts.gradients[0] * images // piece * pinned(4 * trained * piece)

@@ -67,7 +67,7 @@ __all__ = ["REGRESSES", "THROUGH_REWARDS", "check", "counts", "main", "objective
 
 REGRESSES, THROUGH_REWARDS = False, False
 
-_MEANS = ("policy_loss", "ratio_mean", "approx_kl", "kl")
+_MEANS = ("policy_loss", "ratio_mean", "approx_kl", "kl", "stale_weight")
 
 
 def main(ready: Ready, run: Run) -> bool:
@@ -154,6 +154,11 @@ def check(config: TrainConfig) -> None:
         )
     if config.ratio != "step" and not objective.of_whole_paths:
         raise ValueError(f"ratio={config.ratio} is defined for the clipped surrogate, not for objective {name}")
+    if config.ratio != "step" and config.workers.weight_cap:
+        raise ValueError(
+            f"ratio={config.ratio} takes one ratio per trajectory, and a weight of stale rollouts (workers.staleness, "
+            "workers.importance_cap) is of one transition: set ratio=step, or workers.importance_cap=0"
+        )
     if config.ratio != "step" and config.loss_aggregation != "samples":
         raise ValueError(f"ratio={config.ratio} averages over trajectories: set loss_aggregation=samples")
     sources = shared_sources(config, method)
@@ -280,7 +285,7 @@ def descend(
         anchored: the policy has not moved since the rollout, so that the ratio is 1 by construction. How far the
             log-densities that the rollout stored are from those of the update is logged, and not trained on.
     """
-    loop, kl_coef = record.loop, record.loop.config.kl_coef
+    loop, config, kl_coef = record.loop, record.loop.config, record.loop.config.kl_coef
     for index, live in record.in_step(rows, blocks):
         part = rows[index]
         keep = part.keep & live
@@ -289,6 +294,7 @@ def descend(
             with loop.network.counting("update"):
                 new = record.transition(part)
         scored = record.scored_rows(part, index, new)
+        stale = record.stale_weight(part, index, scored, anchored=anchored)
         if anchored:
             deviation = scored.log_ratio.detach().abs() * (record.dims / new.mean[0].numel())
             stats.largest(keep, ratio_first_deviation=deviation)
@@ -299,10 +305,13 @@ def descend(
         else:  # what is descended has the gradient of the loss, not its value
             policy_loss, factor = (sent(column[index], device) for column in (whole[1], whole[0]))
             descended = factor * scored.log_ratio
+        if stale is not None:
+            policy_loss = descended = stale * policy_loss
+            stats.mean(keep, stale_weight=stale)
         weight_b, kl_scale_b = (sent(column[index], device) for column in scales_M)
         penalty = torch.zeros_like(descended)
         if reference is not None:
-            kl_b = kl_of(loop.config, record.kernel, new, reference, *record.levels(part))
+            kl_b = kl_of(config, record.kernel, new, reference, *record.levels(part))
             penalty = kl_coef * kl_scale_b * kl_b
             stats.mean(keep, kl=kl_b)
         ratio, loss = scored.log_ratio.exp(), policy_loss + penalty

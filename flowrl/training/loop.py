@@ -86,6 +86,9 @@ from flowrl.training.watchdog import (
 COPY = "copy"
 """The slot of the policy's copy that `kl_reference: N` takes again every N iterations."""
 
+AHEAD = "ahead"
+"""The run's memory of the weights that later iterations are drawn with: by the iteration that began with them."""
+
 TEACHER = "teacher "
 """What the slots of teachers begin with. They are read from their files, so that checkpoints hold none of them."""
 
@@ -234,7 +237,8 @@ class Loop(Draws):
         self.stages.begin()
         self.scorer.begin()
         self.iteration = iteration
-        counters, memory = deepcopy(self.counters), deepcopy(self.memory)
+        ahead = self.memory.get(AHEAD)  # is replaced, never changed
+        counters, memory = deepcopy(self.counters), deepcopy(self.memory, {id(ahead): ahead})
         self._beginning = Beginning(counters=counters, memory=memory, clock=time.perf_counter())
         if COPY in self.policy.slots and iteration % int(self.config.kl_reference) == 0:
             self.policy.blend(COPY, 0.0)

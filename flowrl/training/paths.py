@@ -23,13 +23,12 @@ from flowrl.samplers.windows import flash_tail, mixgrpo_window
 from flowrl.training.batch import Batch
 from flowrl.training.draws import HOST, Draws, DrawsElsewhere, Request, batch_of, start_of, without_texts
 from flowrl.training.kept_graphs import KeptGradients, KeptGraphs
-from flowrl.training.loop import Loop
+from flowrl.training.loop import AHEAD, Loop
 from flowrl.training.parts import sampler_of
 from flowrl.training.processes.mesh import data_ranks
 from flowrl.training.scoring import Scoring
 from flowrl.trajectory import Sampled, Schedule, Trajectory
 
-_AHEAD = "ahead"  # the run's memory of the weights that the next iteration is drawn with
 _TREE_WINDOW_RATIO = 0.5  # TreeGRPO's law of where the splits lie
 
 
@@ -97,7 +96,7 @@ def sample(loop: Loop, batch: Batch, how: Paths, scoring: Scoring | None) -> Tra
     if loop.run.rollouts is None:
         pieces = _pieces(loop, batch, how)
     else:
-        found = _draw_elsewhere(loop, batch, how, _steps_after(loop, how.steps))
+        found = _draw_elsewhere(loop, batch, how)
         pieces = (cast(Trajectory, piece) for piece in found)
     rows, start = dict[str, Any](), 0
     for part in pieces:
@@ -150,51 +149,42 @@ def _pieces(draws: Draws, batch: Batch, how: Paths, *, keep_velocity: bool = Fal
         yield rollout(velocity, noise, how.schedule, how.kernel, step_noise, stochastic=steps, solver=solver, **keep)
 
 
-def _steps_after(loop: Loop, steps: tuple[int, ...]) -> tuple[int, ...] | None:
-    """Stochastic steps of the next iteration; None where it samples nothing."""
-    if not steps:
-        return ()
-    return stochastic_steps(loop.config.sampler, loop.config.seed, loop.iteration + 1) or None
-
-
-def _draw_elsewhere(
-    loop: Loop, batch: Batch, how: Paths, steps_after: tuple[int, ...] | None, *, plan: bool = False
-) -> Iterator[Trajectory | Sampled]:
+def _draw_elsewhere(loop: Loop, batch: Batch, how: Paths, *, plan: bool = False) -> Iterator[Trajectory | Sampled]:
     """A batch from the run's workers, piece by piece in order, or in one piece as a method's plan.
 
-    With `workers.staleness` 1 the next iteration is asked for at the same time, under the same weights, which will be
-    one update old by then. The run's memory keeps them, so that a run that goes on from a checkpoint asks for the same
-    images again.
+    With `workers.staleness` k the k iterations after it are asked for too. Iteration j is drawn under the oldest
+    weights that are at most k iterations old by then: those with which j - k began, or the run, or the first iteration
+    after j - k that samples. The run's memory keeps what those in flight are drawn with, so that a run that goes on
+    from a checkpoint asks for the same images again.
 
     Args:
         loop: of the run, its network under the weights that are sampled with.
         batch: this process's images.
         how: the paths run.
-        steps_after: stochastic steps of the next iteration; None where it samples nothing.
         plan: whether it is drawn as a whole.
     """
     workers: DrawsElsewhere = loop.run.rollouts
     iteration, config = batch.iteration, loop.config
-    own: Mapping[str, Tensor] = {name: tensor.cpu() for name, tensor in loop.policy.tensors().items()}
-    tickets = loop.ahead.pop(iteration, None)
-    if tickets is None:
-        kept: dict[str, Any] = loop.memory.get(_AHEAD, {"iteration": None})
-        behind = config.workers.staleness > 0 and kept["iteration"] == iteration
-        weights = kept["weights"] if behind else own
-        tickets = workers.submit(_requests(loop, batch, how.steps, plan=plan, keep_means=how.keep_means), weights)
-    if config.workers.staleness:
-        loop.memory[_AHEAD] = {"iteration": iteration + 1, "weights": own}
-        if steps_after is not None and iteration + 1 < config.num_iterations:
-            asked = _requests(loop, loop.batch(iteration + 1), steps_after, plan=plan, keep_means=how.keep_means)
-            loop.ahead[iteration + 1] = workers.submit(asked, own)
-    else:
-        loop.memory.pop(_AHEAD, None)  # of a run that goes on without staleness
-    for drawn in workers.collect(tickets):
+    staleness, kept = config.workers.staleness, loop.memory.pop(AHEAD, {})
+    if "weights" in kept:  # of a version that had one copy, named by the iteration that it draws
+        kept = {kept["iteration"] - 1: kept["weights"]}
+    weights = {begun: tensors for begun, tensors in kept.items() if begun >= iteration - staleness}
+    weights[iteration] = {name: tensor.cpu() for name, tensor in loop.policy.tensors().items()}
+    for later in range(iteration, min(iteration + staleness + 1, config.num_iterations)):
+        steps = stochastic_steps(config.sampler, config.seed, later) if how.steps and later > iteration else how.steps
+        if later in loop.ahead or (how.steps and not steps):  # or it samples nothing
+            continue
+        asked = _requests(loop, batch if later == iteration else loop.batch(later), steps, plan, how.keep_means)
+        begun = min(begun for begun in weights if begun >= later - staleness)
+        loop.ahead[later] = workers.submit(asked, weights[begun])
+    if staleness:
+        loop.memory[AHEAD] = {begun: tensors for begun, tensors in weights.items() if begun > iteration - staleness}
+    for drawn in workers.collect(loop.ahead.pop(iteration)):
         loop.network.take_over(drawn.evaluations)
         yield drawn.found
 
 
-def _requests(loop: Loop, batch: Batch, steps: tuple[int, ...], *, plan: bool, keep_means: bool) -> list[Request]:
+def _requests(loop: Loop, batch: Batch, steps: tuple[int, ...], plan: bool, keep_means: bool) -> list[Request]:
     levels, found = loop.memory.get("noise_levels"), list[Request]()
     levels = None if levels is None else tuple(levels)
     size = len(batch.own) if plan else loop.geometry.rollout_batch_size
@@ -232,7 +222,7 @@ def sample_paths(loop: Loop, batch: Batch, method: Method, how: Paths, scoring: 
     elif loop.run.rollouts is None:
         sampled = _plan(loop, batch, method, how)
     else:
-        (found,) = _draw_elsewhere(loop, batch, how, _steps_after(loop, how.steps), plan=True)
+        (found,) = _draw_elsewhere(loop, batch, how, plan=True)
         assert isinstance(found, Sampled)
         sampled = found
     if not method.of_outcomes:  # the rewards of all finished latents at once, which may be more than the images

@@ -1,12 +1,18 @@
-"""Workers on Ray whose processes serve one run after another: what they import takes seconds each time."""
+"""Workers on Ray whose processes serve one run after another: what they import takes seconds each time. And workers in
+the test's own process, without Ray."""
 
 from __future__ import annotations
 
 import os
+import time
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
+from torch import Tensor
+
 from flowrl.pipelines import PIPELINES
-from flowrl.workers.dispatch import Answer
+from flowrl.workers.actor import Duty, RolloutWorker
+from flowrl.workers.dispatch import Answer, PieceDone, WorkerReady
 from flowrl.workers.ray_backend import Order, RayBackend
 
 _FAMILY = PIPELINES["sd3"]
@@ -66,3 +72,47 @@ class Kept(RayBackend):
         self._awaited.clear()
         Kept.idle += self._actors.values()
         self._actors.clear()
+
+
+class Inside:
+    """A backend whose workers are real and live in this process: one after another draws, in the dispatcher's thread.
+
+    Attributes:
+        asked: the iteration of each piece and the number of its weights, in the order in which they were drawn.
+    """
+
+    asked: ClassVar[list[tuple[int, int]]] = []
+
+    def __init__(self, duty: Duty, *, gpus: float) -> None:
+        self._duty, self._workers, self._versions = duty, dict[int, RolloutWorker](), 0
+        self._given, self._answers = list[tuple[int, int, Order]](), list[Answer]()
+
+    def now(self) -> float:
+        return time.monotonic()
+
+    def weights(self, tensors: Mapping[str, Tensor]) -> tuple[int, Any]:
+        self._versions += 1
+        return self._versions, dict(tensors)
+
+    def start(self, worker: int) -> None:
+        self._workers[worker] = made = RolloutWorker()
+        self._answers.append(WorkerReady(worker, made.load(self._duty)))
+
+    def submit(self, worker: int, ticket: int, piece: Order) -> None:
+        self._given.append((worker, ticket, piece))
+
+    def wait(self, seconds: float) -> list[Answer]:
+        found, self._answers = self._answers, []
+        if self._given:
+            number, ticket, piece = self._given.pop(0)
+            Inside.asked.append((piece.request.iteration, piece.version))
+            worker = self._workers[number]
+            worker.policy.load(piece.reference)
+            worker._version = piece.version
+            found.append(PieceDone(number, ticket, worker.draw(piece.request, piece.version, [])))
+        elif not found:
+            time.sleep(0.001)
+        return found
+
+    def close(self) -> None:
+        self._workers.clear()

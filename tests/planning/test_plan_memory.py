@@ -390,6 +390,12 @@ def test_every_column_takes_a_power_of_two_by_itself() -> None:
     assert host() == 0
 
 
+def test_iterations_drawn_ahead_are_counted() -> None:
+    own = replace(facts(), record=RolloutRecord(columns=(600, 3)), latent=2**20)
+    ahead = memory_of(own, replace(SETTINGS, rollouts=2, staleness=3))
+    assert ahead.host["iterations drawn ahead"] == 3 * (603 * 2**20 + 8 * own.network.trained)
+
+
 def test_what_is_scored_after_all_is_drawn_is_counted_by_itself() -> None:
     own, mib = facts(), 2**20
 
