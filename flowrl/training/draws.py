@@ -31,7 +31,7 @@ class Request:
 
     Attributes:
         iteration: counts from 0.
-        images: their numbers, of at most one `rollout_batch_size`; of a whole process where `plan` is set.
+        images: their numbers, of at most one `rollout_batch_size`; of whole batches of trees where `plan` is set.
         asked: the prompts of their groups, encoded and on the host; without their texts.
         steps: stochastic ones; none is sampling by the ODE.
         levels: noise levels that a calibration has found.
@@ -49,18 +49,35 @@ class Request:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Drawn:
-    """What became of a request, on the host, and the network evaluations that it took, by kind."""
+class EvalRequest:
+    """A batch of an evaluation: finished latents by the ODE, at the evaluation's size and steps.
 
-    found: Trajectory | Sampled
+    Attributes:
+        cond: of their prompts, encoded; on the host where somebody else draws.
+        keys: what the start noise of each is a function of.
+        scale: of guidance.
+    """
+
+    cond: Conditioning
+    keys: tuple[tuple[Part, ...], ...]
+    scale: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Drawn:
+    """What became of a request, on the host, and the network evaluations that it took, by kind; those of evaluations
+    are not counted."""
+
+    found: Trajectory | Sampled | Tensor
     evaluations: Mapping[str, int]
 
 
 class DrawsElsewhere(Protocol):
     """Workers that draw for a learner process."""
 
-    def submit(self, requests: Sequence[Request], weights: Mapping[str, Tensor]) -> Sequence[int]:
-        """Asks for pieces under these weights of the policy; returns a ticket for each."""
+    def submit(self, requests: Sequence[Request | EvalRequest], weights: Mapping[str, Tensor]) -> Sequence[int]:
+        """Asks for pieces under these weights of the policy; returns a ticket for each. Weights are sent once where the
+        same mapping is given again."""
 
     def collect(self, tickets: Sequence[int]) -> Iterator[Drawn]:
         """The pieces in the order of their tickets, each as soon as it is there; waits for those that are not."""

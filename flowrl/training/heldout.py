@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -23,9 +25,11 @@ from flowrl.prompts.loading import EvalItem, Prompt, load_sources, spread
 from flowrl.rewards.compose import WeightedSum
 from flowrl.runs.evaluation_rows import Row, summary
 from flowrl.runtime.files import write_atomically
+from flowrl.runtime.placement import sent
 from flowrl.runtime.progress import progress
 from flowrl.runtime.randomness import Part, counter_seed, sample_normals
 from flowrl.samplers import ode_rollout
+from flowrl.training.draws import DrawsElsewhere, EvalRequest
 from flowrl.training.prompting import device_of, encode_prompts, guided, reward_inputs
 from flowrl.training.run import Run
 from flowrl.training.watchdog import look_at, stop_on_broken
@@ -50,12 +54,14 @@ class Made:
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Drawing:
     """How an evaluation draws: along which levels, guided how far, from the start noise of which seed, how many at
-    once."""
+    once; where the run's workers draw, with which weights, and how many batches ahead."""
 
     schedule: Schedule
     guidance_scale: float
     seed: int
     batch_size: int
+    weights: Mapping[str, Tensor] | None = None
+    ahead: int = 0
 
 
 @torch.no_grad()
@@ -87,6 +93,28 @@ def _final(
     x = x.to(device_of(pipeline))
     velocity = guided(pipeline, pipeline.network, encode_prompts(pipeline, prompts), guidance_scale)
     return ode_rollout(velocity, x, schedule)
+
+
+@torch.no_grad()
+def final_of(pipeline: Pipeline, request: EvalRequest, schedule: Schedule) -> Tensor:
+    """Finished latents `[b, *latent]` of a batch, under the weights that the network holds now."""
+    x = sample_normals(pipeline.latent_shape, request.keys).to(device_of(pipeline))
+    velocity = guided(pipeline, pipeline.network, request.cond.to(x.device), request.scale)
+    return ode_rollout(velocity, x, schedule)
+
+
+def _drawn(run: Run, pipeline: Pipeline, requests: Iterable[EvalRequest], how: Drawing) -> Iterator[Tensor]:
+    """Finished latents of batches in order; where workers draw, some batches are asked for ahead."""
+    if how.weights is None:
+        yield from (final_of(pipeline, request, how.schedule) for request in requests)
+        return
+    workers: DrawsElsewhere = run.rollouts
+    asked = deque[Sequence[int]]()
+    for request in requests:
+        asked.append(workers.submit([replace(request, cond=request.cond.to("cpu"))], how.weights))
+        if len(asked) > how.ahead:
+            yield from (cast(Tensor, drawn.found) for drawn in workers.collect(asked.popleft()))
+    yield from (cast(Tensor, drawn.found) for tickets in asked for drawn in workers.collect(tickets))
 
 
 def evaluate(
@@ -125,12 +153,17 @@ def evaluate(
     heard: dict[int, Tensor] = {}
     broken = 0
     starts = range(own.start, own.stop, how.batch_size)
+    batches = (items[first : min(first + how.batch_size, own.stop)] for first in starts)
+    finals = _drawn(run, pipeline, (_request(pipeline, batch, how) for batch in batches), how)
     with progress(f"evaluating at {iteration}", len(starts), enabled=show and run.main) as advance:
         for first in starts:
             if run.stop_requested and run.processes == 1:  # several processes would have to agree on it at each batch
                 return None
             numbers = range(first, min(first + how.batch_size, own.stop))
-            made, scored, found = _measure(run, pipeline, reward, items[first : numbers.stop], how, iteration, temporal)
+            with torch.no_grad():
+                made = decode(pipeline, sent(next(finals), run.device))
+            batch = items[first : numbers.stop]
+            scored, found = _measure(run, pipeline, reward, batch, made, how.seed, iteration, temporal)
             rows += scored
             broken += found
             for number in [number for number in shown if number in numbers]:
@@ -138,7 +171,7 @@ def evaluate(
                 if made.sounds is not None:
                     heard[number] = made.sounds[number - first].cpu()
             advance("")
-    for _ in range(-(-share // how.batch_size) - len(starts) if in_step else 0):
+    for _ in range(-(-share // how.batch_size) - len(starts) if in_step and how.weights is None else 0):
         x = torch.zeros(1, *pipeline.latent_shape)
         generate(pipeline, [items[0].prompt], x, how.schedule, guidance_scale=how.guidance_scale)
     stop_on_broken(run, broken, len(own), iteration, learned=iteration > 0)
@@ -157,27 +190,30 @@ def _noise_of(item: EvalItem) -> tuple[Part, ...]:
     return "eval", item.prompt.noise_name, item.sample if item.noise is None else item.noise
 
 
+def _request(pipeline: Pipeline, batch: Sequence[EvalItem], how: Drawing) -> EvalRequest:
+    keys = tuple((how.seed, *_noise_of(item)) for item in batch)
+    cond = encode_prompts(pipeline, [item.prompt for item in batch])
+    return EvalRequest(cond=cond, keys=keys, scale=how.guidance_scale)
+
+
 def _measure(
     run: Run,
     pipeline: Pipeline,
     reward: WeightedSum | None,
     batch: Sequence[EvalItem],
-    how: Drawing,
+    made: Made,
+    seed: int,
     iteration: int,
     temporal: bool,
-) -> tuple[Made, list[Row], int]:
-    """Draws a batch: what was made, its rows, and how many of it are not finite, which no reward sees."""
-    keys = [(how.seed, *_noise_of(item)) for item in batch]
-    x = sample_normals(pipeline.latent_shape, keys).to(run.device)
-    prompts = [item.prompt for item in batch]
-    made = made_of(pipeline, prompts, x, how.schedule, guidance_scale=how.guidance_scale)
+) -> tuple[list[Row], int]:
+    """The rows of what was made of a batch, and how many of it are not finite, which no reward sees."""
     broken = int(look_at(made.images).broken.sum())
     looks = run.first and not broken
-    rows = _score(pipeline, reward if looks else None, batch, made, iteration, how.seed)
+    rows = _score(pipeline, reward if looks else None, batch, made, iteration, seed)
     if temporal and looks:
         for row, video in zip(rows, made.images, strict=True):
             row["temporal"] = {name: _number(value) for name, value in diagnose(video).items()}
-    return made, rows, broken
+    return rows, broken
 
 
 def _score(

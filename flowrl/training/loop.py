@@ -237,8 +237,8 @@ class Loop(Draws):
         self.stages.begin()
         self.scorer.begin()
         self.iteration = iteration
-        ahead = self.memory.get(AHEAD)  # is replaced, never changed
-        counters, memory = deepcopy(self.counters), deepcopy(self.memory, {id(ahead): ahead})
+        counters, ahead = deepcopy(self.counters), self.memory.get(AHEAD)  # which is replaced, never changed
+        memory = deepcopy(self.memory, {id(ahead): ahead})
         self._beginning = Beginning(counters=counters, memory=memory, clock=time.perf_counter())
         if COPY in self.policy.slots and iteration % int(self.config.kl_reference) == 0:
             self.policy.blend(COPY, 0.0)
@@ -429,8 +429,11 @@ class Loop(Draws):
         )
         scale = sampler.guidance_scale if settings.guidance_scale is None else settings.guidance_scale
         schedule = eval_schedule(self.config, self.pipeline, self.drawn)
+        how_many = {"seed": settings.seed, "batch_size": settings.batch_size}
         with self.policy.under(self.eval_slot):
-            how = Drawing(schedule=schedule, guidance_scale=scale, seed=settings.seed, batch_size=settings.batch_size)
+            elsewhere = None if self.run.rollouts is None else self.policy.tensors()
+            ahead = 2 * self.config.workers.rollouts
+            how = Drawing(schedule=schedule, guidance_scale=scale, weights=elsewhere, ahead=ahead, **how_many)
             row = evaluate(
                 self.run,
                 self.drawn,
@@ -450,7 +453,6 @@ class Loop(Draws):
             share = -(-len(distinct) // self.run.world)
             own = distinct[self.run.rank * share : (self.run.rank + 1) * share]
             together = None if self.shards is None else distinct[:share]
-            how_many = {"seed": settings.seed, "batch_size": settings.batch_size}
             self._base = base_sides(self.drawn, self.policy, own, schedule, scale=scale, in_step=together, **how_many)
         mine = velocity_distances(self.drawn, self.policy, self._base, schedule, scale=scale, slot=self.eval_slot)
         row["eval/kl"] = sum(self.run.joined(mine)) / len(distinct)

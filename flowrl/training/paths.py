@@ -21,10 +21,11 @@ from flowrl.samplers.completion import complete, sample_trajectories
 from flowrl.samplers.tree import sample_tree, sibling_noise, window_law, window_start
 from flowrl.samplers.windows import flash_tail, mixgrpo_window
 from flowrl.training.batch import Batch
-from flowrl.training.draws import HOST, Draws, DrawsElsewhere, Request, batch_of, start_of, without_texts
+from flowrl.training.draws import HOST, Draws, DrawsElsewhere, EvalRequest, Request, batch_of, start_of, without_texts
+from flowrl.training.heldout import final_of
 from flowrl.training.kept_graphs import KeptGradients, KeptGraphs
 from flowrl.training.loop import AHEAD, Loop
-from flowrl.training.parts import sampler_of
+from flowrl.training.parts import at_eval_size, eval_schedule, sampler_of
 from flowrl.training.processes.mesh import data_ranks
 from flowrl.training.scoring import Scoring
 from flowrl.trajectory import Sampled, Schedule, Trajectory
@@ -93,11 +94,7 @@ def sample(loop: Loop, batch: Batch, how: Paths, scoring: Scoring | None) -> Tra
     iteration's. `scoring` is handed each piece's finished latents. Where the run has workers, they draw the pieces.
     With `sampler.sde_window_by: prompt` kept states and steps are named by those of the last prompt.
     """
-    if loop.run.rollouts is None:
-        pieces = _pieces(loop, batch, how)
-    else:
-        found = _draw_elsewhere(loop, batch, how)
-        pieces = (cast(Trajectory, piece) for piece in found)
+    pieces = _pieces(loop, batch, how) if loop.run.rollouts is None else _draw_elsewhere(loop, batch, how)
     rows, start = dict[str, Any](), 0
     for part in pieces:
         own, kept, steps = slice(start, start + len(part)), part.kept, part.steps
@@ -149,8 +146,8 @@ def _pieces(draws: Draws, batch: Batch, how: Paths, *, keep_velocity: bool = Fal
         yield rollout(velocity, noise, how.schedule, how.kernel, step_noise, stochastic=steps, solver=solver, **keep)
 
 
-def _draw_elsewhere(loop: Loop, batch: Batch, how: Paths, *, plan: bool = False) -> Iterator[Trajectory | Sampled]:
-    """A batch from the run's workers, piece by piece in order, or in one piece as a method's plan.
+def _draw_elsewhere(loop: Loop, batch: Batch, how: Paths, *, plan: bool = False) -> Iterator[Any]:
+    """A batch from the run's workers, piece by piece in order: trajectories, or parts of a method's plan.
 
     With `workers.staleness` k the k iterations after it are asked for too. Iteration j is drawn under the oldest
     weights that are at most k iterations old by then: those with which j - k began, or the run, or the first iteration
@@ -161,7 +158,7 @@ def _draw_elsewhere(loop: Loop, batch: Batch, how: Paths, *, plan: bool = False)
         loop: of the run, its network under the weights that are sampled with.
         batch: this process's images.
         how: the paths run.
-        plan: whether it is drawn as a whole.
+        plan: whether pieces are parts of the method's plan (`Sampled`), else trajectories.
     """
     workers: DrawsElsewhere = loop.run.rollouts
     iteration, config = batch.iteration, loop.config
@@ -174,7 +171,7 @@ def _draw_elsewhere(loop: Loop, batch: Batch, how: Paths, *, plan: bool = False)
         steps = stochastic_steps(config.sampler, config.seed, later) if how.steps and later > iteration else how.steps
         if later in loop.ahead or (how.steps and not steps):  # or it samples nothing
             continue
-        asked = _requests(loop, batch if later == iteration else loop.batch(later), steps, plan, how.keep_means)
+        asked = requests_of(loop, batch if later == iteration else loop.batch(later), steps, plan, how.keep_means)
         begun = min(begun for begun in weights if begun >= later - staleness)
         loop.ahead[later] = workers.submit(asked, weights[begun])
     if staleness:
@@ -184,10 +181,13 @@ def _draw_elsewhere(loop: Loop, batch: Batch, how: Paths, *, plan: bool = False)
         yield drawn.found
 
 
-def _requests(loop: Loop, batch: Batch, steps: tuple[int, ...], plan: bool, keep_means: bool) -> list[Request]:
+def requests_of(loop: Loop, batch: Batch, steps: tuple[int, ...], plan: bool, keep_means: bool) -> list[Request]:
+    """The pieces of a batch that workers are asked for, plain trajectories or parts of a method's `plan`."""
     levels, found = loop.memory.get("noise_levels"), list[Request]()
     levels = None if levels is None else tuple(levels)
-    size = len(batch.own) if plan else loop.geometry.rollout_batch_size
+    size = loop.geometry.rollout_batch_size
+    if plan:
+        size = images_of_part(loop.config, size, len(batch.own))
     for images, of_images in _drawn_at_once(loop.config, batch, steps, size):
         start = images.start - batch.own.start
         asked = without_texts(batch.asked, batch.group[start : start + len(images)])
@@ -196,8 +196,26 @@ def _requests(loop: Loop, batch: Batch, steps: tuple[int, ...], plan: bool, keep
     return found
 
 
-def draw_request(draws: Draws, request: Request) -> Trajectory | Sampled:
+def images_of_part(config: TrainConfig, batch_size: int, images: int) -> int:
+    """Images of a part of a process's plan that is drawn as in the whole: no network call has rows of two parts.
+
+    A call has `batch_size` rows of one level of trees or of the anchors of branches, in the order of the groups, so
+    that a part is as many groups as have a multiple of that at the narrowest level. Completions of branches stand
+    behind those of the step before, so that parts have to fill up the whole too.
+    """
+    method, size = CREDIT[config.credit.method], config.group_size
+    if method.plan == "trajectories":
+        return batch_size
+    narrowest = size // (config.credit.branches or size) if method.plan == "branches" else 1
+    part = size * batch_size // math.gcd(batch_size, narrowest)
+    return images if method.plan == "branches" and images % part else part
+
+
+def draw_request(draws: Draws, request: Request | EvalRequest) -> Trajectory | Sampled | Tensor:
     """What a request asks for, with the current weights and on the host; call it without gradient."""
+    if isinstance(request, EvalRequest):
+        resized = at_eval_size(draws.config, draws.pipeline)
+        return final_of(resized, request, eval_schedule(draws.config, draws.pipeline, resized)).cpu()
     batch = batch_of(request, draws.config.group_size, draws.device)
     kernel, schedule = sampler_with(draws, request.steps, request.levels)
     how = Paths(kernel=kernel, schedule=schedule, steps=request.steps, keep_means=request.keep_means)
@@ -222,9 +240,10 @@ def sample_paths(loop: Loop, batch: Batch, method: Method, how: Paths, scoring: 
     elif loop.run.rollouts is None:
         sampled = _plan(loop, batch, method, how)
     else:
-        (found,) = _draw_elsewhere(loop, batch, how, plan=True)
-        assert isinstance(found, Sampled)
-        sampled = found
+        found = [cast(Sampled, part) for part in _draw_elsewhere(loop, batch, how, plan=True)]
+        sampled = Sampled.cat(found)
+        if method.plan != "trajectories" and len(found) > 1:
+            sampled = sampled.by_step()
     if not method.of_outcomes:  # the rewards of all finished latents at once, which may be more than the images
         count = len(sampled.finished)
         first = batch.own.start // len(batch.own) * count

@@ -13,7 +13,7 @@ import torch
 from flowrl.config.train import TrainConfig
 from flowrl.pipelines.weights.loading_choices import Loading
 from flowrl.runtime.process_settings import take_deterministic_kernels
-from flowrl.training.draws import Drawn, Draws, Request
+from flowrl.training.draws import Drawn, Draws, EvalRequest, Request
 from flowrl.training.learner import NetworkCounter
 from flowrl.training.parts import init_lora, load_pipeline, load_policy
 from flowrl.training.paths import draw_request
@@ -62,7 +62,7 @@ class RolloutWorker(Draws):
         return platform.node()
 
     @torch.no_grad()
-    def draw(self, request: Request, version: int, weights: list[Any]) -> Drawn:
+    def draw(self, request: Request | EvalRequest, version: int, weights: list[Any]) -> Drawn:
         """Draws a piece under a version of the weights; `weights` is a list of one reference to them."""
         if version != self._version:
             import ray

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from flowrl.pipelines import PIPELINES
 from flowrl.workers.actor import Duty, RolloutWorker
-from flowrl.workers.dispatch import Answer, PieceDone, WorkerReady
+from flowrl.workers.dispatch import Answer, PieceDone, WorkerGone, WorkerReady
 from flowrl.workers.ray_backend import Order, RayBackend
 
 _FAMILY = PIPELINES["sd3"]
@@ -78,10 +78,14 @@ class Inside:
     """A backend whose workers are real and live in this process: one after another draws, in the dispatcher's thread.
 
     Attributes:
-        asked: the iteration of each piece and the number of its weights, in the order in which they were drawn.
+        asked: the iteration of each piece, -1 of evaluations, and the number of its weights, as they were drawn.
+        drew: numbers of the workers that drew any.
+        dies_at: the ticket at which a worker dies in the place of drawing.
     """
 
     asked: ClassVar[list[tuple[int, int]]] = []
+    drew: ClassVar[set[int]] = set()
+    dies_at: ClassVar[int | None] = None
 
     def __init__(self, duty: Duty, *, gpus: float) -> None:
         self._duty, self._workers, self._versions = duty, dict[int, RolloutWorker](), 0
@@ -98,14 +102,23 @@ class Inside:
         self._workers[worker] = made = RolloutWorker()
         self._answers.append(WorkerReady(worker, made.load(self._duty)))
 
+    def stop(self, worker: int) -> None:
+        self._workers.pop(worker, None)
+
     def submit(self, worker: int, ticket: int, piece: Order) -> None:
         self._given.append((worker, ticket, piece))
 
     def wait(self, seconds: float) -> list[Answer]:
         found, self._answers = self._answers, []
-        if self._given:
+        if self._given and self._given[0][1] == Inside.dies_at:
+            number, _, _ = self._given.pop(0)
+            Inside.dies_at = None
+            self._given = [given for given in self._given if given[0] != number]
+            found.append(WorkerGone(number, "its process ended"))
+        elif self._given:
             number, ticket, piece = self._given.pop(0)
-            Inside.asked.append((piece.request.iteration, piece.version))
+            Inside.drew.add(number)
+            Inside.asked.append((getattr(piece.request, "iteration", -1), piece.version))
             worker = self._workers[number]
             worker.policy.load(piece.reference)
             worker._version = piece.version

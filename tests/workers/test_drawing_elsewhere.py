@@ -73,7 +73,7 @@ def drawn_with(
 @pytest.fixture(autouse=True)
 def plain_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     """A request is the iteration's number; iterations in `idle` sample nothing."""
-    monkeypatch.setattr(paths, "_requests", lambda loop, batch, *_: [batch.iteration])
+    monkeypatch.setattr(paths, "requests_of", lambda loop, batch, *_: [batch.iteration])
     monkeypatch.setattr(paths, "stochastic_steps", lambda sampler, seed, later: () if later in sampler.idle else (0,))
 
 

@@ -25,7 +25,7 @@ from flowrl.workers import rollouts
 def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[TinyRuns]:
     monkeypatch.setattr(rollouts, "RayBackend", Inside)
     monkeypatch.setattr(rollouts, "join_cluster", lambda config, run: "here")
-    Inside.asked = []
+    Inside.asked, Inside.drew = [], set()
     for config in toy_in_place(tmp_path):
         yield TinyRuns(folder=tmp_path, config=config)
 
@@ -45,6 +45,31 @@ def test_a_run_that_stopped_with_several_iterations_in_flight_equals_one_that_ne
     assert rows(whole) == rows(parts)
     assert lora(whole) == lora(parts)
     assert str(lasting(whole)) == str(lasting(parts))
+
+
+def test_workers_that_die_come_and_go_change_no_bit(
+    toy: TinyRuns, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sizes = ("num_iterations=3", "rollout_batch_size=1")
+    here = toy.train("here", *sizes)
+    there, row = toy.folder / "there", rollouts.Rollouts.row
+    asked = iter(["3", "two", "1"])
+
+    def written(self: rollouts.Rollouts) -> dict[str, float]:
+        (there / rollouts.ASKED).write_text(next(asked))
+        self._looked = -math.inf  # else it looks once a second
+        return row(self)
+
+    monkeypatch.setattr(rollouts.Rollouts, "row", written)
+    monkeypatch.setattr(Inside, "dies_at", 3)
+    toy.train("there", *sizes, "workers.rollouts=1")
+    assert rows(here) == rows(there)
+    assert lora(here) == lora(there)
+    said = capsys.readouterr().err
+    assert "Rollout worker 0 was lost (its process ended)" in said
+    assert "The run goes on with 3 rollout workers, as" in said
+    assert "says 'two', and a number of workers is from 1 to 100,000: the run keeps those it has" in said
+    assert Inside.drew == {0, 1, 2}
 
 
 def test_stale_transitions_are_weighed(toy: TinyRuns) -> None:
