@@ -202,10 +202,10 @@ def memory_of(facts: Facts, chosen: MemorySettings) -> Memory:
     draws = working + _drawn(facts, chosen)
     rollout = _rollout(facts, chosen, draws * (not chosen.rollouts), away)
     stages |= rollout
+    evaluated = facts.evaluates * chosen.eval_batch_size * facts.passes[1] * facts.eval_working // split
     if facts.evaluates:
         size = chosen.eval_batch_size
-        drawn = size * facts.passes[1] * facts.eval_working // split
-        own = max(drawn, _decoded(facts.eval_decode, chosen, size))
+        own = max(evaluated * (not chosen.rollouts), _decoded(facts.eval_decode, chosen, size))
         stages[f"evaluating {size} images"] = working + own + 2 * size * facts.image + away
     gradients = 4 * network.trained * facts.gradients[1]  # they are there, and graphs, while images are drawn
     host = _host(facts, chosen, (encoders, sum(vae.values()), sum(rewards.values())))
@@ -231,7 +231,9 @@ def memory_of(facts: Facts, chosen: MemorySettings) -> Memory:
     )
     if not chosen.rollouts:
         return memory
-    drawing = sum((denoiser | vae).values())  # its text encoders are dropped once it has loaded
+    # It holds the whole model, and its text encoders are dropped once it has loaded.
+    drawing = sum((_denoiser(facts, replace(chosen, shard=1)) | vae).values())
+    draws = restored + max(_drawn(facts, chosen), evaluated)
     masters = facts.full and (chosen.optim_offload or facts.dtype[1] == 4)
     return replace(memory, worker=drawing + max(encoders, draws + 4 * network.trained * (not masters)) + OVERHEAD)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
@@ -33,7 +33,7 @@ from flowrl.training.draws import DrawsElsewhere, EvalRequest
 from flowrl.training.prompting import device_of, encode_prompts, guided, reward_inputs
 from flowrl.training.run import Run
 from flowrl.training.watchdog import look_at, stop_on_broken
-from flowrl.trajectory import Schedule
+from flowrl.trajectory import Conditioning, Schedule
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,7 +70,7 @@ def generate(
 ) -> Tensor:
     """Images float32 `[b, 3, H, W]`, or videos `[b, F, 3, H, W]`, of prompts from start noise `x` `[b, *latent]` by
     the ODE sampler. The noise may lie on any device."""
-    return pipeline.decode(_final(pipeline, prompts, x, schedule, guidance_scale))
+    return pipeline.decode(_final(pipeline, encode_prompts(pipeline, prompts), x, schedule, guidance_scale))
 
 
 @torch.no_grad()
@@ -78,7 +78,7 @@ def made_of(
     pipeline: Pipeline, prompts: Sequence[Prompt | str], x: Tensor, schedule: Schedule, *, guidance_scale: float
 ) -> Made:
     """As `generate`, with the sound of videos that have any."""
-    return decode(pipeline, _final(pipeline, prompts, x, schedule, guidance_scale))
+    return decode(pipeline, _final(pipeline, encode_prompts(pipeline, prompts), x, schedule, guidance_scale))
 
 
 def decode(pipeline: Pipeline, final: Tensor) -> Made:
@@ -87,31 +87,32 @@ def decode(pipeline: Pipeline, final: Tensor) -> Made:
     return Made(images=pipeline.decode(final), sounds=pipeline.decode_sound(final) if heard else None)
 
 
-def _final(
-    pipeline: Pipeline, prompts: Sequence[Prompt | str], x: Tensor, schedule: Schedule, guidance_scale: float
-) -> Tensor:
-    x = x.to(device_of(pipeline))
-    velocity = guided(pipeline, pipeline.network, encode_prompts(pipeline, prompts), guidance_scale)
-    return ode_rollout(velocity, x, schedule)
+def _final(pipeline: Pipeline, cond: Conditioning, x: Tensor, schedule: Schedule, guidance_scale: float) -> Tensor:
+    device = device_of(pipeline)
+    velocity = guided(pipeline, pipeline.network, cond.to(device), guidance_scale)
+    return ode_rollout(velocity, x.to(device), schedule)
 
 
 @torch.no_grad()
 def final_of(pipeline: Pipeline, request: EvalRequest, schedule: Schedule) -> Tensor:
     """Finished latents `[b, *latent]` of a batch, under the weights that the network holds now."""
-    x = sample_normals(pipeline.latent_shape, request.keys).to(device_of(pipeline))
-    velocity = guided(pipeline, pipeline.network, request.cond.to(x.device), request.scale)
-    return ode_rollout(velocity, x, schedule)
+    x = sample_normals(pipeline.latent_shape, request.keys)
+    return _final(pipeline, request.cond, x, schedule, request.scale)
 
 
-def _drawn(run: Run, pipeline: Pipeline, requests: Iterable[EvalRequest], how: Drawing) -> Iterator[Tensor]:
-    """Finished latents of batches in order; where workers draw, some batches are asked for ahead."""
-    if how.weights is None:
-        yield from (final_of(pipeline, request, how.schedule) for request in requests)
-        return
+def finals_of(run: Run, pipeline: Pipeline, items: Sequence[EvalItem], how: Drawing) -> Iterator[Tensor]:
+    """Finished latents of items, batch by batch in order; where workers draw, some batches are asked for ahead."""
     workers: DrawsElsewhere = run.rollouts
     asked = deque[Sequence[int]]()
-    for request in requests:
-        asked.append(workers.submit([replace(request, cond=request.cond.to("cpu"))], how.weights))
+    for first in range(0, len(items), how.batch_size):
+        batch = items[first : first + how.batch_size]
+        cond = encode_prompts(pipeline, [item.prompt for item in batch])
+        keys = tuple((how.seed, *_noise_of(item)) for item in batch)
+        request = EvalRequest(cond=cond, keys=keys, scale=how.guidance_scale)
+        if how.weights is None:
+            yield final_of(pipeline, request, how.schedule)
+            continue
+        asked.append(workers.submit([replace(request, cond=cond.to("cpu"))], how.weights))
         if len(asked) > how.ahead:
             yield from (cast(Tensor, drawn.found) for drawn in workers.collect(asked.popleft()))
     yield from (cast(Tensor, drawn.found) for tickets in asked for drawn in workers.collect(tickets))
@@ -153,8 +154,7 @@ def evaluate(
     heard: dict[int, Tensor] = {}
     broken = 0
     starts = range(own.start, own.stop, how.batch_size)
-    batches = (items[first : min(first + how.batch_size, own.stop)] for first in starts)
-    finals = _drawn(run, pipeline, (_request(pipeline, batch, how) for batch in batches), how)
+    finals = finals_of(run, pipeline, items[own.start : own.stop], how)
     with progress(f"evaluating at {iteration}", len(starts), enabled=show and run.main) as advance:
         for first in starts:
             if run.stop_requested and run.processes == 1:  # several processes would have to agree on it at each batch
@@ -171,7 +171,7 @@ def evaluate(
                 if made.sounds is not None:
                     heard[number] = made.sounds[number - first].cpu()
             advance("")
-    for _ in range(-(-share // how.batch_size) - len(starts) if in_step and how.weights is None else 0):
+    for _ in range(-(-share // how.batch_size) - len(starts) if in_step else 0):
         x = torch.zeros(1, *pipeline.latent_shape)
         generate(pipeline, [items[0].prompt], x, how.schedule, guidance_scale=how.guidance_scale)
     stop_on_broken(run, broken, len(own), iteration, learned=iteration > 0)
@@ -188,12 +188,6 @@ def evaluate(
 def _noise_of(item: EvalItem) -> tuple[Part, ...]:
     """What the start noise of an image is a function of, besides the seed of evaluations."""
     return "eval", item.prompt.noise_name, item.sample if item.noise is None else item.noise
-
-
-def _request(pipeline: Pipeline, batch: Sequence[EvalItem], how: Drawing) -> EvalRequest:
-    keys = tuple((how.seed, *_noise_of(item)) for item in batch)
-    cond = encode_prompts(pipeline, [item.prompt for item in batch])
-    return EvalRequest(cond=cond, keys=keys, scale=how.guidance_scale)
 
 
 def _measure(

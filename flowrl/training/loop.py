@@ -443,7 +443,7 @@ class Loop(Draws):
                 iteration=iteration,
                 num_images=settings.num_images,
                 show=self.config.progress,
-                in_step=self.shards is not None,
+                in_step=self.shards is not None and elsewhere is None,
                 temporal=settings.temporal,
             )
         if row is None:

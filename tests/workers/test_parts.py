@@ -53,8 +53,8 @@ def test_plans_are_drawn_in_parts_with_the_learners_bits(toy: TinyRuns, settings
 
 
 def test_evaluations_are_drawn_by_workers_with_the_learners_bits(toy: TinyRuns) -> None:
-    settings = ("num_iterations=1", f"prompts.eval={toy.folder}/prompts.txt", "eval_every=1", "policy.ema_decay=0.5")
-    settings += ("eval.batch_size=1", "eval.num_steps=3", "eval.guidance_scale=2")
+    settings = [f"prompts.eval={toy.folder}/prompts.txt", "eval_every=1", "policy.ema_decay=0.5", "eval.batch_size=1"]
+    settings += ["num_iterations=1", "eval.num_steps=3", "eval.guidance_scale=2"]
     here, there = toy.train("here", *settings), toy.train("there", *settings, "workers.rollouts=1")
     assert [iteration for iteration, _ in Inside.asked].count(-1) == 2 * 4
     assert len({version for iteration, version in Inside.asked if iteration == -1}) == 2  # of each evaluation once
@@ -87,19 +87,19 @@ def test_joined_parts_are_those_of_one_rollout(kind: str) -> None:
 
     def drawn(groups: range) -> Sampled:
         numbers = torch.arange(groups.start, groups.stop)
-        start = numbers[:, None] / 7 + torch.arange(3.0)
-        given: Any = (lambda index: lambda x, sigma, timestep: torch.tanh(x) * sigma, start)
-        given += (torch.arange(len(groups)), numbers, schedule, kernel)
 
         def noise(step: int, nodes: range) -> torch.Tensor:
             each = 2 if kind == "branches" else 2 ** sum(split <= step for split in (1, 2))
             own = [(100 * (groups.start + i // each) + 10 * step + i % each) for i in nodes]
             return torch.tensor(own)[:, None].sin() * torch.ones(3)
 
+        start = numbers[:, None] / 7 + torch.arange(3.0)
+        given: Any = (lambda index: lambda x, sigma, timestep: torch.tanh(x) * sigma, start)
+        given += (torch.arange(len(groups)), numbers, schedule, kernel, noise)
         if kind == "tree":
             more: dict[str, Any] = {"splits": (1, 2), "children": 2, "stochastic": (1, 2, 3)}
-            return sample_tree(*given, noise, **more, batch_size=2, keep_means=True)
-        return sample_branches(*given, noise, steps=(0, 2), branches=2, strides=(1, 2), batch_size=2, keep_means=True)
+            return sample_tree(*given, **more, batch_size=2, keep_means=True)
+        return sample_branches(*given, steps=(0, 2), branches=2, strides=(1, 2), batch_size=2, keep_means=True)
 
     whole, joined = drawn(range(4)), Sampled.cat([drawn(range(2)), drawn(range(2, 4))]).by_step()
     for name in (field.name for field in fields(Sampled)):
