@@ -39,14 +39,12 @@ class Duty:
 
 
 class RolloutWorker(Draws):
-    """Draws pieces of rollouts; lives in a process of Ray's."""
-
-    def __init__(self) -> None:
-        """Loads nothing yet, so that what fails there comes back as an answer."""
-        self._version = 0  # of the weights: none
+    """Draws pieces of rollouts; lives in a process of Ray's. It loads nothing as it is made, so that what fails there
+    comes back as an answer."""
 
     def load(self, duty: Duty) -> str:
         """Loads what draws; returns where this is, in words."""
+        self._version = 0  # of the weights: none
         if Path(duty.folder).is_dir():  # another machine need not have it
             os.chdir(duty.folder)
         torch.set_num_threads(duty.threads)
