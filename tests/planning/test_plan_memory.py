@@ -375,6 +375,11 @@ def test_what_settings_make_of_it() -> None:
     assert worker.worker is not None
     assert worker.worker / GIB == pytest.approx(10 + 1 + 8 + 2, rel=0.01)  # encoders, which are dropped then
     assert "decoding, scoring 4 images" in worker.stages
+    assert memory_of(own, replace(SETTINGS, rollouts=2, shard=2)).worker == worker.worker  # it holds all weights
+    wide = memory_of(replace(own, eval_working=64 * GIB), replace(SETTINGS, rollouts=2))
+    assert wide.worker is not None
+    assert wide.worker - worker.worker > 32 * GIB  # it draws evaluations too
+    assert wide.peak == worker.peak
 
 
 def test_every_column_takes_a_power_of_two_by_itself() -> None:
