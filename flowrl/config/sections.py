@@ -471,6 +471,9 @@ class WorkersConfig:
     importance_cap: float | None = None
     """Largest importance weight of a transition that was drawn with older weights; 0 weighs none. null is 1 where
     `staleness` is 2 or more, else 0."""
+    engine: str | None = None
+    """Python file with a class ``Engine`` by which workers draw, a client of a server, say; null draws with the model
+    itself."""
     rollout_gpus: float = 1.0
     """GPUs of a worker that draws, below 1 if several share one; ignored without GPUs."""
     reward_gpus: float = 1.0

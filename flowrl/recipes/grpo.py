@@ -17,6 +17,7 @@ change the result.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -55,7 +56,7 @@ from flowrl.training.batch import AskedPrompts
 from flowrl.training.kept_graphs import KeptGradients, KeptGraphs, kl_of
 from flowrl.training.learner import GradientSum, Statistics
 from flowrl.training.loop import Loop
-from flowrl.training.paths import Paths, check_plan, readers_of, sample_paths, sampler_at, shared_sources
+from flowrl.training.paths import Paths, check_engine, check_plan, readers_of, sample_paths, sampler_at, shared_sources
 from flowrl.training.prompt_choice import choose_prompts, curriculum_of, enough, remember
 from flowrl.training.ready import Ready
 from flowrl.training.record import Recording
@@ -154,6 +155,7 @@ def check(config: TrainConfig) -> None:
         )
     if config.ratio != "step" and not objective.of_whole_paths:
         raise ValueError(f"ratio={config.ratio} is defined for the clipped surrogate, not for objective {name}")
+    check_engine(config, method, means=objective.needs_old_mean)
     if config.ratio != "step" and config.workers.weight_cap:
         raise ValueError(
             f"ratio={config.ratio} takes one ratio per trajectory, and a weight of stale rollouts (workers.staleness, "
@@ -246,7 +248,8 @@ def update(
         )
         how(gradient, stats)
         if first_update:
-            deviation = first_deviation(stats, run, loop.iteration, stale=stale)
+            unknown = config.workers.engine is not None  # which densities drew
+            deviation = math.inf if unknown else first_deviation(stats, run, loop.iteration, stale=stale)
             if len(blocks) > number + 1 and (not pieces or deviation > 0):
                 rows = record.with_old_of_updates(rows, blocks[number + 1 :])
             first_update = False
@@ -295,9 +298,10 @@ def descend(
                 new = record.transition(part)
         scored = record.scored_rows(part, index, new)
         stale = record.stale_weight(part, index, scored, anchored=anchored)
-        if anchored:
+        if anchored and config.workers.engine is None:
             deviation = scored.log_ratio.detach().abs() * (record.dims / new.mean[0].numel())
             stats.largest(keep, ratio_first_deviation=deviation)
+        if anchored:
             scored = scored.anchored()
         device = new.mean.device
         if whole is None:

@@ -424,16 +424,16 @@ class Loop(Draws):
         """Evaluates the held-out prompts and logs the scores; False, without a row, after a request to stop."""
         begun = time.perf_counter()
         settings, sampler = self.config.eval, self.config.sampler
-        items = eval_items(
-            self.prompts.held_out, num_prompts=settings.num_prompts, samples_per_prompt=settings.samples_per_prompt
-        )
+        held_out, samples = self.prompts.held_out, settings.samples_per_prompt
+        items = eval_items(held_out, num_prompts=settings.num_prompts, samples_per_prompt=samples)
         scale = sampler.guidance_scale if settings.guidance_scale is None else settings.guidance_scale
         schedule = eval_schedule(self.config, self.pipeline, self.drawn)
-        how_many = {"seed": settings.seed, "batch_size": settings.batch_size}
+        how_many: dict[str, Any] = {"seed": settings.seed, "batch_size": settings.batch_size}
         with self.policy.under(self.eval_slot):
-            elsewhere = None if self.run.rollouts is None else self.policy.tensors()
-            ahead = 2 * self.config.workers.rollouts
-            how = Drawing(schedule=schedule, guidance_scale=scale, weights=elsewhere, ahead=ahead, **how_many)
+            alone = self.run.rollouts is None or self.config.workers.engine is not None
+            most = 2 * self.config.workers.rollouts
+            tensors = None if alone else self.policy.tensors()
+            how = Drawing(schedule=schedule, guidance_scale=scale, weights=tensors, ahead=most, **how_many)
             row = evaluate(
                 self.run,
                 self.drawn,
@@ -443,7 +443,7 @@ class Loop(Draws):
                 iteration=iteration,
                 num_images=settings.num_images,
                 show=self.config.progress,
-                in_step=self.shards is not None and elsewhere is None,
+                in_step=self.shards is not None and alone,
                 temporal=settings.temporal,
             )
         if row is None:

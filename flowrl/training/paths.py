@@ -395,6 +395,16 @@ def check_graphs(config: TrainConfig) -> None:
         )
 
 
+def check_engine(config: TrainConfig, method: Method, *, means: bool) -> None:
+    """Refuses an engine where more than the states of plain trajectories is needed, such as the `means` of steps."""
+    if config.workers.engine is not None and (method.plan != "trajectories" or method.values or means):
+        raise ValueError(
+            f"workers.engine returns the states of plain trajectories, and credit.method={config.credit.method} with "
+            f"objective.name={config.objective.name or 'clip'} needs more: remove it, or set credit.method=outcome and "
+            "objective.name=clip"
+        )
+
+
 def check_plan(config: TrainConfig, method: Method) -> None:
     """Refuses settings of the method's way of sampling that do not fit each other or the group."""
     if config.keep_graphs:

@@ -120,8 +120,7 @@ class Inside:
             Inside.drew.add(number)
             Inside.asked.append((getattr(piece.request, "iteration", -1), piece.version))
             worker = self._workers[number]
-            worker.policy.load(piece.reference)
-            worker._version = piece.version
+            worker.take(piece.reference, piece.version)
             found.append(PieceDone(number, ticket, worker.draw(piece.request, piece.version, [])))
         elif not found:
             time.sleep(0.001)
