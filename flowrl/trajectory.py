@@ -272,6 +272,29 @@ class Sampled:
         inner[-1] = True
         return ~inner[self.finished_after]
 
+    def by_step(self) -> Sampled:
+        """The same branches or trees with transitions in the order of their steps, and what follows from them: as one
+        rollout of all groups has them, where they were joined of rollouts of some groups each. The pool stays."""
+        order = self.step.argsort(stable=True)
+        place = torch.cat([order.argsort(), torch.tensor([-1])])  # of each transition, and of none
+        named = ("source", "produced", "step", "group", "log_prob", "mean")
+        columns: dict[str, Any] = {name: getattr(self, name) for name in named}
+        columns = {name: column if column is None else column[order] for name, column in columns.items()}
+        known, which = self.sample[order].unique(return_inverse=True)
+        first = torch.full(known.shape, len(order)).scatter_reduce(0, which, torch.arange(len(order)), "amin")
+        first = torch.where(known < 0, -1, first)  # of those that several paths share
+        after = place[self.finished_after]
+        ends = after.argsort(stable=True)
+        return replace(
+            self,
+            **columns,
+            sample=(first.argsort().argsort() - int((known < 0).sum()))[which],
+            parent=place[self.parent[order]],
+            finished=self.finished[ends],
+            finished_group=self.finished_group[ends],
+            finished_after=after[ends],
+        )
+
     @staticmethod
     def cat(parts: Sequence[Sampled]) -> Sampled:
         """Join rollouts, renumbering pool, transitions and samples. Raises ValueError: no part was given, or only some

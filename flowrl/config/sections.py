@@ -466,8 +466,14 @@ class WorkersConfig:
     address: str | None = None
     """Address of a Ray cluster ("auto" finds the one on this machine); null starts one here."""
     staleness: int = 0
-    """1 draws the next iteration's images during this one's update, with weights one update older, and scores their
-    log-densities again; 0 waits, and gives the numbers of a run without workers."""
+    """Iterations that are drawn ahead, during the updates of those before, with weights that are as many iterations
+    older; their log-densities are scored again. 0 waits, and gives the numbers of a run without workers."""
+    importance_cap: float | None = None
+    """Largest importance weight of a transition that was drawn with older weights; 0 weighs none. null is 1 where
+    `staleness` is 2 or more, else 0."""
+    engine: str | None = None
+    """Python file with a class ``Engine`` by which workers draw, a client of a server, say; null draws with the model
+    itself."""
     rollout_gpus: float = 1.0
     """GPUs of a worker that draws, below 1 if several share one; ignored without GPUs."""
     reward_gpus: float = 1.0
@@ -476,4 +482,9 @@ class WorkersConfig:
     """YAML file of a Ray runtime environment for the workers that score, with their own packages."""
 
     def __post_init__(self) -> None:
-        at_least(0, self, "rollouts rewards staleness rollout_gpus reward_gpus", "workers.")
+        at_least(0, self, "rollouts rewards staleness importance_cap rollout_gpus reward_gpus", "workers.")
+
+    @property
+    def weight_cap(self) -> float:
+        """The largest importance weight of a transition; 0 where none is weighed."""
+        return float(self.staleness > 1) if self.importance_cap is None else self.importance_cap

@@ -266,7 +266,22 @@ class TrainConfig:
         refuse(
             (
                 workers.staleness and not workers.rollouts,
-                "workers.staleness is 1, but workers.rollouts is 0: name a number of workers that draw",
+                f"workers.staleness is {workers.staleness}, but workers.rollouts is 0: name a number of workers that "
+                "draw",
+            ),
+            (
+                workers.engine is not None and not workers.rollouts,
+                f"workers.engine is {workers.engine}, but workers.rollouts is 0: name a number of workers that draw",
+            ),
+            (
+                workers.engine is not None and workers.weight_cap > 0,
+                "workers.engine returns states without densities, and an importance weight compares with those that "
+                "drew: set workers.importance_cap=0",
+            ),
+            (
+                workers.importance_cap is not None and not workers.staleness,
+                f"workers.importance_cap is {workers.importance_cap}, but workers.staleness is 0, so that no image is "
+                "drawn with older weights: remove workers.importance_cap",
             ),
             *(
                 (

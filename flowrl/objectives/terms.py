@@ -5,6 +5,7 @@ Shapes must match exactly. A [1] against a [b] would broadcast to a loss that lo
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 import torch
@@ -29,6 +30,16 @@ def _check_clip(log_ratio: Tensor, advantage: Tensor, clip_low: Tensor | float, 
     for name, bound in (("clip_low", clip_low), ("clip_high", clip_high)):
         if isinstance(bound, int | float) and not bound >= 0:
             raise ValueError(f"{name} is a distance from 1 and must not be negative, got {bound}: 0.2 means 1 -+ 0.2")
+
+
+def truncated_weight(log_ratio: Float[Tensor, " b"], cap: float) -> Float[Tensor, " b"]:
+    """Truncated importance weight `min(cap, exp(log_ratio))` of samples that another policy has drawn.
+
+    `log_ratio` is log pi - log mu, of the policy pi that they are used for and of mu that drew them. `E_mu[w f] =
+    E_pi[f]` holds where nothing is cut; the cap bounds the variance, and biases towards mu. IMPALA (arXiv 1802.01561,
+    section 4.1), whose experiments take 1.
+    """
+    return log_ratio.clamp(max=math.log(cap)).exp()
 
 
 def clipped_surrogate(

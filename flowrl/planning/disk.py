@@ -19,7 +19,7 @@ def disk_rows(plan: Plan) -> list[Row]:
     config, run = plan.config, plan.run
     rows: list[Row] = []
     if plan.network is not None:
-        one = checkpoint_bytes(plan.network.trained, plan.slots)
+        one = _checkpoint(plan)
         rows.append(("checkpoints", f"{config.keep_checkpoints} of {in_bytes(one)}, one more while one is written"))
         rows.append(("denoiser" if config.policy.train == "full" else "LoRA", in_bytes(_weights(plan))))
     if each := _of_an_evaluation(plan):
@@ -33,8 +33,7 @@ def disk_line(plan: Plan) -> str:
     """Both in sums; what is not known is named."""
     kept = plan.run.evaluations * _of_an_evaluation(plan)
     if plan.network is not None:
-        one = checkpoint_bytes(plan.network.trained, plan.slots)
-        kept += (plan.config.keep_checkpoints + 1) * one + _weights(plan)
+        kept += (plan.config.keep_checkpoints + 1) * _checkpoint(plan) + _weights(plan)
     wanted = _downloads(plan)
     size, unknown = sum(size or 0 for _, size, _ in wanted), [name for name, size, _ in wanted if size is None]
     told = [f"about {in_bytes(size)}"] if size else []
@@ -46,6 +45,12 @@ def on_hub(plan: Plan) -> bool:
     """Whether the model is one of the hub's, and not a folder or file here."""
     given, _ = split_revision(plan.config.pipeline.model)
     return plan.model == given and not is_path(given) and not Path(given).exists()
+
+
+def _checkpoint(plan: Plan) -> int:
+    """Bytes of a checkpoint, with the weights that draw iterations ahead."""
+    assert plan.network is not None
+    return checkpoint_bytes(plan.network.trained, plan.slots + plan.config.workers.staleness)
 
 
 def _weights(plan: Plan) -> int:

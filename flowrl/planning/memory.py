@@ -110,6 +110,7 @@ class MemorySettings:
     shard: int = 1
     context: int = 1
     rollouts: int = 0
+    staleness: int = 0
 
     @property
     def ranks(self) -> int:
@@ -195,10 +196,10 @@ def memory_of(facts: Facts, chosen: MemorySettings) -> Memory:
     draws = working + _drawn(facts, chosen)
     rollout = _rollout(facts, chosen, draws * (not chosen.rollouts), away)
     stages |= rollout
+    evaluated = facts.evaluates * chosen.eval_batch_size * facts.passes[1] * facts.eval_working // split
     if facts.evaluates:
         size = chosen.eval_batch_size
-        drawn = size * facts.passes[1] * facts.eval_working // split
-        own = max(drawn, _decoded(facts.eval_decode, chosen, size))
+        own = max(evaluated * (not chosen.rollouts), _decoded(facts.eval_decode, chosen, size))
         stages[f"evaluating {size} images"] = working + own + 2 * size * facts.image + away
     gradients = 4 * network.trained * facts.gradients[1]  # they are there, and graphs, while images are drawn
     host = _host(facts, chosen, (encoders, sum(vae.values()), sum(rewards.values())))
@@ -224,7 +225,9 @@ def memory_of(facts: Facts, chosen: MemorySettings) -> Memory:
     )
     if not chosen.rollouts:
         return memory
-    drawing = sum((denoiser | vae).values())  # its text encoders are dropped once it has loaded
+    # It holds the whole model, and its text encoders are dropped once it has loaded.
+    drawing = sum((_denoiser(facts, replace(chosen, shard=1)) | vae).values())
+    draws = restored + max(_drawn(facts, chosen), evaluated)
     masters = facts.full and (chosen.optim_offload or facts.dtype[1] == 4)
     return replace(memory, worker=drawing + max(encoders, draws + 4 * network.trained * (not masters)) + OVERHEAD)
 
@@ -344,6 +347,8 @@ def _host(facts: Facts, chosen: MemorySettings, parts: tuple[int, int, int]) -> 
     rounds = facts.record.rounds
     record = rounds * (sum(map(pinned, columns)) + sum(columns) * (rounds > 1))
     found = {"record of a rollout": record} if record else {}
+    if chosen.staleness:  # of each its record, and its weights, once more in Ray's memory
+        found["iterations drawn ahead"] = chosen.staleness * (sum(columns) + 2 * 4 * trained)
     if facts.gradients[0]:
         images, piece = facts.images // ranks, chosen.rollout_batch_size
         found["gradients of its images"] = facts.gradients[0] * images // piece * pinned(4 * trained * piece)

@@ -17,6 +17,7 @@ change the result.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -56,7 +57,7 @@ from flowrl.training.batch import AskedPrompts
 from flowrl.training.kept_graphs import KeptGradients, KeptGraphs, kl_of
 from flowrl.training.learner import GradientSum, Statistics
 from flowrl.training.loop import Loop
-from flowrl.training.paths import Paths, check_plan, readers_of, sample_paths, sampler_at, shared_sources
+from flowrl.training.paths import Paths, check_engine, check_plan, readers_of, sample_paths, sampler_at, shared_sources
 from flowrl.training.prompt_choice import choose_prompts, curriculum_of, enough, remember
 from flowrl.training.ready import Ready
 from flowrl.training.record import Recording
@@ -68,7 +69,7 @@ __all__ = ["REGRESSES", "THROUGH_REWARDS", "check", "counts", "main", "objective
 
 REGRESSES, THROUGH_REWARDS = False, False
 
-_MEANS = ("policy_loss", "ratio_mean", "approx_kl", "kl", "dmd_loss", "fake_error")
+_MEANS = ("policy_loss", "ratio_mean", "approx_kl", "kl", "stale_weight", "dmd_loss", "fake_error")
 
 
 def main(ready: Ready, run: Run) -> bool:
@@ -156,6 +157,12 @@ def check(config: TrainConfig) -> None:
         )
     if config.ratio != "step" and not objective.of_whole_paths:
         raise ValueError(f"ratio={config.ratio} is defined for the clipped surrogate, not for objective {name}")
+    check_engine(config, method, means=objective.needs_old_mean)
+    if config.ratio != "step" and config.workers.weight_cap:
+        raise ValueError(
+            f"ratio={config.ratio} takes one ratio per trajectory, and a weight of stale rollouts (workers.staleness, "
+            "workers.importance_cap) is of one transition: set ratio=step, or workers.importance_cap=0"
+        )
     if config.ratio != "step" and config.loss_aggregation != "samples":
         raise ValueError(f"ratio={config.ratio} averages over trajectories: set loss_aggregation=samples")
     sources = shared_sources(config, method)
@@ -243,7 +250,8 @@ def update(
         how = partial(descend, record, rows, kept, whole, loss_of, cut_name, scales_M, images, anchored=first_update)
         how(gradient, stats)
         if first_update:
-            deviation = first_deviation(stats, run, loop.iteration, stale=stale)
+            unknown = config.workers.engine is not None  # which densities drew
+            deviation = math.inf if unknown else first_deviation(stats, run, loop.iteration, stale=stale)
             if len(blocks) > number + 1 and (not pieces or deviation > 0):
                 rows = record.with_old_of_updates(rows, blocks[number + 1 :])
             first_update = False
@@ -284,7 +292,7 @@ def descend(
         anchored: the policy has not moved since the rollout, so that the ratio is 1 by construction. How far the
             log-densities that the rollout stored are from those of the update is logged, and not trained on.
     """
-    loop, kl_coef = record.loop, record.loop.config.kl_coef
+    loop, config, kl_coef = record.loop, record.loop.config, record.loop.config.kl_coef
     if len(images):
         match(record, images, gradient, stats)
     for index, live in record.in_step(rows, blocks):
@@ -295,9 +303,11 @@ def descend(
             with loop.network.counting("update"):
                 new = record.transition(part)
         scored = record.scored_rows(part, index, new)
-        if anchored:
+        stale = record.stale_weight(part, index, scored, anchored=anchored)
+        if anchored and config.workers.engine is None:
             deviation = scored.log_ratio.detach().abs() * (record.dims / new.mean[0].numel())
             stats.largest(keep, ratio_first_deviation=deviation)
+        if anchored:
             scored = scored.anchored()
         device = new.mean.device
         if whole is None:
@@ -305,10 +315,13 @@ def descend(
         else:  # what is descended has the gradient of the loss, not its value
             policy_loss, factor = (sent(column[index], device) for column in (whole[1], whole[0]))
             descended = factor * scored.log_ratio
+        if stale is not None:
+            policy_loss = descended = stale * policy_loss
+            stats.mean(keep, stale_weight=stale)
         weight_b, kl_scale_b = (sent(column[index], device) for column in scales_M)
         penalty = torch.zeros_like(descended)
         if reference is not None:
-            kl_b = kl_of(loop.config, record.kernel, new, reference, *record.levels(part))
+            kl_b = kl_of(config, record.kernel, new, reference, *record.levels(part))
             penalty = kl_coef * kl_scale_b * kl_b
             stats.mean(keep, kl=kl_b)
         ratio, loss = scored.log_ratio.exp(), policy_loss + penalty

@@ -6,7 +6,7 @@ Noise, windows and schedules follow from counters: the same weights and batch gi
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -32,7 +32,7 @@ class Request:
     iteration: int
     """Counts from 0."""
     images: range
-    """Their numbers, of at most one `rollout_batch_size`; of a whole process where `plan` is set."""
+    """Their numbers, of at most one `rollout_batch_size`; of whole batches of trees where `plan` is set."""
     asked: AskedPrompts
     """The prompts of their groups, encoded and on the host; without their texts."""
     steps: tuple[int, ...]
@@ -48,18 +48,32 @@ class Request:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Drawn:
-    """What became of a request, on the host, and the network evaluations that it took, by kind."""
+class EvalRequest:
+    """A batch of an evaluation: finished latents by the ODE, at the evaluation's size and steps."""
 
-    found: Trajectory | Sampled
+    cond: Conditioning
+    """Their prompts, encoded; on the host if a worker draws."""
+    keys: tuple[tuple[Part, ...], ...]
+    """What the start noise of each is a function of."""
+    scale: float
+    """Guidance."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Drawn:
+    """What became of a request, on the host, and the network evaluations that it took, by kind; those of evaluations
+    are not counted."""
+
+    found: Trajectory | Sampled | Tensor
     evaluations: Mapping[str, int]
 
 
 class DrawsElsewhere(Protocol):
     """Workers that draw for a learner process."""
 
-    def submit(self, requests: Sequence[Request], weights: Mapping[str, Tensor]) -> Sequence[int]:
-        """Asks for pieces under these weights of the policy; returns a ticket for each."""
+    def submit(self, requests: Sequence[Request | EvalRequest], weights: Mapping[str, Tensor]) -> Sequence[int]:
+        """Asks for pieces under these weights of the policy; returns a ticket for each. Weights are sent once where the
+        same mapping is given again."""
 
     def collect(self, tickets: Sequence[int]) -> Iterator[Drawn]:
         """The pieces in the order of their tickets, each as soon as it is there; waits for those that are not."""
@@ -107,6 +121,14 @@ class Draws:
 def start_of(config: TrainConfig, image: int) -> int:
     """Which of its group's start noises an image has."""
     return image // (config.group_size if config.same_latent is True else config.same_latent or 1)
+
+
+def batch_of(request: Request, group_size: int, device: torch.device) -> Batch:
+    """The images of a request as sampling takes them."""
+    own, asked = request.images, request.asked
+    group = torch.arange(own.start, own.stop) // group_size
+    asked = replace(asked, cond=asked.cond.to(device))
+    return Batch(iteration=request.iteration, own=own, group=group, asked=asked)
 
 
 def without_texts(asked: AskedPrompts, group: Tensor) -> AskedPrompts:

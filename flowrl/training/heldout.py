@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -23,13 +25,15 @@ from flowrl.prompts.loading import EvalItem, Prompt, load_sources, spread
 from flowrl.rewards.compose import WeightedSum
 from flowrl.runs.evaluation_rows import Row, summary
 from flowrl.runtime.files import write_atomically
+from flowrl.runtime.placement import sent
 from flowrl.runtime.progress import progress
 from flowrl.runtime.randomness import Part, counter_seed, sample_normals
 from flowrl.samplers import ode_rollout
+from flowrl.training.draws import DrawsElsewhere, EvalRequest
 from flowrl.training.prompting import device_of, encode_prompts, guided, reward_inputs
 from flowrl.training.run import Run
 from flowrl.training.watchdog import look_at, stop_on_broken
-from flowrl.trajectory import Schedule
+from flowrl.trajectory import Conditioning, Schedule
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,12 +54,14 @@ class Made:
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Drawing:
     """How an evaluation draws: along which levels, guided how far, from the start noise of which seed, how many at
-    once."""
+    once; where the run's workers draw, with which weights, and how many batches ahead."""
 
     schedule: Schedule
     guidance_scale: float
     seed: int
     batch_size: int
+    weights: Mapping[str, Tensor] | None = None
+    ahead: int = 0
 
 
 @torch.no_grad()
@@ -64,7 +70,7 @@ def generate(
 ) -> Tensor:
     """Images float32 `[b, 3, H, W]`, or videos `[b, F, 3, H, W]`, of prompts from start noise `x` `[b, *latent]` by
     the ODE sampler. The noise may lie on any device."""
-    return pipeline.decode(_final(pipeline, prompts, x, schedule, guidance_scale))
+    return pipeline.decode(_final(pipeline, encode_prompts(pipeline, prompts), x, schedule, guidance_scale))
 
 
 @torch.no_grad()
@@ -72,7 +78,7 @@ def made_of(
     pipeline: Pipeline, prompts: Sequence[Prompt | str], x: Tensor, schedule: Schedule, *, guidance_scale: float
 ) -> Made:
     """As `generate`, with the sound of videos that have any."""
-    return decode(pipeline, _final(pipeline, prompts, x, schedule, guidance_scale))
+    return decode(pipeline, _final(pipeline, encode_prompts(pipeline, prompts), x, schedule, guidance_scale))
 
 
 def decode(pipeline: Pipeline, final: Tensor) -> Made:
@@ -81,12 +87,35 @@ def decode(pipeline: Pipeline, final: Tensor) -> Made:
     return Made(images=pipeline.decode(final), sounds=pipeline.decode_sound(final) if heard else None)
 
 
-def _final(
-    pipeline: Pipeline, prompts: Sequence[Prompt | str], x: Tensor, schedule: Schedule, guidance_scale: float
-) -> Tensor:
-    x = x.to(device_of(pipeline))
-    velocity = guided(pipeline, pipeline.network, encode_prompts(pipeline, prompts), guidance_scale)
-    return ode_rollout(velocity, x, schedule)
+def _final(pipeline: Pipeline, cond: Conditioning, x: Tensor, schedule: Schedule, guidance_scale: float) -> Tensor:
+    device = device_of(pipeline)
+    velocity = guided(pipeline, pipeline.network, cond.to(device), guidance_scale)
+    return ode_rollout(velocity, x.to(device), schedule)
+
+
+@torch.no_grad()
+def final_of(pipeline: Pipeline, request: EvalRequest, schedule: Schedule) -> Tensor:
+    """Finished latents `[b, *latent]` of a batch, under the weights that the network holds now."""
+    x = sample_normals(pipeline.latent_shape, request.keys)
+    return _final(pipeline, request.cond, x, schedule, request.scale)
+
+
+def finals_of(run: Run, pipeline: Pipeline, items: Sequence[EvalItem], how: Drawing) -> Iterator[Tensor]:
+    """Finished latents of items, batch by batch in order; where workers draw, some batches are asked for ahead."""
+    workers: DrawsElsewhere = run.rollouts
+    asked = deque[Sequence[int]]()
+    for first in range(0, len(items), how.batch_size):
+        batch = items[first : first + how.batch_size]
+        cond = encode_prompts(pipeline, [item.prompt for item in batch])
+        keys = tuple((how.seed, *_noise_of(item)) for item in batch)
+        request = EvalRequest(cond=cond, keys=keys, scale=how.guidance_scale)
+        if how.weights is None:
+            yield final_of(pipeline, request, how.schedule)
+            continue
+        asked.append(workers.submit([replace(request, cond=cond.to("cpu"))], how.weights))
+        if len(asked) > how.ahead:
+            yield from (cast(Tensor, drawn.found) for drawn in workers.collect(asked.popleft()))
+    yield from (cast(Tensor, drawn.found) for tickets in asked for drawn in workers.collect(tickets))
 
 
 def evaluate(
@@ -124,12 +153,16 @@ def evaluate(
     heard: dict[int, Tensor] = {}
     broken = 0
     starts = range(own.start, own.stop, how.batch_size)
+    finals = finals_of(run, pipeline, items[own.start : own.stop], how)
     with progress(f"evaluating at {iteration}", len(starts), enabled=show and run.main) as advance:
         for first in starts:
             if run.stop_requested and run.processes == 1:  # several processes would have to agree on it at each batch
                 return None
             numbers = range(first, min(first + how.batch_size, own.stop))
-            made, scored, found = _measure(run, pipeline, reward, items[first : numbers.stop], how, iteration, temporal)
+            with torch.no_grad():
+                made = decode(pipeline, sent(next(finals), run.device))
+            batch = items[first : numbers.stop]
+            scored, found = _measure(run, pipeline, reward, batch, made, how.seed, iteration, temporal)
             rows += scored
             broken += found
             for number in [number for number in shown if number in numbers]:
@@ -161,22 +194,19 @@ def _measure(
     pipeline: Pipeline,
     reward: WeightedSum | None,
     batch: Sequence[EvalItem],
-    how: Drawing,
+    made: Made,
+    seed: int,
     iteration: int,
     temporal: bool,
-) -> tuple[Made, list[Row], int]:
-    """Draws a batch: what was made, its rows, and how many of it are not finite, which no reward sees."""
-    keys = [(how.seed, *_noise_of(item)) for item in batch]
-    x = sample_normals(pipeline.latent_shape, keys).to(run.device)
-    prompts = [item.prompt for item in batch]
-    made = made_of(pipeline, prompts, x, how.schedule, guidance_scale=how.guidance_scale)
+) -> tuple[list[Row], int]:
+    """The rows of what was made of a batch, and how many of it are not finite, which no reward sees."""
     broken = int(look_at(made.images).broken.sum())
     looks = run.first and not broken
-    rows = _score(pipeline, reward if looks else None, batch, made, iteration, how.seed)
+    rows = _score(pipeline, reward if looks else None, batch, made, iteration, seed)
     if temporal and looks:
         for row, video in zip(rows, made.images, strict=True):
             row["temporal"] = {name: _number(value) for name, value in diagnose(video).items()}
-    return made, rows, broken
+    return rows, broken
 
 
 def _score(

@@ -78,6 +78,9 @@ from flowrl.training.stages import Stages
 COPY = "copy"
 """The slot of the policy's copy that `kl_reference: N` takes again every N iterations."""
 
+AHEAD = "ahead"
+"""The run's memory of the weights that later iterations are drawn with: by the iteration that began with them."""
+
 TEACHER = "teacher "
 """What the slots of teachers begin with. They are read from their files, so that checkpoints hold none of them."""
 
@@ -228,7 +231,8 @@ class Loop(Draws):
         self.stages.begin()
         self.scorer.begin()
         self.iteration = iteration
-        counters, memory = deepcopy(self.counters), deepcopy(self.memory)
+        counters, ahead = deepcopy(self.counters), self.memory.get(AHEAD)  # which is replaced, never changed
+        memory = deepcopy(self.memory, {id(ahead): ahead})
         self._beginning = Beginning(counters=counters, memory=memory, clock=time.perf_counter())
         if COPY in self.policy.slots and iteration % int(self.config.kl_reference) == 0:
             self.policy.blend(COPY, 0.0)
@@ -409,13 +413,16 @@ class Loop(Draws):
         """Evaluates the held-out prompts and logs the scores; False, without a row, after a request to stop."""
         begun = time.perf_counter()
         settings, sampler = self.config.eval, self.config.sampler
-        items = eval_items(
-            self.prompts.held_out, num_prompts=settings.num_prompts, samples_per_prompt=settings.samples_per_prompt
-        )
+        held_out, samples = self.prompts.held_out, settings.samples_per_prompt
+        items = eval_items(held_out, num_prompts=settings.num_prompts, samples_per_prompt=samples)
         scale = sampler.guidance_scale if settings.guidance_scale is None else settings.guidance_scale
         schedule = eval_schedule(self.config, self.pipeline, self.drawn)
+        how_many: dict[str, Any] = {"seed": settings.seed, "batch_size": settings.batch_size}
         with self.policy.under(self.eval_slot):
-            how = Drawing(schedule=schedule, guidance_scale=scale, seed=settings.seed, batch_size=settings.batch_size)
+            alone = self.run.rollouts is None or self.config.workers.engine is not None
+            most = 2 * self.config.workers.rollouts
+            tensors = None if alone else self.policy.tensors()
+            how = Drawing(schedule=schedule, guidance_scale=scale, weights=tensors, ahead=most, **how_many)
             row = evaluate(
                 self.run,
                 self.drawn,
@@ -425,7 +432,7 @@ class Loop(Draws):
                 iteration=iteration,
                 num_images=settings.num_images,
                 show=self.config.progress,
-                in_step=self.shards is not None,
+                in_step=self.shards is not None and alone,
                 temporal=settings.temporal,
             )
         if row is None:
@@ -435,7 +442,6 @@ class Loop(Draws):
             share = -(-len(distinct) // self.run.world)
             own = distinct[self.run.rank * share : (self.run.rank + 1) * share]
             together = None if self.shards is None else distinct[:share]
-            how_many = {"seed": settings.seed, "batch_size": settings.batch_size}
             self._base = base_sides(self.drawn, self.policy, own, schedule, scale=scale, in_step=together, **how_many)
         mine = velocity_distances(self.drawn, self.policy, self._base, schedule, scale=scale, slot=self.eval_slot)
         row["eval/kl"] = sum(self.run.joined(mine)) / len(distinct)

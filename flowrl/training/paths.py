@@ -21,15 +21,15 @@ from flowrl.samplers.completion import complete, sample_trajectories
 from flowrl.samplers.tree import sample_tree, sibling_noise, window_law, window_start
 from flowrl.samplers.windows import flash_tail, mixgrpo_window
 from flowrl.training.batch import Batch
-from flowrl.training.draws import HOST, Draws, DrawsElsewhere, Request, start_of, without_texts
+from flowrl.training.draws import HOST, Draws, DrawsElsewhere, EvalRequest, Request, batch_of, start_of, without_texts
+from flowrl.training.heldout import final_of
 from flowrl.training.kept_graphs import KeptGradients, KeptGraphs
-from flowrl.training.loop import Loop
-from flowrl.training.parts import sampler_of
+from flowrl.training.loop import AHEAD, Loop
+from flowrl.training.parts import at_eval_size, eval_schedule, sampler_of
 from flowrl.training.processes.mesh import data_ranks
 from flowrl.training.scoring import Scoring
 from flowrl.trajectory import Sampled, Schedule, Trajectory
 
-_AHEAD = "ahead"  # the run's memory of the weights that the next iteration is drawn with
 _TREE_WINDOW_RATIO = 0.5  # TreeGRPO's law of where the splits lie
 
 
@@ -91,11 +91,7 @@ def sample(loop: Loop, batch: Batch, how: Paths, scoring: Scoring | None) -> Tra
     iteration's. `scoring` is handed each piece's finished latents. Where the run has workers, they draw the pieces.
     With `sampler.sde_window_by: prompt` kept states and steps are named by those of the last prompt.
     """
-    if loop.run.rollouts is None:
-        pieces = _pieces(loop, batch, how)
-    else:
-        found = _draw_elsewhere(loop, batch, how, _steps_after(loop, how.steps))
-        pieces = (cast(Trajectory, piece) for piece in found)
+    pieces = _pieces(loop, batch, how) if loop.run.rollouts is None else _draw_elsewhere(loop, batch, how)
     rows, start = dict[str, Any](), 0
     for part in pieces:
         own, kept, steps = slice(start, start + len(part)), part.kept, part.steps
@@ -147,55 +143,49 @@ def _pieces(draws: Draws, batch: Batch, how: Paths, *, keep_velocity: bool = Fal
         yield rollout(velocity, noise, how.schedule, how.kernel, step_noise, stochastic=steps, solver=solver, **keep)
 
 
-def _steps_after(loop: Loop, steps: tuple[int, ...]) -> tuple[int, ...] | None:
-    """Stochastic steps of the next iteration; None where it samples nothing."""
-    if not steps:
-        return ()
-    return stochastic_steps(loop.config.sampler, loop.config.seed, loop.iteration + 1) or None
+def _draw_elsewhere(loop: Loop, batch: Batch, how: Paths, *, plan: bool = False) -> Iterator[Any]:
+    """A batch from the run's workers, piece by piece in order: trajectories, or parts of a method's plan.
 
-
-def _draw_elsewhere(
-    loop: Loop, batch: Batch, how: Paths, steps_after: tuple[int, ...] | None, *, plan: bool = False
-) -> Iterator[Trajectory | Sampled]:
-    """A batch from the run's workers, piece by piece in order, or in one piece as a method's plan.
-
-    With `workers.staleness` 1 the next iteration is asked for at the same time, under the same weights, which will be
-    one update old by then. The run's memory keeps them, so that a run that goes on from a checkpoint asks for the same
-    images again.
+    With `workers.staleness` k the k iterations after it are asked for too. Iteration j is drawn under the oldest
+    weights that are at most k iterations old by then: those with which j - k began, or the run, or the first iteration
+    after j - k that samples. The run's memory keeps what those in flight are drawn with, so that a run that goes on
+    from a checkpoint asks for the same images again.
 
     Args:
         loop: of the run, its network under the weights that are sampled with.
         batch: this process's images.
         how: the paths run.
-        steps_after: stochastic steps of the next iteration; None where it samples nothing.
-        plan: whether it is drawn as a whole.
+        plan: whether pieces are parts of the method's plan (`Sampled`), else trajectories.
     """
     workers: DrawsElsewhere = loop.run.rollouts
     iteration, config = batch.iteration, loop.config
-    own: Mapping[str, Tensor] = {name: tensor.cpu() for name, tensor in loop.policy.tensors().items()}
-    tickets = loop.ahead.pop(iteration, None)
-    if tickets is None:
-        kept: dict[str, Any] = loop.memory.get(_AHEAD, {"iteration": None})
-        behind = config.workers.staleness > 0 and kept["iteration"] == iteration
-        weights = kept["weights"] if behind else own
-        tickets = workers.submit(_requests(loop, batch, how.steps, how, plan=plan), weights)
-    if config.workers.staleness:
-        loop.memory[_AHEAD] = {"iteration": iteration + 1, "weights": own}
-        if steps_after is not None and iteration + 1 < config.num_iterations:
-            asked = _requests(loop, loop.batch(iteration + 1), steps_after, how, plan=plan)
-            loop.ahead[iteration + 1] = workers.submit(asked, own)
-    else:
-        loop.memory.pop(_AHEAD, None)  # of a run that goes on without staleness
-    for drawn in workers.collect(tickets):
+    staleness, kept = config.workers.staleness, loop.memory.pop(AHEAD, {})
+    if "weights" in kept:  # of a version that had one copy, named by the iteration that it draws
+        kept = {kept["iteration"] - 1: kept["weights"]}
+    weights = {begun: tensors for begun, tensors in kept.items() if begun >= iteration - staleness}
+    weights[iteration] = {name: tensor.cpu() for name, tensor in loop.policy.tensors().items()}
+    for later in range(iteration, min(iteration + staleness + 1, config.num_iterations)):
+        steps = stochastic_steps(config.sampler, config.seed, later) if how.steps and later > iteration else how.steps
+        if later in loop.ahead or (how.steps and not steps):  # or it samples nothing
+            continue
+        asked = requests_of(loop, batch if later == iteration else loop.batch(later), steps, how, plan)
+        begun = min(begun for begun in weights if begun >= later - staleness)
+        loop.ahead[later] = workers.submit(asked, weights[begun])
+    if staleness:
+        loop.memory[AHEAD] = {begun: tensors for begun, tensors in weights.items() if begun > iteration - staleness}
+    for drawn in workers.collect(loop.ahead.pop(iteration)):
         loop.network.take_over(drawn.evaluations)
         yield drawn.found
 
 
-def _requests(loop: Loop, batch: Batch, steps: tuple[int, ...], how: Paths, *, plan: bool) -> list[Request]:
+def requests_of(loop: Loop, batch: Batch, steps: tuple[int, ...], how: Paths, plan: bool) -> list[Request]:
+    """The pieces of a batch that workers are asked for, plain trajectories or parts of a method's `plan`."""
     keep: dict[str, Any] = {"keep_means": how.keep_means, "keep_states": how.keep_states}
     levels, found = loop.memory.get("noise_levels"), list[Request]()
     levels = None if levels is None else tuple(levels)
-    size = len(batch.own) if plan else loop.geometry.rollout_batch_size
+    size = loop.geometry.rollout_batch_size
+    if plan:
+        size = images_of_part(loop.config, size, len(batch.own))
     for images, of_images in _drawn_at_once(loop.config, batch, steps, size):
         start = images.start - batch.own.start
         asked = without_texts(batch.asked, batch.group[start : start + len(images)])
@@ -204,11 +194,27 @@ def _requests(loop: Loop, batch: Batch, steps: tuple[int, ...], how: Paths, *, p
     return found
 
 
-def draw_request(draws: Draws, request: Request) -> Trajectory | Sampled:
+def images_of_part(config: TrainConfig, batch_size: int, images: int) -> int:
+    """Images of a part of a process's plan that is drawn as in the whole: no network call has rows of two parts.
+
+    A call has `batch_size` rows of one level of trees or of the anchors of branches, in the order of the groups, so
+    that a part is as many groups as have a multiple of that at the narrowest level. Completions of branches stand
+    behind those of the step before, so that parts have to fill up the whole too.
+    """
+    method, size = CREDIT[config.credit.method], config.group_size
+    if method.plan == "trajectories":
+        return batch_size
+    narrowest = size // (config.credit.branches or size) if method.plan == "branches" else 1
+    part = size * batch_size // math.gcd(batch_size, narrowest)
+    return images if method.plan == "branches" and images % part else part
+
+
+def draw_request(draws: Draws, request: Request | EvalRequest) -> Trajectory | Sampled | Tensor:
     """What a request asks for, with the current weights and on the host; call it without gradient."""
-    own, asked = request.images, replace(request.asked, cond=request.asked.cond.to(draws.device))
-    group = torch.arange(own.start, own.stop) // draws.config.group_size
-    batch = Batch(iteration=request.iteration, own=own, group=group, asked=asked)
+    if isinstance(request, EvalRequest):
+        resized = at_eval_size(draws.config, draws.pipeline)
+        return final_of(resized, request, eval_schedule(draws.config, draws.pipeline, resized)).cpu()
+    batch = batch_of(request, draws.config.group_size, draws.device)
     kernel, schedule = sampler_with(draws, request.steps, request.levels)
     keep: dict[str, Any] = {"keep_means": request.keep_means, "keep_states": request.keep_states}
     how = Paths(kernel=kernel, schedule=schedule, steps=request.steps, **keep)
@@ -233,9 +239,10 @@ def sample_paths(loop: Loop, batch: Batch, method: Method, how: Paths, scoring: 
     elif loop.run.rollouts is None:
         sampled = _plan(loop, batch, method, how)
     else:
-        (found,) = _draw_elsewhere(loop, batch, how, _steps_after(loop, how.steps), plan=True)
-        assert isinstance(found, Sampled)
-        sampled = found
+        found = [cast(Sampled, part) for part in _draw_elsewhere(loop, batch, how, plan=True)]
+        sampled = Sampled.cat(found)
+        if method.plan != "trajectories" and len(found) > 1:
+            sampled = sampled.by_step()
     if not method.of_outcomes:  # the rewards of all finished latents at once, which may be more than the images
         count = len(sampled.finished)
         first = batch.own.start // len(batch.own) * count
@@ -380,6 +387,16 @@ def check_graphs(config: TrainConfig) -> None:
         raise ValueError(
             "keep_graphs walks the rollout's own evaluations back, batch by batch, but micro_batch_size is "
             f"{micro} and rollout_batch_size {rollout_batch}: set keep_graphs=false, or give equal batches"
+        )
+
+
+def check_engine(config: TrainConfig, method: Method, *, means: bool) -> None:
+    """Refuses an engine where more than the states of plain trajectories is needed, such as the `means` of steps."""
+    if config.workers.engine is not None and (method.plan != "trajectories" or method.values or means):
+        raise ValueError(
+            f"workers.engine returns the states of plain trajectories, and credit.method={config.credit.method} with "
+            f"objective.name={config.objective.name or 'clip'} needs more: remove it, or set credit.method=outcome and "
+            "objective.name=clip"
         )
 
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from flowrl.objectives.policy_gradient import Scored, kernel_sensitivity, sequence_coefficients, sequence_cut
+from flowrl.objectives.terms import truncated_weight
 from flowrl.runtime.placement import sent, taken
 from flowrl.samplers import Kernel, Transition
 from flowrl.samplers.guidance import uncounted
@@ -125,6 +126,18 @@ class Recording:
             step_size=float(now - after),
             sensitivity=kernel_sensitivity(self.kernel, now, after),
         )
+
+    def stale_weight(self, rows: Rows, index: Tensor, scored: Scored, *, anchored: bool) -> Tensor | None:
+        """[b] How much a micro-batch's losses count that older weights mu drew; None where the run weighs none.
+
+        `min(cap, pi / mu)`, with pi the policy before the iteration's update, which the ratio of the objective stays
+        anchored at: the decoupled objective of Hilton, Cobbe and Schulman (arXiv 2110.00641) with a truncated weight.
+        `anchored` says that `scored` compares pi with mu; later its old policy is pi.
+        """
+        if not (cap := self.loop.config.workers.weight_cap):
+            return None
+        moved = (rows.old_log_prob - self.sampled.log_prob[index]) / self.dims
+        return truncated_weight(scored.log_ratio.detach() if anchored else sent(moved, self.loop.device), cap)
 
     def reference(self, rows: Rows) -> Transition:
         """The transition that the policy of `kl_reference` gives."""

@@ -17,6 +17,8 @@ workers and m messages it takes time of order m log m; all n are looked at once 
 | a worker has a piece for a limit of time | it is taken for lost, and started again |
 | no worker is there | that is said; a limit of time later the run ends in words |
 | one piece is lost again and again | the run ends in words: it would end every worker |
+| there are to be more workers | they are started, and get pieces when they are there |
+| there are to be fewer | the last ones get no more pieces, and end once they have answered those they hold |
 | drawing raises an error | so does the run: it would on every worker |
 """
 
@@ -84,6 +86,9 @@ class WorkerBackend(Protocol):
     def start(self, worker: int) -> None:
         """Starts a worker, in the place of what is left of an earlier one; an answer without a ticket follows."""
 
+    def stop(self, worker: int) -> None:
+        """Ends a worker; no answer of it follows."""
+
     def submit(self, worker: int, ticket: int, piece: Any) -> None:
         """Gives a worker a piece, after those that it has; an answer follows."""
 
@@ -96,7 +101,7 @@ class Worker:
     """What is known of a worker.
 
     Attributes:
-        state: "loading", "here", or "away" until it is started again.
+        state: "loading", "here", "away" until it is started again, or "left" where it is not wanted.
         holds: tickets that it was given, in order; it works on the first.
         since: when it began with that one.
         drawn: pieces so far.
@@ -139,7 +144,7 @@ class Dispatcher:
             who: what a worker is called in such lines.
         """
         self.backend, self.tell, self.patience, self.who = backend, tell, patience, who
-        self.workers = [Worker() for _ in range(workers)]
+        self.workers, self.wanted = list[Worker](), 0  # those that were ever there; the first so many are wanted
         self.alive = 0  # workers that are there
         self.restarts = self.copies = self.messages = 0
         self._next = 0
@@ -153,8 +158,17 @@ class Dispatcher:
         self._times: deque[float] = deque(maxlen=_USUAL_OVER)
         self._looked = self._nobody_since = backend.now()
         self._said_nobody = False
-        for worker in range(workers):
-            backend.start(worker)
+        self.resize(workers)
+
+    def resize(self, workers: int) -> None:
+        """Wants another number of workers, at least 1; see the module."""
+        self.wanted = workers
+        self.workers += [Worker(state="left") for _ in range(workers - len(self.workers))]
+        for number, worker in enumerate(self.workers):
+            if number < workers and worker.state == "left":
+                worker.state = "loading"
+                self.backend.start(number)
+            self._settle(number)
 
     # ---- pieces --------------------------------------------------------------------------------------------------
 
@@ -190,7 +204,7 @@ class Dispatcher:
 
         Raises:
             WorkersLost: nobody has been there for too long, or one piece was lost too often.
-            BaseException: what drawing raised, or loading at the first start.
+            BaseException: what drawing raised, or loading before anything was drawn.
         """
         now = self.backend.now()
         for answer in answers:
@@ -201,15 +215,16 @@ class Dispatcher:
                 self._ready(answer, now)
             elif isinstance(answer, WorkerGone):
                 self._gone(answer.worker, answer.reason, now)
-            elif answer.ticket is not None or self.workers[answer.worker].losses == 0:
+            elif answer.ticket is not None or (self.workers[answer.worker].losses == 0 and not self._times):
                 raise answer.error
-            else:  # where it stands now something is missing
+            else:  # others have drawn: where it stands something is missing
                 self._gone(answer.worker, f"it could not load: {answer.error}", now)
         while self._again and self._again[0][0] <= now:
             _, number = heapq.heappop(self._again)
-            self.workers[number].state = "loading"
-            self.restarts += 1
-            self.backend.start(number)
+            if (worker := self.workers[number]).state == "away" and worker.starts_again <= now:
+                worker.state = "loading"
+                self.restarts += 1
+                self.backend.start(number)
         if now - self._looked >= _LOOK_EVERY:
             self._looked = now
             self._look_for_silent(now)
@@ -225,7 +240,7 @@ class Dispatcher:
         self._times.append(worker.seconds)
         worker.holds.remove(answer.ticket)
         worker.since, worker.drawn, worker.losses = now, worker.drawn + 1, 0
-        self._mark(answer.worker)
+        self._settle(answer.worker)
         if answer.ticket in self._pieces:  # else another worker was faster
             del self._pieces[answer.ticket]
             self._results[answer.ticket] = answer.result
@@ -238,16 +253,17 @@ class Dispatcher:
             self.tell(f"{self.who} {answer.worker} is there again{f', on {answer.place}' if answer.place else ''}")
         self.alive += worker.state != "here"
         worker.state, worker.place, worker.since = "here", answer.place, now
-        self._mark(answer.worker)
+        self._settle(answer.worker)
 
     def _gone(self, number: int, reason: str, now: float) -> None:
         worker = self.workers[number]
-        if worker.state == "away":
+        if worker.state in ("away", "left"):
             return
         pause = min(_LONGEST_PAUSE, 2.0**worker.losses)
         held = [ticket for ticket in worker.holds if ticket in self._pieces]
         others = f", {len(held)} of its pieces go to others" if held else ""
-        self.tell(f"{self.who} {number} was lost ({reason}){others}; it starts again in {pause:g} s")
+        after = f"it starts again in {pause:g} s" if number < self.wanted else "it was to end"
+        self.tell(f"{self.who} {number} was lost ({reason}){others}; {after}")
         first = worker.holds[0] if worker.holds else None
         for ticket in worker.holds:
             self._let_go(number, ticket)
@@ -257,7 +273,7 @@ class Dispatcher:
         self.alive -= worker.state == "here"
         worker.state, worker.losses, worker.starts_again = "away", worker.losses + 1, now + pause
         heapq.heappush(self._again, (worker.starts_again, number))
-        self._mark(number)
+        self._settle(number)
         if self.alive == 0:
             self._nobody_since = now
         if first in self._pieces and first is not None:  # the one that it was at
@@ -278,11 +294,15 @@ class Dispatcher:
 
     # ---- giving out ----------------------------------------------------------------------------------------------
 
-    def _mark(self, number: int) -> None:
-        """Notes how much a worker holds."""
-        worker = self.workers[number]
+    def _settle(self, number: int) -> None:
+        """Notes how much a worker holds; ends one that is not wanted and holds nothing."""
+        worker, wanted = self.workers[number], number < self.wanted
+        if not wanted and not worker.holds and worker.state != "left":
+            self.alive -= worker.state == "here"
+            worker.state = "left"
+            self.backend.stop(number)
         for load, free in enumerate(self._free):
-            if worker.state == "here" and len(worker.holds) == load:
+            if wanted and worker.state == "here" and len(worker.holds) == load:
                 free[number] = None
             else:
                 free.pop(number, None)
@@ -295,7 +315,7 @@ class Dispatcher:
                 continue
             idle, busy = self._free
             # One ahead hides the way to a worker; towards the end it would keep a piece from those that become free.
-            free = idle or (busy if len(self._waiting) > len(self.workers) else {})
+            free = idle or (busy if len(self._waiting) > self.wanted else {})
             holders = self._holders.get(ticket, ())
             number = next((one for one in free if one not in holders), None)
             if number is None:
@@ -306,7 +326,7 @@ class Dispatcher:
                 worker.since = self.backend.now()
             worker.holds.append(ticket)
             self._holders.setdefault(ticket, []).append(number)
-            self._mark(number)
+            self._settle(number)
             self.messages += 1
             self.backend.submit(number, ticket, self._pieces[ticket])
 
@@ -343,13 +363,13 @@ class Dispatcher:
             self._nobody_since, self._said_nobody = now, False
             return
         waited = now - self._nobody_since
-        away = sum(worker.state == "away" for worker in self.workers)
+        away = all(worker.state in ("away", "left") for worker in self.workers)
         if waited >= self.patience:
             raise WorkersLost(
                 f"no {self.who} was there for {waited / 60:.0f} minutes: see that the cluster has as many CPUs and "
                 "GPUs free as workers.* ask for ('ray status'), then continue the run; or set workers.rollouts=0"
             )
-        if away == len(self.workers) and not self._said_nobody:
+        if away and not self._said_nobody:
             self._said_nobody = True
             self.tell(
                 f"no {self.who} is left: the run pauses until the cluster gives one again, for "

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from flowrl.runtime.disk_errors import WORDS
-from flowrl.training.draws import Request
+from flowrl.training.draws import EvalRequest, Request
 from flowrl.workers.actor import Duty, RolloutWorker
 from flowrl.workers.dispatch import Answer, PieceDone, PieceFailed, WorkerGone, WorkerReady
 
@@ -25,7 +25,7 @@ _IDLE = 0.02  # seconds to the next look where no answer is awaited
 class Order:
     """A piece as it is given to a worker, with a version of the policy's tensors and Ray's reference to it."""
 
-    request: Request
+    request: Request | EvalRequest
     version: int
     reference: Any
 
@@ -57,9 +57,15 @@ class RayBackend:
 
     def start(self, worker: int) -> None:
         """Starts an actor in the place of the one before."""
-        self._end(worker)
+        self.stop(worker)
         actor = self._actors[worker] = self._class.remote()
         self._awaited[actor.load.remote(self._duty)] = worker, None
+
+    def stop(self, worker: int) -> None:
+        """Ends an actor, if there is one."""
+        self._forget(worker)
+        if (actor := self._actors.pop(worker, None)) is not None:
+            self._ray.kill(actor)
 
     def submit(self, worker: int, ticket: int, piece: Order) -> None:
         """Asks an actor for a piece."""
@@ -81,7 +87,7 @@ class RayBackend:
         """Ends all actors."""
         self._awaited.clear()
         for worker in list(self._actors):
-            self._end(worker)
+            self.stop(worker)
 
     def _answer(self, reference: Any) -> Answer | None:
         if reference not in self._awaited:  # of an actor that is gone
@@ -103,11 +109,6 @@ class RayBackend:
         """Drops what a worker still owes."""
         for reference in [one for one, (owner, _) in list(self._awaited.items()) if owner == worker]:
             self._awaited.pop(reference, None)
-
-    def _end(self, worker: int) -> None:
-        self._forget(worker)
-        if (actor := self._actors.pop(worker, None)) is not None:
-            self._ray.kill(actor)
 
 
 def _bytes_of(tensor: Tensor) -> tuple[np.ndarray[Any, Any], torch.dtype, tuple[int, ...]]:

@@ -14,10 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flowrl.config.bounds import PROCESSES
 from flowrl.config.train import TrainConfig
 from flowrl.runtime.cluster import RayEnded, refuse_ended
 from flowrl.runtime.scrubbing import say as print
-from flowrl.training.draws import Drawn, Request
+from flowrl.training.draws import Drawn, EvalRequest, Request
 from flowrl.training.run import Run
 from flowrl.workers.actor import Duty
 from flowrl.workers.dispatch import Dispatcher
@@ -25,7 +26,10 @@ from flowrl.workers.joining import join_cluster
 from flowrl.workers.ray_backend import Order, RayBackend
 
 _LOOK = 0.05  # seconds between looks of the thread that gives out pieces
+_LOOK_AT_FILE = 1.0  # seconds between looks at `ASKED`
 _LINES = 8  # of workers on a terminal
+ASKED = "rollouts"
+"""The file of a run's folder that another number of workers is written into while the run goes on."""
 
 
 class Rollouts:
@@ -45,12 +49,14 @@ class Rollouts:
         address = join_cluster(config, run)
         threads, folder = torch.get_num_threads(), os.getcwd()
         duty = Duty(config=config, learners=run.world, device=kind, threads=threads, folder=folder)
-        self._say = run.main
+        self._say, self._world, self._file = run.main, run.world, run.folder / ASKED
+        self._asked, self._looked = self._written(), 0.0  # what the file said before the run is over
         self.backend = RayBackend(duty, gpus=gpus)
         share = settings.rollouts // run.world
         self.dispatcher = Dispatcher(self.backend, workers=share, tell=self._tell, who="rollout worker")
         self.layout: dict[str, Any] = {"rollouts": settings.rollouts, "staleness": settings.staleness}
         self.layout |= {"gpus_each": gpus, "address": address, "own_instance": settings.address is None}
+        self._sent: tuple[Mapping[str, Tensor] | None, tuple[int, Any]] = None, (0, None)  # weights, and what they are
         self._waited = 0.0
         self._told = 0  # restarts that are in the log
         self._lock = threading.Condition()
@@ -59,12 +65,13 @@ class Rollouts:
         self._thread = threading.Thread(target=copy_context().run, args=(self._work,), name="rollouts", daemon=True)
         self._thread.start()
 
-    def submit(self, requests: Sequence[Request], weights: Mapping[str, Tensor]) -> list[int]:
+    def submit(self, requests: Sequence[Request | EvalRequest], weights: Mapping[str, Tensor]) -> list[int]:
         """Asks for pieces under these weights; returns a ticket for each."""
         refuse_ended()
-        kept = self.backend.weights(weights)
+        if weights is not self._sent[0]:
+            self._sent = weights, self.backend.weights(weights)
         with self._lock:
-            return self.dispatcher.add(Order(request, *kept) for request in requests)
+            return self.dispatcher.add(Order(request, *self._sent[1]) for request in requests)
 
     def collect(self, tickets: Sequence[int]) -> Iterator[Drawn]:
         """The pieces in order, each as soon as it is there.
@@ -96,6 +103,8 @@ class Rollouts:
         with self._lock:
             now, found = self.backend.now(), list[tuple[bool, int, str]]()
             for number, worker in enumerate(self.dispatcher.workers):
+                if worker.state == "left":
+                    continue
                 what = worker.state if worker.state != "here" else "drawing" if worker.holds else "idle"
                 if worker.state == "away":
                     what = f"away for {max(0.0, worker.starts_again - now):.0f} s"
@@ -119,10 +128,34 @@ class Rollouts:
         if self._say:
             print(line[0].upper() + line[1:] + ".", file=sys.stderr, flush=True)
 
+    def _written(self) -> str:
+        with suppress(OSError):  # mostly there is no such file
+            return self._file.read_text(encoding="utf-8", errors="replace").strip()
+        return ""
+
+    def _resize(self) -> None:
+        """Takes up another number of workers from the run's folder."""
+        self._looked, asked = self.backend.now(), self._written()
+        if asked in ("", self._asked):
+            return
+        self._asked = asked
+        number = int(asked) if asked.isdecimal() and int(asked[:9]) <= PROCESSES else 0
+        if not number or number % self._world:
+            self._tell(
+                f"{self._file} says {asked[:20]!r}, and a number of workers is from 1 to {PROCESSES:,}"
+                f"{f' and a multiple of {self._world}' if self._world > 1 else ''}: the run keeps those it has"
+            )
+            return
+        self._tell(f"the run goes on with {number} rollout workers, as {self._file} says")
+        with self._lock:
+            self.dispatcher.resize(number // self._world)
+
     def _work(self) -> None:
         try:
             while not self._ended:
                 refuse_ended()
+                if self.backend.now() - self._looked >= _LOOK_AT_FILE:
+                    self._resize()
                 answers = self.backend.wait(_LOOK)
                 with self._lock:
                     self.dispatcher.handle(answers)

@@ -1,12 +1,18 @@
-"""Workers on Ray whose processes serve one run after another: what they import takes seconds each time."""
+"""Workers on Ray whose processes serve one run after another: what they import takes seconds each time. And workers in
+the test's own process, without Ray."""
 
 from __future__ import annotations
 
 import os
+import time
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
+from torch import Tensor
+
 from flowrl.pipelines import PIPELINES
-from flowrl.workers.dispatch import Answer
+from flowrl.workers.actor import Duty, RolloutWorker
+from flowrl.workers.dispatch import Answer, PieceDone, WorkerGone, WorkerReady
 from flowrl.workers.ray_backend import Order, RayBackend
 
 _FAMILY = PIPELINES["sd3"]
@@ -72,3 +78,59 @@ class Kept(RayBackend):
         self._awaited.clear()
         Kept.idle += self._actors.values()
         self._actors.clear()
+
+
+class Inside:
+    """A backend whose workers are real and live in this process: one after another draws, in the dispatcher's thread.
+
+    Attributes:
+        asked: the iteration of each piece, -1 of evaluations, and the number of its weights, as they were drawn.
+        drew: numbers of the workers that drew any.
+        dies_at: the ticket at which a worker dies in the place of drawing.
+    """
+
+    asked: ClassVar[list[tuple[int, int]]] = []
+    drew: ClassVar[set[int]] = set()
+    dies_at: ClassVar[int | None] = None
+
+    def __init__(self, duty: Duty, *, gpus: float) -> None:
+        self._duty, self._workers, self._versions = duty, dict[int, RolloutWorker](), 0
+        self._given, self._answers = list[tuple[int, int, Order]](), list[Answer]()
+
+    def now(self) -> float:
+        return time.monotonic()
+
+    def weights(self, tensors: Mapping[str, Tensor]) -> tuple[int, Any]:
+        self._versions += 1
+        return self._versions, dict(tensors)
+
+    def start(self, worker: int) -> None:
+        self._workers[worker] = made = RolloutWorker()
+        self._answers.append(WorkerReady(worker, made.load(self._duty)))
+
+    def stop(self, worker: int) -> None:
+        self._workers.pop(worker, None)
+
+    def submit(self, worker: int, ticket: int, piece: Order) -> None:
+        self._given.append((worker, ticket, piece))
+
+    def wait(self, seconds: float) -> list[Answer]:
+        found, self._answers = self._answers, []
+        if self._given and self._given[0][1] == Inside.dies_at:
+            number, _, _ = self._given.pop(0)
+            Inside.dies_at = None
+            self._given = [given for given in self._given if given[0] != number]
+            found.append(WorkerGone(number, "its process ended"))
+        elif self._given:
+            number, ticket, piece = self._given.pop(0)
+            Inside.drew.add(number)
+            Inside.asked.append((getattr(piece.request, "iteration", -1), piece.version))
+            worker = self._workers[number]
+            worker.take(piece.reference, piece.version)
+            found.append(PieceDone(number, ticket, worker.draw(piece.request, piece.version, [])))
+        elif not found:
+            time.sleep(0.001)
+        return found
+
+    def close(self) -> None:
+        self._workers.clear()

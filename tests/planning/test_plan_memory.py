@@ -375,6 +375,11 @@ def test_what_settings_make_of_it() -> None:
     assert worker.worker is not None
     assert worker.worker / GIB == pytest.approx(10 + 1 + 8 + 2, rel=0.01)  # encoders, which are dropped then
     assert "decoding, scoring 4 images" in worker.stages
+    assert memory_of(own, replace(SETTINGS, rollouts=2, shard=2)).worker == worker.worker  # it holds all weights
+    wide = memory_of(replace(own, eval_working=64 * GIB), replace(SETTINGS, rollouts=2))
+    assert wide.worker is not None
+    assert wide.worker - worker.worker > 32 * GIB  # it draws evaluations too
+    assert wide.peak == worker.peak
 
 
 def test_every_column_takes_a_power_of_two_by_itself() -> None:
@@ -388,6 +393,12 @@ def test_every_column_takes_a_power_of_two_by_itself() -> None:
     assert host(columns=(1025, 3)) == 1025 + 4  # what is larger is not pinned
     assert host(columns=(600, 3), rounds=2) == 2 * (1024 + 4) + 2 * 603  # each by itself, then both joined
     assert host() == 0
+
+
+def test_iterations_drawn_ahead_are_counted() -> None:
+    own = replace(facts(), record=RolloutRecord(columns=(600, 3)), latent=2**20)
+    ahead = memory_of(own, replace(SETTINGS, rollouts=2, staleness=3))
+    assert ahead.host["iterations drawn ahead"] == 3 * (603 * 2**20 + 8 * own.network.trained)
 
 
 def test_what_is_scored_after_all_is_drawn_is_counted_by_itself() -> None:

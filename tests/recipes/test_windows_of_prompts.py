@@ -119,8 +119,9 @@ def test_workers_draw_what_the_learner_draws(toy: Path) -> None:
     kernel, schedule, steps = sampler_at(loop, 0)
     batch = loop.batch(0)
     with torch.no_grad():
-        whole = sample(loop, batch, Paths(kernel=kernel, schedule=schedule, steps=steps), None)
-        asked = paths._requests(loop, batch, steps, plan=False, keep_means=False)
+        how = Paths(kernel=kernel, schedule=schedule, steps=steps)
+        whole = sample(loop, batch, how, None)
+        asked = paths.requests_of(loop, batch, steps, how, plan=False)
         drawn: list[Any] = [draw_request(loop, request) for request in asked]
     assert [one.steps for one in drawn] == [stochastic_steps(loop.config.sampler, 0, 0, group) for group in range(4)]
     for name, column in whole.columns().items():

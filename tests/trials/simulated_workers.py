@@ -14,6 +14,7 @@ import heapq
 import json
 import math
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -68,6 +69,9 @@ class SimulatedBackend:
         self.free_at[worker] = self.clock + self.course.loading
         self._at(self.free_at[worker], worker, WorkerReady(worker))
 
+    def stop(self, worker: int) -> None:
+        self.incarnation[worker] += 1  # what it would still answer is not heard
+
     def submit(self, worker: int, ticket: int, piece: Any) -> None:
         course, number = self.course, self.submitted
         self.submitted += 1
@@ -116,8 +120,11 @@ class Cost:
     busy_seconds: float
 
 
-def course_of(workers: int, iterations: int, pieces_each: int, course: Course) -> dict[str, Any]:
-    """Runs iterations; checks that every piece comes once and in order."""
+def course_of(
+    workers: int, iterations: int, pieces_each: int, course: Course, resizes: Mapping[int, int] | None = None
+) -> dict[str, Any]:
+    """Runs iterations; checks that every piece comes once and in order. `resizes` are other numbers of workers from the
+    fifth message of an iteration on."""
     backend, told = SimulatedBackend(course), list[str]()
     dispatcher = Dispatcher(backend, workers=workers, tell=told.append)
     cpu, costs = 0.0, list[Cost]()
@@ -132,6 +139,8 @@ def course_of(workers: int, iterations: int, pieces_each: int, course: Course) -
         missing = 0  # the first ticket without a result
         while missing < len(tickets):
             answers = backend.wait(0.5)
+            if resizes and dispatcher.messages >= messages + 5:
+                dispatcher.resize(resizes.get(iteration, dispatcher.wanted))
             assert backend.clock < begun + _LONGEST, "nobody answers, and nobody says so"
             mark = time.thread_time()
             dispatcher.handle(answers)
@@ -146,6 +155,7 @@ def course_of(workers: int, iterations: int, pieces_each: int, course: Course) -
         "workers": workers, "pieces": workers * pieces_each, **{name: round(value, 3) for name, value in mean.items()},
         "cpu_microseconds_per_message": round(1000 * mean["cpu_milliseconds"] / mean["messages"], 2),
         "deaths": backend.deaths, "restarts": dispatcher.restarts, "copies_of_slow_pieces": dispatcher.copies,
+        "alive": dispatcher.alive,
     }  # fmt: skip
 
 

@@ -1,4 +1,5 @@
-"""What a run scores whose rollouts are drawn one iteration ahead (`workers.staleness=1`), beside one that waits.
+"""What a run scores whose rollouts are drawn one, two or four iterations ahead (`workers.staleness`), beside one that
+waits; from two on with truncated importance weights, and without.
 
     python tests/trials/stale_rollouts.py --out docs/research/trials/stale_rollouts.json
 
@@ -80,20 +81,32 @@ def score_of(config: TrainConfig, folder: Path) -> tuple[float, float]:
     return fmean(rewards[-max(1, len(rewards) // 10) :]), deviation
 
 
+COURSES = {
+    "0": ("workers.staleness=0",),
+    "1": ("workers.staleness=1",),
+    "2": ("workers.staleness=2",),
+    "4": ("workers.staleness=4",),
+    "4 without weights": ("workers.staleness=4", "workers.importance_cap=0"),
+}
+
+
 def compared(path: Path, seeds: int, folder: Path, *settings: str) -> dict[str, Any]:
-    """Scores with staleness 0 and 1, and their difference with its standard error over seeds."""
+    """Scores by staleness, and their differences from those of 0 with standard errors over seeds."""
     found: dict[str, Any] = {"settings": list(settings), "seeds": seeds}
-    for stale in (0, 1):
+    scores = dict[str, list[float]]()
+    for name, course in COURSES.items():
         each = [
-            score_of(load_config(path, [*settings, f"seed={seed}", "workers.rollouts=1", f"workers.staleness={stale}"]),
-                     folder)
+            score_of(load_config(path, [*settings, f"seed={seed}", "workers.rollouts=1", *course]), folder)
             for seed in range(seeds)
-        ]  # fmt: skip
-        found[f"staleness {stale}"] = [round(score, 4) for score, _ in each]
-        found[f"ratio_first_deviation {stale}"] = max(deviation for _, deviation in each)
-    gaps = [after - before for before, after in zip(found["staleness 0"], found["staleness 1"], strict=True)]
-    found["mean difference"] = round(fmean(gaps), 4)
-    found["standard error"] = round(stdev(gaps) / len(gaps) ** 0.5, 4) if len(gaps) > 1 else None
+        ]
+        scores[name] = [score for score, _ in each]
+        gaps = [after - before for before, after in zip(scores["0"], scores[name], strict=True)]
+        found[f"staleness {name}"] = {
+            "scores": [round(score, 4) for score in scores[name]],
+            "mean difference": round(fmean(gaps), 4),
+            "standard error": round(stdev(gaps) / len(gaps) ** 0.5, 4) if len(gaps) > 1 else None,
+            "ratio_first_deviation": max(deviation for _, deviation in each),
+        }
     return found
 
 

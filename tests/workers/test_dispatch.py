@@ -15,12 +15,16 @@ class Scripted:
 
     def __init__(self) -> None:
         self.clock, self.started, self.given = 0.0, list[int](), list[tuple[int, int, Any]]()
+        self.stopped = list[int]()
 
     def now(self) -> float:
         return self.clock
 
     def start(self, worker: int) -> None:
         self.started.append(worker)
+
+    def stop(self, worker: int) -> None:
+        self.stopped.append(worker)
 
     def submit(self, worker: int, ticket: int, piece: Any) -> None:
         self.given.append((worker, ticket, piece))
@@ -205,3 +209,42 @@ def test_a_worker_that_cannot_load_where_it_starts_again_is_only_away() -> None:
     answered(dispatcher, backend, 1, PieceFailed(0, None, FileNotFoundError("no such model")))
     assert "worker 0 was lost (it could not load: no such model); it starts again in 2 s" in told
     assert dispatcher.alive == 1
+
+
+@pytest.mark.parametrize("numbers", [{0: 12, 1: 3}, {1: 1, 2: 9}, {0: 2, 1: 5, 2: 1}])
+def test_every_piece_comes_once_and_in_order_however_many_workers_there_are(numbers: dict[int, int]) -> None:
+    for course in (Course(deaths=0, slow=0), Course(deaths=0.05, slow=0.02)):
+        found = course_of(6, 4, 10, course, {0: 6, **numbers})  # asserts each piece
+        assert found["alive"] == (list(numbers.values())[-1] if not course.deaths else found["alive"])
+        assert found["alive"] <= max(6, *numbers.values())
+
+
+def test_a_worker_that_comes_gets_pieces_and_one_that_goes_answers_first() -> None:
+    dispatcher, backend, told = dispatcher_of(2)
+    dispatcher.add("abcdefgh")
+    assert backend.new() == [(0, 0, "a"), (1, 1, "b"), (0, 2, "c"), (1, 3, "d")]
+    dispatcher.resize(3)
+    assert backend.started == [0, 1, 2]
+    assert answered(dispatcher, backend, 1, WorkerReady(2)) == [(2, 4, "e")]
+    dispatcher.resize(1)
+    assert backend.stopped == []
+    assert answered(dispatcher, backend, 1, PieceDone(2, 4, "E")) == []
+    assert backend.stopped == [2]
+    assert answered(dispatcher, backend, 1, PieceDone(1, 1, "B")) == []
+    assert backend.stopped == [2]  # it holds another
+    assert answered(dispatcher, backend, 1, WorkerGone(1, "its machine is gone")) == []
+    assert told[-1] == "worker 1 was lost (its machine is gone), 1 of its pieces go to others; it was to end"
+    assert (backend.stopped, dispatcher.alive) == ([2, 1], 1)
+    assert answered(dispatcher, backend, 99, PieceDone(0, 0, "A")) == [(0, 3, "d")]
+    assert backend.started == [0, 1, 2]  # nobody starts it again
+    dispatcher.resize(2)
+    assert backend.started == [0, 1, 2, 1]
+
+
+def test_an_added_worker_that_cannot_load_is_only_away() -> None:
+    dispatcher, backend, told = dispatcher_of(1)
+    dispatcher.add("ab")
+    answered(dispatcher, backend, 1, PieceDone(0, 0, "A"))
+    dispatcher.resize(2)
+    answered(dispatcher, backend, 1, PieceFailed(1, None, FileNotFoundError("no such model")))
+    assert "worker 1 was lost (it could not load: no such model); it starts again in 1 s" in told

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ import flowrl.runtime.cluster
 from flowrl.cli import main
 from flowrl.runtime.cluster import connect, disconnect
 from flowrl.workers import rollouts
+from flowrl.workers.dispatch import PieceDone
 
 pytestmark = pytest.mark.slow
 
@@ -33,8 +35,8 @@ def there() -> Iterator[None]:
     handler = signal.getsignal(signal.SIGTERM)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(helpers), prepend=os.pathsep)
-        made = connect(None, workers=2)
-        assert connect(None, workers=2) is made
+        made = connect(None, workers=3)
+        assert connect(None, workers=3) is made
         assert signal.getsignal(signal.SIGTERM) is handler
         patch.setattr(flowrl.runtime.cluster, "disconnect", lambda: None)  # at the end of a run
         patch.setattr(rollouts, "RayBackend", Kept)
@@ -86,6 +88,26 @@ def test_a_run_whose_worker_dies_has_the_bits_of_one_without_workers(
     assert {type(answer).__name__ for answer in Kept.answers} >= {"WorkerGone", "PieceDone"}
     assert numbers(there)["workers/alive"] in (1, 2)
     assert numbers(there)["workers/wait_seconds"] > 0
+
+
+def test_a_worker_killed_and_one_added_change_no_bit(toy: TinyRuns, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = ("num_iterations=3", "rollout_batch_size=1")
+    here = toy.train("here", *sizes)
+    row = rollouts.Rollouts.row
+
+    def grown(self: rollouts.Rollouts) -> dict[str, float]:
+        (toy.folder / "there" / rollouts.ASKED).write_text("3")
+        until = time.monotonic() + 120
+        while self.dispatcher.alive < 3 and time.monotonic() < until:
+            time.sleep(0.05)
+        return row(self)
+
+    monkeypatch.setattr(rollouts.Rollouts, "row", grown)
+    monkeypatch.setattr(Kept, "dies_at", 4)
+    there = toy.train("there", *sizes, WORKERS)
+    assert_same(here, there)
+    assert numbers(there)["workers/alive"] == 3
+    assert {answer.worker for answer in Kept.answers if isinstance(answer, PieceDone)} == {0, 1, 2}
 
 
 @pytest.mark.parametrize(
