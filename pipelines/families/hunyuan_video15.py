@@ -77,14 +77,12 @@ def _arguments(p: FamilyPipeline, x: Tensor, timestep: Tensor, cond: Conditionin
 
 def _conditioning(p: FamilyPipeline, tokens: int) -> dict[str, Tensor]:
     config, (channels, _frames, height, width) = p.card.network, p.latent_shape
-    text = {
-        "embeds": common.meta(1, tokens, config.text_embed_dim), "mask": common.meta(1, tokens),
-        "glyphs": common.meta(1, _GLYPHS, config.text_embed_2_dim), "glyph_mask": common.meta(1, _GLYPHS),
-    }  # fmt: skip
-    if not p.num_sources[1]:
-        return text
-    first = common.meta(1, channels, 1, height, width)
-    return {**text, "first_frame": first, "image": common.meta(1, _IMAGE_TOKENS, config.image_embed_dim)}
+    found = {"embeds": common.meta(1, tokens, config.text_embed_dim), "mask": common.meta(1, tokens)}
+    found |= {"glyphs": common.meta(1, _GLYPHS, config.text_embed_2_dim), "glyph_mask": common.meta(1, _GLYPHS)}
+    if p.num_sources[1]:
+        found["first_frame"] = common.meta(1, channels, 1, height, width)
+        found["image"] = common.meta(1, _IMAGE_TOKENS, config.image_embed_dim)
+    return found
 
 
 def _check_guider(model: str, config: Mapping[str, Any]) -> None:

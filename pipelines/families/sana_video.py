@@ -77,11 +77,6 @@ def _embed(p: FamilyPipeline, prompt: str, sources: Sequence[Tensor]) -> dict[st
     return sana.embed_told(told)(p, text, sources)
 
 
-def _embed_sources(p: FamilyPipeline, sources: Sequence[Tensor]) -> dict[str, Tensor]:
-    """A first frame, resized to the drawn size without keeping its proportions, as the stock pipeline does."""
-    return {"first_frame": wan.encode(p, wan.as_clip(p, Image.fromarray(to_pixels(sources[0]))))}
-
-
 def _arguments(p: FamilyPipeline, x: Tensor, timestep: Tensor, cond: Conditioning) -> dict[str, Any]:
     """A first frame is fed as it is, at time 0."""
     if "first_frame" in cond.tensors:
@@ -96,11 +91,6 @@ def _conditioning(p: FamilyPipeline, tokens: int) -> dict[str, Tensor]:
     channels, _frames, height, width = p.grid_shape
     first = {"first_frame": common.meta(1, channels, 1, height, width)} if p.num_sources[1] else {}
     return given("caption_channels", mask=True)(p, tokens) | first
-
-
-def _evaluate(p: FamilyPipeline, x: Tensor, timestep: Tensor, cond: Conditioning) -> Tensor:
-    sigma = timestep / p.pipe.scheduler.config.num_train_timesteps
-    return common.held(common.predict_velocity(p, x, timestep, cond), x, sigma, cond, 2)
 
 
 def _constants(p: FamilyPipeline) -> dict[str, Tensor]:
@@ -134,7 +124,14 @@ def _refuse(card: Card) -> None:
 FAMILY = Family(
     name="sana_video", title="SANA-Video", network=SanaVideoTransformer3DModel, lora_targets=sana.LORA_TARGETS,
     options=SanaVideoOptions, encoders=("text_encoder",), length=300, own_size=_own_size, factors=_factors, grid=_grid,
-    embed=_embed, embed_sources=_embed_sources, arguments=_arguments, conditioning=_conditioning, evaluate=_evaluate,
+    embed=_embed, arguments=_arguments, conditioning=_conditioning,
+    embed_sources=lambda p, shown: {
+        "first_frame": wan.encode(p, wan.as_clip(p, Image.fromarray(to_pixels(shown[0]))))
+    },
+    evaluate=lambda p, x, timestep, cond: common.held(
+        common.predict_velocity(p, x, timestep, cond), x,
+        timestep / p.pipe.scheduler.config.num_train_timesteps, cond, 2,
+    ),
     guided=lambda p, asked: common.held_guidance(asked, 2), schedule=flow_levels_of(), constants=_constants,
     **from_first_frame("SanaVideoPipeline", "SanaImageToVideoPipeline"),
     decode=wan.FAMILY.decode, encode=wan.encode, refuse=_refuse, prepare=sana.prepare,

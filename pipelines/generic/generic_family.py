@@ -235,12 +235,9 @@ class GenericFamily:
         """A loaded stock pipeline, tested."""
         name = type(pipe).__name__
         p = GenericPipeline(model, pipe, denoisers, encoders, chosen, dtype=dtype, device=device)
-        if p.sources.count and "image" not in p.parameters:
-            raise ValueError(f"pipeline.options.num_sources is {p.sources.count}, and {name} takes no image: remove it")
-        shown = ("height", "width") if p.sources.count else ()  # what is drawn has the shape of its source
-        for option in ("max_sequence_length", "num_frames", "height", "width"):
-            has = p.videos if option == "num_frames" else option in (*p.parameters, *shown)
-            if getattr(chosen, option) is not None and not has:
+        has = {*p.parameters, *(("num_frames",) if p.videos else ()), *(("height", "width") if p.sources.count else ())}
+        for option in {"max_sequence_length", "num_frames", "height", "width"} - has:
+            if getattr(chosen, option) is not None:
                 raise ValueError(f"pipeline.{option} is set, and {name} has no such argument: remove it")
         if p.videos and chosen.vae_tiling:
             pipe.vae.enable_tiling()

@@ -79,6 +79,10 @@ class GenericPipeline:
         self.texts = Texts(encode=pipe.encode_prompt)
         count = usual_sources(self.parameters) if options.num_sources is None else options.num_sources
         self.sources, self.num_sources = StockSources(count), (count, count)
+        if count and "image" not in self.parameters:
+            raise ValueError(
+                f"pipeline.options.num_sources is {count}, and {type(pipe).__name__} takes no image: remove it"
+            )
         self.keeps_encoders, self.alone = False, False
         self.height, self.width = options.height, options.width
         self.videos = takes_frames(self.parameters)
@@ -366,11 +370,11 @@ class GenericPipeline:
         """Finds the shape of latents, and which of their numbers are stepped."""
         self.latent_shape = tuple(self.asked(2, 1.0).made.shape[1:])
         if self.sources.count:
-            self.sources.find_stepped(self.latent_shape, self._sampled)
-
-    def _sampled(self, latents: Tensor) -> Tensor:
-        t = self.levels.timestep(float(self.schedule(2, "diffusers").timestep[0]), self.device)
-        return self._handed(latents.to(self.device), t, [next(iter(self.texts.rows))], None, 1.0)[1]
+            t = self.levels.timestep(float(self.schedule(2, "diffusers").timestep[0]), self.device)
+            texts = [next(iter(self.texts.rows))]
+            self.sources.find_stepped(
+                self.latent_shape, lambda x: self._handed(x.to(self.device), t, texts, None, 1.0)[1]
+            )
 
     @property
     def source_size(self) -> tuple[int, int]:

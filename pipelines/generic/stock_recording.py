@@ -148,7 +148,9 @@ def recorder(model: str, cls: Any, index: Mapping[str, Any], options: Any) -> Re
             if denoises:
                 part = denoisers[name] = _answering_zeros(part, calls)
             elif name == "vae":
-                _encode_zeros(part)
+                vars(part)["encode"] = lambda x, stock=part.encode: _each(stock(on_meta(x)), _zeros)
+                for key, kept in list(part.named_buffers(recurse=False)):
+                    part.register_buffer(key, _zeros(kept))
             else:
                 part = _answering_zeros(part, None)
                 encoders += [name] if name.startswith("text_encoder") else []
@@ -214,15 +216,6 @@ def _answering_zeros(network: nn.Module, calls: list[dict[str, Any]] | None) -> 
     other.__class__ = type(type(network).__name__, (type(network),), {"device": _CPU})
     other.forward = called  # type: ignore[method-assign]
     return other
-
-
-def _encode_zeros(vae: Any) -> None:
-    """Has an autoencoder on the meta device encode images on the CPU to zeros, and know zeros of what it says of
-    latents."""
-    stock = vae.encode
-    vae.encode = lambda x, *args, **named: _each(stock(on_meta(x), *args, **named), _zeros)
-    for name, known in list(vae.named_buffers(recurse=False)):
-        vae.register_buffer(name, _zeros(known))
 
 
 def _zeros(one: Tensor) -> Tensor:

@@ -82,8 +82,14 @@ def prx() -> dict[str, Any]:
 
 def _image_encoder(kind: str) -> Any:
     """CLIP or SigLIP of images of 16 x 16."""
-    settings = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2,
-                "image_size": 16, "patch_size": 8}  # fmt: skip
+    settings = {
+        "hidden_size": 8,
+        "intermediate_size": 8,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "image_size": 16,
+        "patch_size": 8,
+    }
     return getattr(transformers, f"{kind}VisionModel")(getattr(transformers, f"{kind}VisionConfig")(**settings))
 
 
@@ -93,18 +99,19 @@ _SHOWN = {"height": 16, "width": 16}
 def hunyuan_video_15_from_image() -> dict[str, Any]:
     """HunyuanVideo-1.5 from a first frame, whose shape says what is drawn."""
     return {
-        **hunyuan_video_15(), "image_encoder": _image_encoder("Siglip"),
+        **hunyuan_video_15(),
+        "image_encoder": _image_encoder("Siglip"),
         "feature_extractor": transformers.SiglipImageProcessor(size=_SHOWN),
-    }  # fmt: skip
+    }
 
 
 def skyreels_from_image() -> dict[str, Any]:
     """SkyReels V2 from a first frame, which stands beside the noisy channels."""
     parts = TINY_GENERIC["SkyReelsV2Pipeline"][0]()
     network = denoiser(
-        "SkyReelsV2Transformer3DModel", **{**parts["transformer"].config, "in_channels": 12, "image_dim": 8,
-                                           "added_kv_proj_dim": 24},
-    )  # fmt: skip
+        "SkyReelsV2Transformer3DModel",
+        **{**parts["transformer"].config, "in_channels": 12, "image_dim": 8, "added_kv_proj_dim": 24},
+    )
     processor = transformers.CLIPImageProcessor(size=_SHOWN, crop_size=_SHOWN)
     shown = {"image_encoder": _image_encoder("CLIP"), "image_processor": processor}
     return {**parts, **shown, "transformer": network}

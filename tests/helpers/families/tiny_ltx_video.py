@@ -56,6 +56,9 @@ def tiny_ltx_parts(*, timestep_conditioning: bool = False) -> dict[str, Any]:
         shift_terminal=0.1,
     )  # fmt: skip
     return {
-        "scheduler": scheduler, "vae": vae, "text_encoder": text_encoder, "tokenizer": tokenizer,
+        "scheduler": scheduler,
+        "vae": vae,
+        "text_encoder": text_encoder,
+        "tokenizer": tokenizer,
         "transformer": transformer,
-    }  # fmt: skip
+    }

@@ -26,9 +26,10 @@ from flowrl.pipelines.shared.family_pipeline import Family, FamilyPipeline
 from flowrl.trajectory import Conditioning
 
 STOCK = {
-    "ltx2": "LTX2ImageToVideoPipeline", "sana_video": "SanaImageToVideoPipeline",
+    "ltx2": "LTX2ImageToVideoPipeline",
+    "sana_video": "SanaImageToVideoPipeline",
     "hunyuan_video15": "HunyuanVideo15ImageToVideoPipeline",
-}  # fmt: skip
+}
 HELD = ("ltx2", "sana_video")
 SOURCES = [[video.image(0, 40, 24)], [video.image(1, 40, 24)]]
 
@@ -62,9 +63,12 @@ def stock_of(name: str, pipeline: FamilyPipeline, folder: Path, row: int, lora: 
     noise = start_noise(pipeline)[row : row + 1]
     image = Image.fromarray(to_pixels(SOURCES[row][0]))
     given: dict[str, Any] = {
-        "prompt": video.PROMPTS[row : row + 1], "image": image, "num_inference_steps": video.STEPS,
-        "output_type": "latent", "latents": noise,
-    }  # fmt: skip
+        "prompt": video.PROMPTS[row : row + 1],
+        "image": image,
+        "num_inference_steps": video.STEPS,
+        "output_type": "latent",
+        "latents": noise,
+    }
     if lora is not None:
         loads = {"weight_name": "pytorch_lora_weights.safetensors"}
         pipe.transformer.load_lora_adapter(lora, **loads) if name == "hunyuan_video15" else pipe.load_lora_weights(lora)
@@ -86,11 +90,20 @@ def stock_of(name: str, pipeline: FamilyPipeline, folder: Path, row: int, lora: 
     whole = tokens.transpose(1, 2).unflatten(2, pipeline.grid_shape[1:])
     latents = pipe._denormalize_latents(whole, pipe.vae.latents_mean, pipe.vae.latents_std)  # which stock takes back
     found = pipe(
-        **given | {"latents": latents}, **size, num_frames=frames, frame_rate=pipeline.fps, stg_scale=0.0,
-        audio_latents=noise[:, count:] * vae.latents_std + vae.latents_mean, audio_guidance_scale=1.0,
-        audio_stg_scale=0.0, modality_scale=1.0, audio_modality_scale=1.0, guidance_rescale=0.0,
-        audio_guidance_rescale=0.0, max_sequence_length=tiny_ltx2.OPTIONS["max_sequence_length"],
-    )  # fmt: skip
+        **given | {"latents": latents},
+        **size,
+        num_frames=frames,
+        frame_rate=pipeline.fps,
+        stg_scale=0.0,
+        audio_latents=noise[:, count:] * vae.latents_std + vae.latents_mean,
+        audio_guidance_scale=1.0,
+        audio_stg_scale=0.0,
+        modality_scale=1.0,
+        audio_modality_scale=1.0,
+        guidance_rescale=0.0,
+        audio_guidance_rescale=0.0,
+        max_sequence_length=tiny_ltx2.OPTIONS["max_sequence_length"],
+    )
     clips = pipe._normalize_latents(found.frames, pipe.vae.latents_mean, pipe.vae.latents_std)
     sounds = (found.audio.transpose(1, 2).flatten(2) - vae.latents_mean) / vae.latents_std
     return torch.cat([clips.flatten(2).transpose(1, 2), sounds], dim=1)
