@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from flowrl.generation.models import Source
-from flowrl.pipelines import ModelFamily, family_for
+from flowrl.pipelines import GENERIC, ModelFamily, family_for
 from flowrl.pipelines.shared.family_pipeline import Family
 from flowrl.pipelines.shared.prompt_embeddings import source_fault
 from flowrl.prompts import foreign_rows
@@ -22,6 +22,8 @@ _SHOWN = 60  # characters of a prompt in a message
 
 def sources_taken(family: ModelFamily, model: str, options: Mapping[str, Any]) -> tuple[int, int] | None:
     """Least and most source images of a prompt beside its clips; None where that is known once the model is loaded."""
+    if family.name in GENERIC and isinstance(own := options.get("num_sources"), int):
+        return own, own
     card = family.card(model) if isinstance(family, Family) else None
     if not isinstance(family, Family) or family.count_sources is None or card is None:
         return family.num_sources
@@ -109,7 +111,8 @@ def _told(rows: Sequence[Prompt], fault: Callable[[Prompt], str]) -> str:
 def _count_fault(row: Prompt, family: ModelFamily, allowed: tuple[int, int]) -> str:
     names = [*SOURCES, *foreign_rows.SOURCES]
     key = next((name for name in names if row.metadata.get(name) is not None), "") if row.sources else ""
-    option = family.sources_option if isinstance(family, Family) else None
+    own = "num_sources" if family.name in GENERIC else None
+    option = family.sources_option if isinstance(family, Family) else own
     said = source_fault(len(row.sources), allowed, family.name, option, key)
     if not said or row.sources:
         return said

@@ -1,4 +1,4 @@
-"""HunyuanVideo 1.5, text to video: any checkpoint that stock `HunyuanVideo15Pipeline` loads.
+"""HunyuanVideo 1.5: any checkpoint that stock `HunyuanVideo15Pipeline` or `HunyuanVideo15ImageToVideoPipeline` loads.
 
 Velocity network `HunyuanVideo15Transformer3DModel`, fed 1000 * sigma; guidance is two-pass classifier-free guidance
 (the distilled checkpoints are drawn at scale 1). A Qwen2.5-VL text model reads the prompt in a fixed template, which
@@ -7,7 +7,8 @@ Padding of both is masked, so another length is the same function of prompts tha
 UK and South Korea.
 
 The network takes an image too, whose 729 tokens are masked when there is none. Here none are handed over, which is the
-same function for less work. Image to video is not supported.
+same function for less work. A first frame stands beside the noisy channels as well. Stock draws the shape of its image;
+here the image is brought to the shape that is drawn, of which stock cuts off nothing more.
 
 Its attention is given a mask of tokens by tokens, which takes memory that grows with their square.
 """
@@ -18,9 +19,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from diffusers import HunyuanVideo15Transformer3DModel
+from PIL import Image
 from torch import Tensor, cat
 
+from flowrl.media.images import to_pixels
 from flowrl.pipelines.arithmetic.attention_words import Attends
+from flowrl.pipelines.families import wan
 from flowrl.pipelines.shared import common
 from flowrl.pipelines.shared.cards import Card, Grid, Size, VideoOptions, read_part
 from flowrl.pipelines.shared.family_pipeline import Family, FamilyPipeline
@@ -28,8 +32,10 @@ from flowrl.pipelines.shared.stock_schedules import check_flow_scheduler, flow_l
 from flowrl.pipelines.weights.lora import JOINT_ATTENTION
 from flowrl.trajectory import Conditioning
 
+_IMAGE_TOKENS = 729  # of an image of 384 x 384
 _GLYPHS = 256
 """Tokens of quoted text, always so many."""
+_IMAGE_TO_VIDEO = "HunyuanVideo15ImageToVideoPipeline"
 _PLAIN = {"guidance_rescale": 0.0, "use_original_formulation": False, "start": 0.0, "stop": 1.0}
 
 
@@ -48,15 +54,35 @@ def _embed(p: FamilyPipeline, prompt: str, _: Sequence[Tensor]) -> dict[str, Ten
     return dict(zip(("embeds", "mask", "glyphs", "glyph_mask"), tensors, strict=True))
 
 
+def _embed_sources(p: FamilyPipeline, sources: Sequence[Tensor]) -> dict[str, Tensor]:
+    """The latents of a first frame, and SigLIP's tokens of it."""
+    image = Image.fromarray(to_pixels(common.covering(sources[0], *p.image_shape[2:])))
+    tokens = p.pipe.encode_image(image, 1, p.device, p.dtype)
+    return {"first_frame": common.encode(p.pipe.vae, wan.as_clip(p, image)), "image": tokens}
+
+
 def _arguments(p: FamilyPipeline, x: Tensor, timestep: Tensor, cond: Conditioning) -> dict[str, Any]:
-    """Beside the noisy channels stand those of a first frame and a mask that says that there is none."""
+    """Beside the noisy channels stand those of a first frame and a mask that says whether there is one."""
     tensors, (b, channels, *rest) = cond.tensors, x.shape
-    shown = cat([x, x.new_zeros(b, channels + 1, *rest)], dim=1)
+    beside, none = x.new_zeros(b, channels + 1, *rest), x.new_zeros(b, 0, p.card.network.image_embed_dim)
+    if "first_frame" in tensors:
+        beside[:, :channels, :1], beside[:, channels:, :1] = tensors["first_frame"].to(x), 1
+    shown = cat([x, beside], dim=1)
     return common.masked_arguments(shown, timestep, cond) | {
         "encoder_hidden_states_2": tensors["glyphs"],
         "encoder_attention_mask_2": tensors["glyph_mask"],
-        "image_embeds": x.new_zeros(b, 0, p.card.network.image_embed_dim),
+        "image_embeds": tensors.get("image", none),
     }
+
+
+def _conditioning(p: FamilyPipeline, tokens: int) -> dict[str, Tensor]:
+    config, (channels, _frames, height, width) = p.card.network, p.latent_shape
+    found = {"embeds": common.meta(1, tokens, config.text_embed_dim), "mask": common.meta(1, tokens)}
+    found |= {"glyphs": common.meta(1, _GLYPHS, config.text_embed_2_dim), "glyph_mask": common.meta(1, _GLYPHS)}
+    if p.num_sources[1]:
+        found["first_frame"] = common.meta(1, channels, 1, height, width)
+        found["image"] = common.meta(1, _IMAGE_TOKENS, config.image_embed_dim)
+    return found
 
 
 def _check_guider(model: str, config: Mapping[str, Any]) -> None:
@@ -80,7 +106,7 @@ def _refuse(card: Card) -> None:
     wanted = 2 * card.network.out_channels + 1
     if card.network.in_channels != wanted:
         raise ValueError(
-            f"the network of {card.model} has {card.network.in_channels} input channels, and text to video feeds it "
+            f"the network of {card.model} has {card.network.in_channels} input channels, and this family feeds it "
             f"{wanted}: the noisy ones, as many of a first frame, and a mask"
         )
     _check_guider(card.model, read_part(card.model, "guider/guider_config.json") or {})
@@ -102,14 +128,12 @@ def _prepare(p: FamilyPipeline) -> None:
 FAMILY = Family(
     name="hunyuan_video15", title="HunyuanVideo 1.5", network=HunyuanVideo15Transformer3DModel,
     lora_targets=JOINT_ATTENTION, options=VideoOptions, encoders=("text_encoder", "text_encoder_2"), length=1000,
+    exact=("vae", "image_encoder"),
     own_size=_own_size,
     grid=lambda config: Grid(channels=config.out_channels, patch=config.patch_size, frame_patch=config.patch_size_t),
     factors=lambda vae: (int(vae.get("spatial_compression_ratio", 16)), int(vae.get("temporal_compression_ratio", 4))),
-    embed=_embed, arguments=_arguments,
-    conditioning=lambda p, tokens: {
-        "embeds": common.meta(1, tokens, p.card.network.text_embed_dim), "mask": common.meta(1, tokens),
-        "glyphs": common.meta(1, _GLYPHS, p.card.network.text_embed_2_dim), "glyph_mask": common.meta(1, _GLYPHS),
-    },
+    embed=_embed, embed_sources=_embed_sources, arguments=_arguments, conditioning=_conditioning,
+    count_sources=lambda card, options: (1, 1) if card.stock == _IMAGE_TO_VIDEO else (0, 0), num_sources=None,
     schedule=flow_levels_of(sigmas="linspace"),
     check_scheduler=check_flow_scheduler, refuse=_refuse, suits=_suits, prepare=_prepare,
     attention=Attends(mask="keys"),

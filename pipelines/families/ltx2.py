@@ -1,11 +1,12 @@
-"""LTX-2, videos with sound: any checkpoint that stock `LTX2Pipeline` loads.
+"""LTX-2, videos with sound: any checkpoint that stock `LTX2Pipeline` or `LTX2ImageToVideoPipeline` loads.
 
 One network `LTX2VideoTransformer3DModel` answers for tokens of video and of sound, both fed 1000 * sigma on one grid,
 which is shifted by the number of video tokens. A state is `[tokens, channels]`: the video's tokens, then the sound's,
 which have equally many channels. Gemma 3 and connectors embed a prompt, once for each kind. Guidance is two-pass
 classifier-free guidance, with a scale of its own for the sound where one is set. Left out are the stock call's other
 kinds of guidance (`stg_scale`, `modality_scale`, which ask the network twice more) and its rescale: our deterministic
-sampler draws what stock draws with them off.
+sampler draws what stock draws with them off. From a source image, compressed as the model's own clips were, the video's
+first tokens are held at the image's and fed at time 0.
 """
 
 from __future__ import annotations
@@ -18,17 +19,20 @@ from typing import Any
 
 import torch
 from diffusers import LTX2VideoTransformer3DModel
+from PIL import Image
 from torch import Tensor
 
+from flowrl.media.images import to_pixels
 from flowrl.pipelines.arithmetic.attention_words import Attends
-from flowrl.pipelines.families import ltx_video
+from flowrl.pipelines.families import ltx_video, wan
 from flowrl.pipelines.families.ltx_video import LTXVideoOptions
 from flowrl.pipelines.shared import common
-from flowrl.pipelines.shared.cards import Card, Size, read_part
+from flowrl.pipelines.shared.cards import Card, FirstFrameOptions, Size, from_first_frame, read_part
 from flowrl.pipelines.shared.family_pipeline import Family, FamilyPipeline
 from flowrl.pipelines.shared.sounds import Sound
 from flowrl.pipelines.shared.stock_schedules import check_flow_scheduler, flow_levels_of
 from flowrl.runtime.capabilities import at_least_version
+from flowrl.runtime.private_names import apply_image_conditioning_crf
 from flowrl.runtime.versions import version_of
 from flowrl.samplers.guidance_rules import linear_cfg
 from flowrl.trajectory import Conditioning
@@ -41,7 +45,7 @@ LEAST = "5.10.1"
 
 
 @dataclass(frozen=True, kw_only=True)
-class LTX2Options(LTXVideoOptions):
+class LTX2Options(LTXVideoOptions, FirstFrameOptions):
     """What can be chosen of LTX-2, whose network reads `fps`."""
 
     sound_guidance_scale: float | None = None
@@ -103,17 +107,31 @@ def _conditioning(p: FamilyPipeline, tokens: int) -> dict[str, Tensor]:
     if not config.use_prompt_embeddings:  # LTX-2.3's connectors give the network's own widths
         widths = (config.cross_attention_dim, config.audio_cross_attention_dim)
     video, sound = (common.meta(1, tokens, width) for width in widths)
-    return {"embeds": video, "sound_embeds": sound, "mask": common.meta(1, tokens)}
+    found = {"embeds": video, "sound_embeds": sound, "mask": common.meta(1, tokens)}
+    if p.num_sources[1]:
+        found["first_frame"] = common.meta(1, math.prod(p.grid_shape[2:]), p.grid_shape[0])
+    return found
+
+
+def _embed_sources(p: FamilyPipeline, sources: Sequence[Tensor]) -> dict[str, Tensor]:
+    """A first frame's tokens, of the image at the quality of the clips that the model learned from."""
+    quality = 18 if "Gemma4" in str(p.card.index.get("text_encoder")) else 33
+    image = Image.fromarray(apply_image_conditioning_crf(to_pixels(sources[0]), quality))
+    return {"first_frame": wan.encode(p, wan.as_clip(p, image)).flatten(2).transpose(1, 2)}
 
 
 def _arguments(p: FamilyPipeline, x: Tensor, timestep: Tensor, cond: Conditioning) -> dict[str, Any]:
     frames, height, width = p.grid_shape[1:]
-    count = _video_tokens(p)
+    count, times = _video_tokens(p), timestep
+    if "first_frame" in cond.tensors:
+        x, times = common.shown(x, cond, 1), timestep[:, None].repeat(1, count)
+        times[:, : height * width] = 0
     return {
         "hidden_states": x[:, :count], "audio_hidden_states": x[:, count:],
         "encoder_hidden_states": cond.tensors["embeds"], "audio_encoder_hidden_states": cond.tensors["sound_embeds"],
-        "timestep": timestep, "sigma": timestep, "encoder_attention_mask": cond.tensors["mask"],
-        "audio_encoder_attention_mask": cond.tensors["mask"], "num_frames": frames, "height": height, "width": width,
+        "timestep": times, "audio_timestep": timestep, "sigma": timestep, "use_cross_timestep": True,
+        "encoder_attention_mask": cond.tensors["mask"], "audio_encoder_attention_mask": cond.tensors["mask"],
+        "num_frames": frames, "height": height, "width": width,
         "fps": p.fps or 24.0, "audio_num_frames": x.shape[1] - count,
     }  # fmt: skip
 
@@ -123,7 +141,8 @@ def _evaluate(p: FamilyPipeline, x: Tensor, timestep: Tensor, cond: Conditioning
     with common.autocast(p.device, p.dtype):
         given = _arguments(p, x.to(p.dtype), timestep, cond)
         video, sound = p.experts["transformer"](**given, return_dict=False)
-    return torch.cat([video, sound], dim=1).float()
+    found = torch.cat([video, sound], dim=1).float()
+    return common.held(found, x, timestep / p.pipe.scheduler.config.num_train_timesteps, cond, 1)
 
 
 def _of_each_kind(negative: Tensor, positive: Tensor, scale: float, *, count: int, sound: float | None) -> Tensor:
@@ -166,10 +185,11 @@ FAMILY = Family(
     factors=ltx_video.factors, tokens=_tokens, embed=_embed, arguments=_arguments, evaluate=_evaluate,
     conditioning=_conditioning, schedule=flow_levels_of(sigmas="linspace", tokens=_video_tokens),
     constants=ltx_video.constants,
-    guided=lambda p, asked: common.two_pass_guidance(
-        asked, rule=partial(_of_each_kind, count=_video_tokens(p), sound=p.options.sound_guidance_scale)
+    guided=lambda p, asked: common.held_guidance(
+        asked, 1, rule=partial(_of_each_kind, count=_video_tokens(p), sound=p.options.sound_guidance_scale)
     ),
-    decode=_decode, encode=_encode, refuse=_refuse,
+    decode=_decode, encode=_encode, refuse=_refuse, embed_sources=_embed_sources,
+    **from_first_frame("LTX2Pipeline", "LTX2ImageToVideoPipeline"),
     suits=ltx_video.suits, check_scheduler=check_flow_scheduler,
     attention=Attends(
         head_sizes=lambda config: (config.attention_head_dim, config.audio_attention_head_dim), mask="bias"

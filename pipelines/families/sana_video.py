@@ -1,10 +1,10 @@
-"""SANA-Video, text to video: any checkpoint that stock `SanaVideoPipeline` loads.
+"""SANA-Video: any checkpoint that stock `SanaVideoPipeline` or `SanaImageToVideoPipeline` loads.
 
 Velocity network `SanaVideoTransformer3DModel` with linear attention, fed 1000 * sigma; Gemma 2 as text encoder, and the
 autoencoder of Wan 2.1 (480p) or LTX-2 (720p). Guidance is two-pass classifier-free guidance. As in stock's own call, a
 prompt is read behind an instruction to describe the video in more detail, and of all embeddings the first and the last
 ones are kept; a negative prompt is read alone. Left out: cleaning of captions, stock's rounding of sizes to its list
-of aspect ratios (a size of that list is drawn as there), and image to video, which is another stock class.
+of aspect ratios (a size of that list is drawn as there). From a source image the first latent frame is held at it.
 
 The model was trained on prompts that end in a score of their motion. Stock's call does not add it, its callers do:
 `motion_score` is that.
@@ -17,21 +17,24 @@ from dataclasses import dataclass
 from typing import Any
 
 from diffusers import SanaVideoTransformer3DModel
+from PIL import Image
 from torch import Tensor
 
+from flowrl.media.images import to_pixels
 from flowrl.pipelines.arithmetic.attention_words import Attends
 from flowrl.pipelines.families import sana, wan
 from flowrl.pipelines.shared import common
-from flowrl.pipelines.shared.cards import Card, Grid, Size, VideoOptions, given
+from flowrl.pipelines.shared.cards import Card, FirstFrameOptions, Grid, Size, from_first_frame, given
 from flowrl.pipelines.shared.family_pipeline import Family, FamilyPipeline
 from flowrl.pipelines.shared.stock_schedules import check_flow_scheduler, flow_levels_of
 from flowrl.runtime.private_names import sana_instruction
+from flowrl.trajectory import Conditioning
 
 _STOCK = "SanaVideoPipeline"
 
 
 @dataclass(frozen=True, kw_only=True)
-class SanaVideoOptions(VideoOptions):
+class SanaVideoOptions(FirstFrameOptions):
     """What can be chosen of SANA-Video, whose network does not read `fps`; `max_sequence_length` does not count the
     instruction."""
 
@@ -74,6 +77,22 @@ def _embed(p: FamilyPipeline, prompt: str, sources: Sequence[Tensor]) -> dict[st
     return sana.embed_told(told)(p, text, sources)
 
 
+def _arguments(p: FamilyPipeline, x: Tensor, timestep: Tensor, cond: Conditioning) -> dict[str, Any]:
+    """A first frame is fed as it is, at time 0."""
+    if "first_frame" in cond.tensors:
+        x = common.shown(x, cond, 2)
+        tokens = [side // patch for side, patch in zip(x.shape[2:], p.card.network.patch_size, strict=True)]
+        timestep = timestep.view(-1, 1, 1, 1, 1).repeat(1, 1, *tokens)
+        timestep[:, :, 0] = 0
+    return common.masked_arguments(x, timestep, cond)
+
+
+def _conditioning(p: FamilyPipeline, tokens: int) -> dict[str, Tensor]:
+    channels, _frames, height, width = p.grid_shape
+    first = {"first_frame": common.meta(1, channels, 1, height, width)} if p.num_sources[1] else {}
+    return given("caption_channels", mask=True)(p, tokens) | first
+
+
 def _constants(p: FamilyPipeline) -> dict[str, Tensor]:
     """What latents are normalised by: Wan's autoencoder holds it in its configuration, LTX-2's among its weights."""
     vae = p.pipe.vae
@@ -105,8 +124,16 @@ def _refuse(card: Card) -> None:
 FAMILY = Family(
     name="sana_video", title="SANA-Video", network=SanaVideoTransformer3DModel, lora_targets=sana.LORA_TARGETS,
     options=SanaVideoOptions, encoders=("text_encoder",), length=300, own_size=_own_size, factors=_factors, grid=_grid,
-    embed=_embed, arguments=lambda p, x, timestep, cond: common.masked_arguments(x, timestep, cond),
-    conditioning=given("caption_channels", mask=True), schedule=flow_levels_of(), constants=_constants,
+    embed=_embed, arguments=_arguments, conditioning=_conditioning,
+    embed_sources=lambda p, shown: {
+        "first_frame": wan.encode(p, wan.as_clip(p, Image.fromarray(to_pixels(shown[0]))))
+    },
+    evaluate=lambda p, x, timestep, cond: common.held(
+        common.predict_velocity(p, x, timestep, cond), x,
+        timestep / p.pipe.scheduler.config.num_train_timesteps, cond, 2,
+    ),
+    guided=lambda p, asked: common.held_guidance(asked, 2), schedule=flow_levels_of(), constants=_constants,
+    **from_first_frame("SanaVideoPipeline", "SanaImageToVideoPipeline"),
     decode=wan.FAMILY.decode, encode=wan.encode, refuse=_refuse, prepare=sana.prepare,
     prepare_encoders=sana.prepare_gemma, check_scheduler=check_flow_scheduler,
     attention=Attends(head_sizes=lambda config: (config.cross_attention_head_dim,), mask="bias"),

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from flowrl.media.images import to_pixels
 from flowrl.pipelines.families import cogvideox
 from flowrl.pipelines.shared import common
-from flowrl.pipelines.shared.cards import Card, Grid, Size, VideoOptions
+from flowrl.pipelines.shared.cards import Card, FirstFrameOptions, Grid, Size, from_first_frame
 from flowrl.pipelines.shared.common import Guidance
 from flowrl.pipelines.shared.family_pipeline import Family, FamilyPipeline
 from flowrl.pipelines.shared.stock_schedules import check_flow_scheduler, flow_levels_of
@@ -32,10 +32,10 @@ from flowrl.pipelines.weights.lora import SELF_AND_CROSS_ATTENTION
 from flowrl.pipelines.weights.parallelize import needed
 from flowrl.runtime.private_names import TimestepEmbedding
 from flowrl.samplers.guidance import Velocity, uncounted
-from flowrl.samplers.parametrization import Sigma, column
 from flowrl.trajectory import Conditioning
 
-_TEXT_TO_VIDEO, _IMAGE_TO_VIDEO = "WanPipeline", "WanImageToVideoPipeline"
+_IMAGE_TO_VIDEO = "WanImageToVideoPipeline"
+_SOURCES = from_first_frame("WanPipeline", _IMAGE_TO_VIDEO)
 _EXPERTS = ("transformer", "transformer_2")
 _IMAGE_TEXT = 512
 """Text tokens that the image attention of Wan 2.1 counts off from the end."""
@@ -43,14 +43,11 @@ _CLIP_TOKENS = 257  # of an image of 224 x 224
 
 
 @dataclass(frozen=True, kw_only=True)
-class WanOptions(VideoOptions):
+class WanOptions(FirstFrameOptions):
     """What can be chosen of Wan, whose network does not read `fps`."""
 
     guidance_scale_2: float | None = None
     """Guidance of the second expert; None takes the first's scale."""
-    image_to_video: bool | None = None
-    """Whether a source image is the first frame; None as the checkpoint's own class says. TI2V-5B is published as text
-    to video and does both."""
 
 
 def _grid(config: Any) -> Grid:
@@ -71,11 +68,18 @@ def _embed(p: FamilyPipeline, prompt: str, sources: Sequence[Tensor]) -> dict[st
     return {"embeds": embeds}
 
 
+def as_clip(p: FamilyPipeline, image: Image.Image) -> Tensor:
+    """A clip `[1, 3, 1, h, w]` in [-1, 1] of an image, at the drawn size, as stock pipelines resize it."""
+    height, width = p.image_shape[2:]
+    pixels: Tensor = p.pipe.video_processor.preprocess(image, height=height, width=width)
+    return pixels.to(p.device).unsqueeze(2)
+
+
 def _embed_sources(p: FamilyPipeline, sources: Sequence[Tensor]) -> dict[str, Tensor]:
     """A first frame, resized to the drawn size without keeping its proportions, as the stock pipeline does."""
     image = Image.fromarray(to_pixels(sources[0]))
     num_frames, _rgb, height, width = p.image_shape
-    first = p.pipe.video_processor.preprocess(image, height=height, width=width).to(p.device).unsqueeze(2)
+    first = as_clip(p, image)
     if p.card.index.get("expand_timesteps"):
         return {"first_frame": encode(p, first)}
     grey = first.new_zeros(1, 3, num_frames - 1, height, width)
@@ -106,7 +110,7 @@ def _arguments(p: FamilyPipeline, x: Tensor, timestep: Tensor, cond: Conditionin
     if "beside" in tensors:
         x = torch.cat([x, tensors["beside"].to(x)], dim=1)
     if "first_frame" in tensors:  # fed as it is, at time 0; without an image one time for all tokens is the same
-        x = torch.cat([tensors["first_frame"].to(x), x[:, :, 1:]], dim=2)
+        x = common.shown(x, cond, 2)
         per_frame, patch = x[0, 0, 0].numel(), p.card.network.patch_size
         tokens = per_frame // (patch[1] * patch[2])
         timestep = timestep[:, None].repeat(1, x.shape[2] // patch[0] * tokens)
@@ -132,7 +136,7 @@ def _evaluate(p: FamilyPipeline, x: Tensor, timestep: Tensor, cond: Conditioning
         velocity = torch.cat(parts)[torch.cat(rows).argsort()]
     else:
         velocity = p.call(x, timestep, cond, _EXPERTS[called.index(True)])
-    return _hold(velocity.float(), x, timestep / p.pipe.scheduler.config.num_train_timesteps, cond)
+    return common.held(velocity.float(), x, timestep / p.pipe.scheduler.config.num_train_timesteps, cond, 2)
 
 
 def _which_called(p: FamilyPipeline, high: Tensor) -> list[bool]:
@@ -143,14 +147,6 @@ def _which_called(p: FamilyPipeline, high: Tensor) -> list[bool]:
 def boundary(p: FamilyPipeline) -> float:
     """Timestep from which on the first expert is called; 0 where it is alone."""
     return float((p.card.index.get("boundary_ratio") or 0.0) * p.pipe.scheduler.config.num_train_timesteps)
-
-
-def _hold(velocity: Tensor, x: Tensor, sigma: Sigma, cond: Conditioning) -> Tensor:
-    """The velocity that leads the first latent frame straight to the image's, where it is held there."""
-    if "first_frame" not in cond.tensors:
-        return velocity
-    first, x = cond.tensors["first_frame"], x.to(velocity)
-    return torch.cat([(x[:, :, :1] - first) / column(sigma, x), velocity[:, :, 1:]], dim=2)
 
 
 def _guided(p: FamilyPipeline, asked: Guidance) -> Velocity:
@@ -173,7 +169,7 @@ def _guided(p: FamilyPipeline, asked: Guidance) -> Velocity:
             with uncounted(bool(high.all())):
                 second = below(x, sigma, timestep)
             found = torch.where(high.view(-1, 1, 1, 1, 1).to(x.device), first, second)
-        return _hold(found, x, sigma, asked.cond)  # by the exact sigma: timesteps may be rounded
+        return common.held(found, x, sigma, asked.cond, 2)  # by the exact sigma: timesteps may be rounded
 
     return velocity
 
@@ -212,7 +208,7 @@ def _suits(card: Card, options: Any) -> None:
         raise ValueError(f"pipeline.options.guidance_scale_2 ({scale}) is for two experts, {card.model} has one")
     if config.added_kv_proj_dim is not None and length is not None and length > _IMAGE_TEXT:
         raise ValueError(f"pipeline.max_sequence_length ({length}) must be at most {_IMAGE_TEXT} for {card.model}")
-    stock = _stock_class(card, options)
+    stock = _SOURCES["stock_class"](card, options)
     wanted = config.out_channels
     if stock == _IMAGE_TO_VIDEO and not card.index.get("expand_timesteps"):
         wanted += config.out_channels + card.factors[1]
@@ -221,12 +217,6 @@ def _suits(card: Card, options: Any) -> None:
             f"{card.model} reads {config.in_channels} channels, and {stock} gives it {wanted}: set image_to_video to "
             "what the checkpoint is for"
         )
-
-
-def _stock_class(card: Card, options: Any) -> str | None:
-    if options.image_to_video is None:
-        return card.stock
-    return _IMAGE_TO_VIDEO if options.image_to_video else _TEXT_TO_VIDEO
 
 
 def _prepare(p: FamilyPipeline) -> None:
@@ -245,14 +235,13 @@ class _ExactTimestepEmbedding(TimestepEmbedding):  # type: ignore[misc]  # diffu
 
 FAMILY = Family(
     name="wan", title="Wan", network=WanTransformer3DModel, lora_targets=SELF_AND_CROSS_ATTENTION, denoisers=_EXPERTS,
-    exact=("vae", "image_encoder"), options=WanOptions, encoders=("text_encoder",), num_sources=None,
+    exact=("vae", "image_encoder"), options=WanOptions, encoders=("text_encoder",),
     own_size=_own_size, grid=_grid,
     factors=lambda vae: (int(vae.get("scale_factor_spatial", 8)), int(vae.get("scale_factor_temporal", 4))),
-    embed=_embed, embed_sources=_embed_sources,
-    count_sources=lambda card, options: (1, 1) if card.stock == _IMAGE_TO_VIDEO else (0, 0), arguments=_arguments,
+    embed=_embed, embed_sources=_embed_sources, arguments=_arguments,
     conditioning=_conditioning, evaluate=_evaluate, guided=_guided, schedule=flow_levels_of(),
     constants=common.latent_statistics,
     decode=lambda p, z: p.pipe.vae.decode(common.restore(p, z), return_dict=False)[0], encode=encode,
     seen_tokens=lambda card, length: length if card.network.added_kv_proj_dim is None else _IMAGE_TEXT,
-    check_scheduler=check_flow_scheduler, refuse=_refuse, suits=_suits, stock_class=_stock_class, prepare=_prepare,
+    check_scheduler=check_flow_scheduler, refuse=_refuse, suits=_suits, prepare=_prepare, **_SOURCES,
 )  # fmt: skip

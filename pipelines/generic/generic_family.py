@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from flowrl.pipelines.generic.stock_classes import (
     scale_argument,
     stock_class,
     takes_frames,
+    usual_sources,
 )
 from flowrl.pipelines.generic.stock_levels import is_flow
 from flowrl.pipelines.generic.stock_recording import Recorder, recorder
@@ -47,26 +49,40 @@ def denoiser_parts(index: Mapping[str, Any]) -> dict[str, str]:
     return found
 
 
+@dataclass(frozen=True, kw_only=True)
+class GenericOptions(VideoOptions):
+    """What can be chosen of a stock pipeline."""
+
+    num_sources: int | None = None
+    """Source images of each prompt; None is 1 where `image` stands before `prompt` in stock's call, else 0."""
+
+    def __post_init__(self) -> None:
+        if self.num_sources is not None and self.num_sources < 0:
+            raise ValueError(f"pipeline.options.num_sources must be at least 0, got {self.num_sources}")
+
+
 class GenericFamily:
     """What commands ask of a family; see `flowrl.pipelines.ModelFamily`."""
 
     name = "generic"
     title = "diffusers"
     lora_targets: tuple[str, ...] = ()
-    num_sources: tuple[int, int] | None = (0, 0)
     clips: tuple[str, ...] = ()
     denoisers: tuple[str, ...] = ("transformer", "transformer_2", "unet")
     sound = None
-    options = VideoOptions
+    options = GenericOptions
 
-    def __init__(self, *, videos: bool = True) -> None:
+    def __init__(self, *, videos: bool = True, sources: int = 0) -> None:
         """The family of one model, or of any."""
-        self.videos = videos
+        self.videos, self.num_sources = videos, (sources, sources)
 
     def of(self, model: str) -> GenericFamily:
         """The family of a model, which makes videos or images. Raises ValueError: its class cannot be called from
         outside."""
-        return GenericFamily(videos=not self._index(model) or self.makes_videos(model))
+        if not (index := self._index(model)):
+            return GenericFamily()
+        taken = call_arguments(self._stock_class(model, index))
+        return GenericFamily(videos=takes_frames(taken), sources=usual_sources(taken))
 
     def card(self, model: str) -> None:
         """Nothing is known of a checkpoint in the form that families know theirs."""
@@ -130,7 +146,7 @@ class GenericFamily:
 
     def chosen(self, options: Mapping[str, Any]) -> Any:
         """Options from plain values."""
-        return build_options(VideoOptions, options, owner="pipeline 'generic'")
+        return build_options(GenericOptions, options, owner="pipeline 'generic'")
 
     def attends(self, model: str) -> Known:
         """Nothing is known of its attention."""
@@ -219,9 +235,9 @@ class GenericFamily:
         """A loaded stock pipeline, tested."""
         name = type(pipe).__name__
         p = GenericPipeline(model, pipe, denoisers, encoders, chosen, dtype=dtype, device=device)
-        for option in ("max_sequence_length", "num_frames", "height", "width"):
-            has = p.videos if option == "num_frames" else option in p.parameters
-            if getattr(chosen, option) is not None and not has:
+        has = {*p.parameters, *(("num_frames",) if p.videos else ()), *(("height", "width") if p.sources.count else ())}
+        for option in {"max_sequence_length", "num_frames", "height", "width"} - has:
+            if getattr(chosen, option) is not None:
                 raise ValueError(f"pipeline.{option} is set, and {name} has no such argument: remove it")
         if p.videos and chosen.vae_tiling:
             pipe.vae.enable_tiling()
@@ -230,7 +246,7 @@ class GenericFamily:
         if compile == "blocks":
             compile_blocks(p.denoiser)
         try:
-            p.encode(PROMPTS)
+            p.encode(PROMPTS, p.sources.examples(len(PROMPTS), p.source_size))
             p.measure()
             try:
                 check_reproduces(p)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import copy
@@ -15,11 +16,12 @@ from torch import Tensor, nn
 
 from flowrl.pipelines.generic import stock_call
 from flowrl.pipelines.generic.stock_call import NEGATIVE, POSITIVE, Asked, Reached
-from flowrl.pipelines.generic.stock_classes import call_arguments, scale_argument, takes_frames
+from flowrl.pipelines.generic.stock_classes import call_arguments, scale_argument, takes_frames, usual_sources
 from flowrl.pipelines.generic.stock_levels import Levels
+from flowrl.pipelines.generic.stock_sources import StockSources
 from flowrl.pipelines.generic.stock_texts import Texts, text_id
 from flowrl.pipelines.shared import common
-from flowrl.pipelines.shared.prompt_embeddings import Sources, check_sources, num_cut
+from flowrl.pipelines.shared.prompt_embeddings import Sources, check_sources, digest, num_cut
 from flowrl.runtime.files import replacing
 from flowrl.runtime.precision import in_arithmetic
 from flowrl.samplers.guidance import Network, TrainNegative, Velocity, conditioned
@@ -60,8 +62,6 @@ def found_targets(network: nn.Module) -> tuple[str, ...]:
 class GenericPipeline:
     """A loaded stock pipeline; see `flowrl.pipelines.Pipeline` for what each member is."""
 
-    num_sources = (0, 0)
-
     def __init__(
         self, model: str, pipe: Any, denoisers: Mapping[str, nn.Module], encoders: Sequence[str], options: Any,
         *, dtype: torch.dtype, device: torch.device,
@@ -77,6 +77,12 @@ class GenericPipeline:
         self.parameters = call_arguments(type(pipe))
         self.levels = Levels.of(pipe.scheduler)
         self.texts = Texts(encode=pipe.encode_prompt)
+        count = usual_sources(self.parameters) if options.num_sources is None else options.num_sources
+        self.sources, self.num_sources = StockSources(count), (count, count)
+        if count and "image" not in self.parameters:
+            raise ValueError(
+                f"pipeline.options.num_sources is {count}, and {type(pipe).__name__} takes no image: remove it"
+            )
         self.keeps_encoders, self.alone = False, False
         self.height, self.width = options.height, options.width
         self.videos = takes_frames(self.parameters)
@@ -97,10 +103,21 @@ class GenericPipeline:
         named = scale_argument(self.parameters)
         return "guider" if named is None and getattr(self.pipe, "guider", None) is not None else named
 
-    def arguments(self, b: int, scale: float, *, negative: bool, steps: int = 2) -> dict[str, Any]:
+    @property
+    def first_source(self) -> str:
+        """Some source, where any will do."""
+        return next(iter(self.sources.images), "")
+
+    def arguments(
+        self, b: int, scale: float, *, negative: bool, steps: int = 2, source: str | None = None
+    ) -> dict[str, Any]:
         """Arguments of stock's call that are the same for all latents; some classes have no schedule of one step.
         Raises ValueError: a guidance scale, and the pipeline takes none."""
         options = self.options
+        shown = {}
+        if self.sources.count:
+            own = None if "height" in self.parameters else self.source_size
+            shown["image"] = self.sources.argument(self.first_source if source is None else source, own)
         given: dict[str, Any] = {
             "prompt": [POSITIVE] * b, "num_inference_steps": steps, "output_type": "pt", "return_dict": False,
             "height": self.height, "width": self.width, "frame_rate": options.fps,
@@ -108,6 +125,7 @@ class GenericPipeline:
             "max_sequence_length": options.max_sequence_length, "negative_prompt": [NEGATIVE] * b if negative else None,
             "use_resolution_binning": False,  # sizes are those asked for
             "enable_prompt_rewrite": False,  # which the text encoder would do in each call
+            **shown,
         }  # fmt: skip
         guider = {}
         if self.scale_name == "guider":
@@ -124,34 +142,62 @@ class GenericPipeline:
     def asked(self, num_steps: int, scale: float) -> Asked:
         """What stock's call asks for at a number of steps and a guidance scale; some text was encoded before."""
         if (num_steps, scale) not in self._asked:
-            heard: list[bool] = []
-            one = [next(iter(self.texts.rows))]
-            encode = self.texts.standing_in(one, one, self.device, heard)
-            given = self.arguments(1, scale, negative=True, steps=num_steps)
-            self._asked[num_steps, scale] = stock_call.probe(
-                self.pipe, encode, given, list(self.experts.values()), lambda: any(heard)
-            )
+            self._asked[num_steps, scale] = self._probed(num_steps, scale, self.first_source)
         return self._asked[num_steps, scale]
+
+    def _probed(self, num_steps: int, scale: float, source: str) -> Asked:
+        heard: list[bool] = []
+        one = [next(iter(self.texts.rows))]
+        encode = self.texts.standing_in(one, one, self.device, heard)
+        given = self.arguments(1, scale, negative=True, steps=num_steps, source=source)
+        with self.remembering(source, 1):
+            return stock_call.probe(self.pipe, encode, given, list(self.experts.values()), lambda: any(heard))
+
+    def remembering(self, source: str, rows: int) -> AbstractContextManager[None]:
+        """Inside, networks that read images know what they made of a source."""
+        if not self.sources.count:
+            return nullcontext()
+        others = {name: part for name, part in self.pipe.components.items() if isinstance(part, nn.Module)}
+        networks = {name: part for name, part in others.items() if name not in (*self.experts, *self.encoders)}
+        return self.sources.remembering(source, rows, networks, self.device)
+
+    def made(self, source: str) -> Tensor:
+        """Latents of one sample as stock makes them of a source: noise, and what is held at the image's."""
+        kept = self.sources.made_of(source)
+        if "made" not in kept:
+            kept["made"] = self._probed(2, 1.0, source).made
+        found: Tensor = kept["made"]
+        return found
+
+    def _handed(
+        self, latents: Tensor, t: Tensor, texts: Sequence[int], against: Sequence[int] | None, scale: float
+    ) -> tuple[Tensor, Tensor]:
+        """What stock's scheduler is handed for latents of one level."""
+        encode, source = self.texts.standing_in(texts, against, self.device, []), self.sources.of.get(texts[0], "")
+        given = self.arguments(len(latents), scale, negative=against is not None, source=source)
+        given["latents"] = latents.to(self.dtype)
+        with self.remembering(source, len(latents)), common.autocast(self.device, self.dtype):
+            return stock_call.evaluate(self.pipe, encode, given, t, float(self.levels.sigma(t)))
 
     def _evaluated(
         self, x: Tensor, timestep: float, texts: Sequence[int], against: Sequence[int] | None, scale: float
     ) -> Tensor:
         """Velocity of rows that are at one level and of one kind."""
         t = self.levels.timestep(timestep, self.device)
-        encode = self.texts.standing_in(texts, against, self.device, [])
-        given = self.arguments(len(x), scale, negative=against is not None)
-        given["latents"] = self.levels.latents(x, t).to(self.dtype)
-        with common.autocast(self.device, self.dtype):
-            output = stock_call.evaluate(self.pipe, encode, given, t, float(self.levels.sigma(t)))
-        if output.shape != x.shape:
+        made = partial(self.made, self.sources.of.get(texts[0], ""))
+        latents = self.sources.hold(self.levels.latents(x, t), made)
+        output, sample = self._handed(latents, t, texts, against, scale)
+        stepped = self.sources.pick(x, sample)
+        if output.shape != stepped.shape:
             raise ValueError(
                 f"{type(self.pipe).__name__} was given latents {tuple(x.shape)} and hands {tuple(output.shape)} to its "
                 "scheduler: latents that are not what its scheduler steps cannot be trained"
             )
-        return self.levels.velocity(x, output, t)
+        velocity = self.levels.velocity(stepped, output, t)
+        return self.sources.lead(velocity, x, made, float(self.levels.sigma(t)))
 
     def network(self, x: Tensor, timestep: Tensor, cond: Conditioning) -> Tensor:
-        """Velocity in float32: one stock call for all rows of one level whose prompts have one length.
+        """Velocity in float32: one stock call for all rows of one level and source whose prompts have one length.
 
         `alone` is one for each row, of classes that take one prompt at a time.
         """
@@ -161,7 +207,7 @@ class GenericPipeline:
         groups: dict[Any, list[int]] = {}
         for row, level in enumerate(timestep.tolist()):
             kinds = self.texts.kind(texts[row]), None if against is None else self.texts.kind(against[row])
-            groups.setdefault((level, kinds, row if self.alone else None), []).append(row)
+            groups.setdefault((level, kinds, self.sources.of.get(texts[row]), self.alone and row), []).append(row)
         parts, order = [], []
         for (level, *_), rows in groups.items():
             at = torch.tensor(rows, device=x.device)
@@ -177,19 +223,27 @@ class GenericPipeline:
 
     def encode(self, prompts: Sequence[str], sources: Sources | None = None) -> Conditioning:
         """Encodes each new prompt by stock's call, up to there; a conditioning has the numbers of its texts."""
-        check_sources(sources, prompts, self.num_sources, "generic", None)
-        for text in dict.fromkeys(prompts):
-            if text_id(text) not in self.texts.rows:
-                self._encode(text)
-        return Conditioning({_ROW: torch.tensor([text_id(text) for text in prompts])})
+        given = check_sources(sources, prompts, self.num_sources, "generic", "num_sources")
+        numbers = self._numbers(prompts, given)
+        for text, images, number in zip(prompts, given, numbers, strict=True):
+            if number not in self.texts.rows:
+                self._encode(text, number, images)
+        return Conditioning({_ROW: torch.tensor(numbers)})
+
+    def _numbers(self, prompts: Sequence[str], given: Sources) -> list[int]:
+        return [text_id(text, list(map(digest, images))) for text, images in zip(prompts, given, strict=True)]
 
     @torch.no_grad()
-    def _encode(self, text: str) -> None:
+    def _encode(self, text: str, number: int, images: Sequence[Tensor]) -> None:
         if self.texts.freed:
             raise ValueError(
                 f"prompt {text!r} was not encoded before the text encoders were freed: set "
                 "pipeline.free_text_encoders=false"
             )
+
+        if images:
+            self.sources.take(number, images)
+        source = self.sources.of.get(number, "")
 
         def returned(times: int) -> Any:
             stock = self.pipe.encode_prompt
@@ -199,16 +253,17 @@ class GenericPipeline:
                 raise Reached(stock(*args, **kwargs))
 
             scale = 1.0 if self.scale_name is None else 2.0
-            given = self.arguments(times, scale, negative=True)
+            given = self.arguments(times, scale, negative=True, source=source)
             named: dict[str, Any] = {key: [text] * times for key in ("prompt", "negative_prompt") if key in given}
-            with common.standing_in(self.pipe, encode_prompt=ending):
+            with self.remembering(source, times), common.standing_in(self.pipe, encode_prompt=ending):
                 return stock_call.call(self.pipe, {**given, **named})
 
-        self.texts.keep(text, returned(1), partial(returned, 2))
+        self.texts.keep(number, returned(1), partial(returned, 2))
 
     def keeps(self, prompts: Sequence[str], sources: Sources | None = None) -> bool:
         """Whether all of these were encoded."""
-        return all(text_id(text) in self.texts.rows for text in prompts)
+        given = [()] * len(prompts) if sources is None else sources
+        return all(number in self.texts.rows for number in self._numbers(prompts, given))
 
     def keep_embeddings(self, folder: Path, encoders: str) -> None:
         """Refused."""
@@ -297,6 +352,9 @@ class GenericPipeline:
         """As `resized`, before shapes are measured."""
         other = copy(self)
         other.height, other.width, other._asked = height, width, {}
+        other.latent_shape, other.image_shape = (), ()
+        other.sources = copy(self.sources)
+        other.sources.kept = OrderedDict()
         return other
 
     @torch.no_grad()
@@ -304,9 +362,25 @@ class GenericPipeline:
         """Finds the shapes of latents and images of the drawn size, by stock's own code. Raises ValueError: that code
         draws another size."""
         self._asked = {}
-        self.latent_shape = self.asked(2, 1.0).shape
+        self.find_latents()
         self.image_shape = tuple(self._decoded(torch.zeros(1, *self.latent_shape, device=self.device)).shape[1:])
         self.check_drawn(self.image_shape[-2:])
+
+    def find_latents(self) -> None:
+        """Finds the shape of latents, and which of their numbers are stepped."""
+        self.latent_shape = tuple(self.asked(2, 1.0).made.shape[1:])
+        if self.sources.count:
+            t = self.levels.timestep(float(self.schedule(2, "diffusers").timestep[0]), self.device)
+            texts = [next(iter(self.texts.rows))]
+            self.sources.find_stepped(
+                self.latent_shape, lambda x: self._handed(x.to(self.device), t, texts, None, 1.0)[1]
+            )
+
+    @property
+    def source_size(self) -> tuple[int, int]:
+        """Height and width of source images where they say what is drawn."""
+        _rgb, *drawn = self.image_shape[-3:] or (3, 512, 512)
+        return self.height or drawn[0], self.width or drawn[1]
 
     def check_drawn(self, drawn: tuple[int, ...]) -> None:
         """Refuses another height and width than those that are asked for."""
@@ -324,23 +398,33 @@ class GenericPipeline:
         with torch.set_grad_enabled(gradient):
             return torch.cat([decode(part.float()) for part in latents.split(size)])
 
-    def _decoded(self, latents: Tensor) -> Tensor:
-        vae, b = self.pipe.vae, len(latents)
+    def decoding(self, latents: Tensor) -> Any:
+        """What stock's call makes of latents when no step is left."""
+        vae, b, prepare = self.pipe.vae, len(latents), self.pipe.prepare_latents
         nothing = torch.zeros(0, device=latents.device)
         scheduler = stock_call.scheduler_like(self.pipe.scheduler, nothing, nothing.new_zeros(1), stock_call.end_call)
         encode = self.texts.standing_in([next(iter(self.texts.rows))] * b, None, self.device, [], torch.float32)
         given = {**self.arguments(b, 1.0, negative=False), "latents": latents}
         stock = vae.decode
 
+        @wraps(prepare)
+        def finished(*args: Any, **kwargs: Any) -> Any:
+            made = prepare(*args, **kwargs)
+            return (latents, *made[1:]) if isinstance(made, tuple) else latents  # whatever a source would overwrite
+
         @wraps(stock)
         def exactly(z: Tensor, *args: Any, **kwargs: Any) -> Any:
             return stock(z.float(), *args, **kwargs)
 
         with (
-            common.standing_in(self.pipe, scheduler=scheduler, encode_prompt=encode),
+            self.remembering(self.first_source, b),
+            common.standing_in(self.pipe, scheduler=scheduler, encode_prompt=encode, prepare_latents=finished),
             common.standing_in(vae, decode=exactly),
         ):
-            images = stock_call.call(self.pipe, given)[0]
+            return stock_call.call(self.pipe, given)
+
+    def _decoded(self, latents: Tensor) -> Tensor:
+        images = self.decoding(latents)[0]
         found = torch.stack(list(images)) if isinstance(images, (list, tuple)) else images
         return found.float()
 

@@ -25,7 +25,8 @@ def check_reproduces(p: Any) -> float:
     name, scale = type(p.pipe).__name__, 1.0 if p.scale_name is None else 3.0
     schedule = p.schedule(2, "diffusers", None)
     noise = counter_normal((len(PROMPTS), *p.latent_shape), "self-test").to(p.device)
-    cond, against = p.encode(PROMPTS), p.encode([""])
+    sources = p.sources.examples(len(PROMPTS), p.source_size)
+    cond, against = p.encode(PROMPTS, sources), p.encode([""] * len(PROMPTS), sources)
     velocity = p.guided(p.network, cond, against if p.passes(scale) == 2 else None, scale)
     x = start_state(noise, schedule)
     found = [x]
@@ -36,8 +37,9 @@ def check_reproduces(p: Any) -> float:
             found.append(x)
     worst = 0.0
     for row, prompt in enumerate(PROMPTS):
-        own = _stock(p, prompt, noise[row : row + 1], schedule, scale)
-        worst = max(worst, float((found[-1][row : row + 1] - own).norm() / own.norm()))
+        source = p.sources.of.get(int(cond.tensors["text_on_host"][row]), "")
+        own = _stock(p, prompt, noise[row : row + 1], schedule, scale, source)
+        worst = max(worst, float((p.sources.pick(found[-1][row : row + 1], own) - own).norm() / own.norm()))
     if not worst <= WORST[p.dtype]:
         raise ValueError(
             f"{name} cannot be trained by pipeline.name=generic: two steps of its own call and the same two taken one "
@@ -64,7 +66,7 @@ def check_reproduces(p: Any) -> float:
     return worst
 
 
-def _stock(p: Any, prompt: str, noise: Tensor, schedule: Schedule, scale: float) -> Tensor:
+def _stock(p: Any, prompt: str, noise: Tensor, schedule: Schedule, scale: float, source: str) -> Tensor:
     """Stock's own loop for one prompt, its text encoders and all; Euler steps in the place of its solver."""
     levels, last = p.levels, list[Tensor]()
 
@@ -81,10 +83,11 @@ def _stock(p: Any, prompt: str, noise: Tensor, schedule: Schedule, scale: float)
     times = torch.cat([levels.timestep(t, p.device) for t in schedule.timestep.tolist()])
     sigmas = 1 - schedule.sigma if levels.inverted else schedule.sigma
     scheduler = stock_call.scheduler_like(p.pipe.scheduler, times, sigmas.to(p.device), step)
-    given = p.arguments(1, scale, negative=True, steps=2)
+    given = p.arguments(1, scale, negative=True, steps=2, source=source)
     texts = {key: [text] for key, text in (("prompt", prompt), ("negative_prompt", "")) if key in given}
     start = levels.latents(start_state(noise, schedule), levels.timestep(float(schedule.timestep[0]), p.device))
-    with common.standing_in(p.pipe, scheduler=scheduler), torch.no_grad():
+    start = p.sources.hold(start, lambda: p.made(source))
+    with p.remembering(source, 1), common.standing_in(p.pipe, scheduler=scheduler), torch.no_grad():
         result = stock_call.call(p.pipe, {**given, **texts, "latents": start.to(p.dtype)})
     if not isinstance(result, Tensor):
         raise ValueError(f"{type(p.pipe).__name__} did not take two steps where it was asked for two")

@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from copy import copy
 from dataclasses import dataclass
 from functools import partial, wraps
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -38,12 +38,12 @@ class Asked:
     """What a stock call asks for before its network.
 
     Attributes:
-        shape: of one latent, as `prepare_latents` gave it.
+        made: latents of one sample, as `prepare_latents` gave them: noise, but for what it holds of a source image.
         levels: arguments of `set_timesteps` by name, without the device.
         negative: whether embeddings of a negative prompt are read.
     """
 
-    shape: tuple[int, ...]
+    made: Tensor
     levels: dict[str, Any]
     negative: bool
 
@@ -85,6 +85,13 @@ def scheduler_like(scheduler: Any, timesteps: Tensor, sigmas: Tensor, step: Call
     return other
 
 
+class _Handed(NamedTuple):
+    """What a scheduler was given: the network's answer, and latents."""
+
+    output: Tensor
+    sample: Tensor
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Stepped:
     """What a stock step gives where no tuple is asked for."""
@@ -114,18 +121,18 @@ def end_call(*found: Any, **_: Any) -> Any:
 
 def evaluate(
     pipe: Any, encode: Callable[..., Any], arguments: Mapping[str, Any], timestep: Tensor, sigma: float
-) -> Tensor:
-    """What the pipeline hands to its scheduler for latents at one level, guidance and all. Raises ValueError: it never
-    came to a step."""
+) -> tuple[Tensor, Tensor]:
+    """What the pipeline hands to its scheduler for latents at one level, guidance and all, and those that it would
+    step. Raises ValueError: it never came to a step."""
     levels = torch.tensor([sigma, 0.0], device=timestep.device)
-    scheduler = scheduler_like(pipe.scheduler, timestep, levels, end_call)
+    scheduler = scheduler_like(pipe.scheduler, timestep, levels, lambda *found: end_call(_Handed(found[0], found[2])))
     with common.standing_in(pipe, scheduler=scheduler, encode_prompt=encode):
-        output = call(pipe, arguments)
-    if not isinstance(output, Tensor):
+        found = call(pipe, arguments)
+    if not isinstance(found, _Handed):
         raise ValueError(
             f"{type(pipe).__name__} ended without a call of scheduler.step, which nothing can be read from"
         )
-    return output
+    return found
 
 
 def probe(
@@ -137,7 +144,7 @@ def probe(
 ) -> Asked:
     """What a stock call asks for; it ends where it would call its network. Raises ValueError: latents or levels are not
     made where stock pipelines make them."""
-    shapes: list[tuple[int, ...]] = []
+    latents: list[Tensor] = []
     levels: list[dict[str, Any]] = []
     inner = copy(pipe.scheduler)
     signature, prepare = inspect.signature(inner.set_timesteps), getattr(pipe, "prepare_latents", None)
@@ -161,7 +168,7 @@ def probe(
     @wraps(prepare)
     def prepared(*args: Any, **kwargs: Any) -> Any:
         made = prepare(*args, **kwargs)
-        shapes.append(tuple((made[0] if isinstance(made, tuple) else made).shape))
+        latents.append(made[0] if isinstance(made, tuple) else made)
         return made
 
     with ExitStack() as stack, torch.no_grad():
@@ -172,9 +179,9 @@ def probe(
             common.standing_in(pipe, scheduler=scheduler, encode_prompt=encode, prepare_latents=prepared)
         )
         call(pipe, arguments)
-    if not levels or len(shapes) != 1:
+    if not levels or len(latents) != 1:
         raise ValueError(
             f"{type(pipe).__name__} asks its scheduler for levels {len(levels)} times before its network, and makes "
-            f"latents {len(shapes)} times: levels and one kind of latents are needed there"
+            f"latents {len(latents)} times: levels and one kind of latents are needed there"
         )
-    return Asked(shape=shapes[0][1:], levels=levels[-1], negative=negative())
+    return Asked(made=latents[0], levels=levels[-1], negative=negative())

@@ -45,6 +45,11 @@ def check_guider(name: str, kind: str, config: Mapping[str, Any]) -> None:
         )
 
 
+def usual_sources(taken: Mapping[str, inspect.Parameter]) -> int:
+    """Source images that a stock call draws from unless told otherwise: one where `image` stands before the prompt."""
+    return int("image" in taken and list(taken).index("image") < list(taken).index("prompt"))
+
+
 def takes_frames(taken: Mapping[str, inspect.Parameter]) -> bool:
     """Whether a stock call makes videos."""
     return bool({"num_frames", "frames"} & set(taken))
@@ -70,7 +75,7 @@ def stock_class(name: str, model: str) -> Any:
         wanted = wanted or ["encode_prompt"]
     varying = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
     needed = [key for key, one in taken.items() if one.default is one.empty and one.kind not in varying]
-    own = [key for key in needed if key not in ("self", "prompt")]
+    own = [key for key in needed if key not in ("self", "prompt", "image")]
     sounds = "audio_latents" in taken or hasattr(cls, "prepare_audio_latents")
     faults = {
         f"has no {', '.join(wanted)}": bool(wanted),

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from diffusers.models.autoencoders.vae import DiagonalGaussianDistribution
 from torch import Tensor, nn
 
-from flowrl.pipelines.generic import stock_call
 from flowrl.pipelines.generic.generic_pipeline import GenericPipeline
 from flowrl.pipelines.generic.stock_call import Reached
 from flowrl.pipelines.shared import cards, common
@@ -72,11 +72,13 @@ class Recorder:
     def guided(self, text: str, scale: float) -> list[dict[str, Any]]:
         """The calls of one evaluation of one sample at a scale."""
         p = self.pipeline
-        cond, negative = p.encode([text]), p.encode([""])
+        cond, negative = (p.encode([one], p.sources.examples(1, p.source_size)) for one in (text, ""))
         two = p.scale_name is not None and p.passes(scale) == 2
         velocity = p.guided(p.network, cond, negative if two else None, scale)
         schedule = p.schedule(2, "diffusers")
-        x = torch.zeros(1, *p.asked(2, 1.0).shape)
+        if not p.latent_shape:
+            p.find_latents()
+        x = torch.zeros(1, *p.latent_shape)
         self.calls.clear()
         with torch.no_grad():
             velocity(x, schedule.sigma[0], schedule.timestep[0])
@@ -112,18 +114,13 @@ class Recorder:
 
     def _decoding(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Arguments of the decoding of one sample; the call ends there."""
-        p, vae = self.pipeline, self.pipeline.pipe.vae
+        p = self.pipeline
 
         def decode(*args: Any, **named: Any) -> Any:
             raise Reached([(on_meta(args), on_meta(named))])  # of which `_decoded` takes the first
 
-        with common.standing_in(vae, decode=decode), torch.no_grad():
-            scheduler = stock_call.scheduler_like(p.pipe.scheduler, torch.zeros(0), torch.zeros(1), stock_call.end_call)
-            row = [next(iter(p.texts.rows))]
-            encode = p.texts.standing_in(row, None, p.device, [], torch.float32)
-            given = {**p.arguments(1, 1.0, negative=False), "latents": torch.zeros(1, *p.asked(2, 1.0).shape)}
-            with common.standing_in(p.pipe, scheduler=scheduler, encode_prompt=encode):
-                found = stock_call.call(p.pipe, given)
+        with common.standing_in(p.pipe.vae, decode=decode), torch.no_grad():
+            found = p.decoding(torch.zeros(1, *p.latent_shape))
         if not (isinstance(found, list) and len(found) == 1):
             raise ValueError(f"{type(p.pipe).__name__} does not decode by the decode of its vae")
         args, named = found[0]
@@ -150,9 +147,13 @@ def recorder(model: str, cls: Any, index: Mapping[str, Any], options: Any) -> Re
                 sizes[name] = sum(one.numel() for one in part.parameters())
             if denoises:
                 part = denoisers[name] = _answering_zeros(part, calls)
-            elif name.startswith("text_encoder"):
+            elif name == "vae":
+                vars(part)["encode"] = lambda x, stock=part.encode: _each(stock(on_meta(x)), _zeros)
+                for key, kept in list(part.named_buffers(recurse=False)):
+                    part.register_buffer(key, _zeros(kept))
+            else:
                 part = _answering_zeros(part, None)
-                encoders.append(name)
+                encoders += [name] if name.startswith("text_encoder") else []
         parts[name] = part
     known = inspect.signature(cls.__init__).parameters
     pipe = cls(**{name: part for name, part in parts.items() if name in known})
@@ -209,12 +210,16 @@ def _answering_zeros(network: nn.Module, calls: list[dict[str, Any]] | None) -> 
             calls.append(given)
         with nullcontext() if calls is not None else EveryTokenRead():
             made = network(**given)
-        return _each(made, lambda one: torch.zeros(one.shape, dtype=one.dtype))
+        return _each(made, _zeros)
 
     other = copy(network)
     other.__class__ = type(type(network).__name__, (type(network),), {"device": _CPU})
     other.forward = called  # type: ignore[method-assign]
     return other
+
+
+def _zeros(one: Tensor) -> Tensor:
+    return torch.zeros(one.shape, dtype=one.dtype)
 
 
 def _each(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
@@ -226,6 +231,8 @@ def _each(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
         return changed if type(value) is dict else type(value)(**changed)
     if isinstance(value, tuple) and type(value) is not tuple:
         return type(value)(*(_each(one, change) for one in value))
+    if isinstance(value, DiagonalGaussianDistribution):
+        return DiagonalGaussianDistribution(change(value.parameters))
     return type(value)(_each(one, change) for one in value) if isinstance(value, (list, tuple)) else value
 
 

@@ -25,9 +25,11 @@ Text = tuple[Any, ...]
 """What `encode_prompt` returned for one text, a tuple also where it is one thing."""
 
 
-def text_id(text: str) -> int:
-    """A number of a text that is the same in every process; it stands for it in a conditioning."""
-    return int.from_bytes(hashlib.sha256(text.encode("utf-8", "backslashreplace")).digest()[:8], "little", signed=True)
+def text_id(text: str, images: Sequence[str] = ()) -> int:
+    """A number of a text and fingerprints of its source images, the same in every process; it stands for them in a
+    conditioning."""
+    named = "\0".join([text, *images]).encode("utf-8", "backslashreplace")
+    return int.from_bytes(hashlib.sha256(named).digest()[:8], "little", signed=True)
 
 
 @cache
@@ -141,7 +143,7 @@ class Texts:
     bare: bool = False
     freed: bool = False
 
-    def keep(self, text: str, one: Any, two: Callable[[], Any]) -> None:
+    def keep(self, number: int, one: Any, two: Callable[[], Any]) -> None:
         """Keeps what a text gave; `two` gives what it gives twice in one call, which is asked for the first text."""
         self.bare = not isinstance(one, tuple)
         found = tuple(_send(part, "cpu") for part in ((one,) if self.bare else one))
@@ -154,7 +156,7 @@ class Texts:
                 self.layouts = tuple(layout(a, _send(b, "cpu")) for a, b in zip(found, twice, strict=True))
             except (ValueError, TypeError, RuntimeError, IndexError):  # it takes one prompt at a time
                 self.layouts = (BY_ROW,) * len(found)
-        self.rows[text_id(text)] = found
+        self.rows[number] = found
 
     def of(self, number: int) -> Text:
         """What a text gave. Raises ValueError: it was not encoded here."""

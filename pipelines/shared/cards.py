@@ -54,6 +54,29 @@ class VideoOptions(ImageOptions):
     exploit or to hide them: leave it off where memory allows."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class FirstFrameOptions(VideoOptions):
+    """What can be chosen of a family that draws from text, or from text and a first frame."""
+
+    image_to_video: bool | None = None
+    """Whether a source image is the first frame; None as the checkpoint's own class says. Some are published as text to
+    video and do both."""
+
+
+def from_first_frame(text: str, image: str) -> dict[str, Any]:
+    """`stock_class` and `count_sources` of a family with a stock class for text and one for a first frame."""
+
+    def stock_class(card: Card, options: Any) -> str | None:
+        chosen: bool | None = options.image_to_video
+        return card.stock if chosen is None else image if chosen else text
+
+    return {
+        "stock_class": stock_class,
+        "count_sources": lambda card, options: (1, 1) if card.stock == image else (0, 0),
+        "num_sources": None,
+    }
+
+
 def check_no_keys(options: Mapping[str, Any]) -> None:
     """Refuses `pipeline.options` that have a key of their own."""
     for name in {field.name for field in fields(ImageOptions)} | {"num_frames", "fps"}:

@@ -17,6 +17,7 @@ from flowrl.pipelines.places.lora_places import LORA_FILE
 from flowrl.pipelines.weights.lora import lora_ready_for_diffusers
 from flowrl.samplers.guidance import Network, TrainNegative, Velocity, classifier_free_guidance, conditioned
 from flowrl.samplers.guidance_rules import Rule, embedded_guidance, linear_cfg
+from flowrl.samplers.parametrization import Sigma, column
 from flowrl.trajectory import Conditioning
 
 _SAME_SHAPE = 0.01
@@ -162,6 +163,28 @@ def masked_arguments(x: Tensor, timestep: Tensor, cond: Conditioning) -> dict[st
         "encoder_hidden_states": cond.tensors["embeds"],
         "encoder_attention_mask": cond.tensors["mask"],
     }
+
+
+def shown(x: Tensor, cond: Conditioning, dim: int) -> Tensor:
+    """Latents as a network sees them: with a first frame in its place, of a conditioning that has one."""
+    if (first := cond.tensors.get("first_frame")) is None:
+        return x
+    return torch.cat([first.to(x), x.narrow(dim, first.shape[dim], x.shape[dim] - first.shape[dim])], dim)
+
+
+def held(velocity: Tensor, x: Tensor, sigma: Sigma, cond: Conditioning, dim: int) -> Tensor:
+    """The velocity that leads straight to a first frame where a conditioning has one; beside it, the network's."""
+    if (first := cond.tensors.get("first_frame")) is None:
+        return velocity
+    x, count = x.to(velocity), first.shape[dim]
+    led = (x.narrow(dim, 0, count) - first) / column(sigma, x)
+    return torch.cat([led, velocity.narrow(dim, count, velocity.shape[dim] - count)], dim)
+
+
+def held_guidance(asked: Guidance, dim: int, **how: Any) -> Velocity:
+    """Guidance in two passes of what `held` is; by the exact sigma, since timesteps may be rounded."""
+    guided = two_pass_guidance(asked, **how)
+    return lambda x, sigma, timestep: held(guided(x, sigma, timestep), x, sigma, asked.cond, dim)
 
 
 def pack(x: Tensor) -> Tensor:

@@ -44,7 +44,7 @@ class Embedded:
     @torch.no_grad()
     def __call__(self, prompts: Sequence[str], sources: Sources, device: torch.device) -> Conditioning:
         """Conditioning of prompts, one row each. Raises ValueError: a prompt is new and the text encoders are gone."""
-        keys = [(prompt, *map(_digest, images)) for prompt, images in zip(prompts, sources, strict=True)]
+        keys = [(prompt, *map(digest, images)) for prompt, images in zip(prompts, sources, strict=True)]
         for key, images in zip(keys, sources, strict=True):
             self.rows[key] = self.rows.pop(key) if key in self.rows else self._row(key, images)
         cond = Conditioning.cat([self.rows[key] for key in keys]).to(device)
@@ -54,7 +54,7 @@ class Embedded:
 
     def keeps(self, prompts: Sequence[str], sources: Sources) -> bool:
         """Whether all of these are known without an encoder."""
-        keys = [(prompt, *map(_digest, images)) for prompt, images in zip(prompts, sources, strict=True)]
+        keys = [(prompt, *map(digest, images)) for prompt, images in zip(prompts, sources, strict=True)]
         cache = self.cache
         return all(key in self.rows or (cache is not None and cache.has(cache.key(key[0], key[1:]))) for key in keys)
 
@@ -119,7 +119,7 @@ def num_cut(parts: Mapping[str, Any], limit: int, prompts: Sequence[str]) -> int
     return sum(len(tokens) > limit for tokens in chosen(long, truncation=False, verbose=False)["input_ids"])
 
 
-def _digest(image: Tensor) -> str:
+def digest(image: Tensor) -> str:
     """An image's fingerprint."""
     data = image.detach().cpu().contiguous()
     return f"{tuple(data.shape)} {hashlib.sha256(data.numpy().tobytes()).hexdigest()}"

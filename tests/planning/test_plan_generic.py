@@ -70,7 +70,7 @@ def test_training_costs_what_it_does_with_a_lora(name: str, folders: Any) -> Non
         if "lora_B" in key:
             torch.nn.init.normal_(parameter)
     cond = p.encode([WORD * 16])
-    schedule, x = p.schedule(2, "diffusers"), counter_normal((1, *p.asked(2, 1.0).shape), "x")
+    schedule, x = p.schedule(2, "diffusers"), counter_normal(p.asked(2, 1.0).made.shape, "x")
     velocity = p.guided(p.network, cond, None, 1.0)
     answer: list[Any] = []
     forward = counted(lambda: answer.append(velocity(x, schedule.sigma[0], schedule.timestep[0])))

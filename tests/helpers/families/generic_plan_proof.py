@@ -72,7 +72,7 @@ def plan_proof(name: str, folder: Path) -> tuple[dict[str, Any], dict[str, Any]]
     }  # fmt: skip
     cond, negative = p.encode([WORD * FAMILY.text_tokens(str(folder), SETTINGS[name])]), p.encode([""])
     schedule = p.schedule(2, "diffusers")
-    x = counter_normal((1, *p.asked(2, 1.0).shape), "x")
+    x = counter_normal(p.asked(2, 1.0).made.shape, "x")
 
     def evaluated(scale: float) -> Any:
         velocity = p.guided(p.network, cond, negative if p.passes(scale) == 2 else None, scale)

@@ -11,6 +11,7 @@ import yaml
 from family_sampling import adapted, idle_tensors, replayed
 from peft import PeftModel
 from peft.tuners.tuners_utils import BaseTunerLayer
+from PIL import Image
 from tiny_generic import TINY_GENERIC
 from tiny_generic_later import LATER
 from train_command import train
@@ -30,7 +31,8 @@ def proof(name: str, folder: Path, room: Path) -> dict[str, Any]:
     """Checks gradient, ratio and LoRA of a class; gives its largest deviation from stock's own two steps."""
     p: Any = family("generic").load(str(folder), dtype=torch.float32, **SETTINGS[name])
     policy = adapted(p)
-    cond, negative = p.encode(PROMPTS), p.encode(["blue"])
+    images = p.sources.examples(3, (40, 24))[1:]  # others than those of the test at load
+    cond, negative = p.encode(PROMPTS, images), p.encode(["blue"], images[:1])
     velocity = p.guided(p.network, cond, negative, 2.0)
     log_prob = replayed(p, velocity, 2, 3)  # the same to the bit as the rollout's
     idle = idle_tensors(policy, log_prob.sum())
@@ -41,7 +43,7 @@ def proof(name: str, folder: Path, room: Path) -> dict[str, Any]:
     with torch.no_grad():
         tuned = p.guided(p.network, cond[:1], negative, 2.0)(x, level.sigma[1], level.timestep[1])
     again: Any = family("generic").load(str(folder), dtype=torch.float32, **SETTINGS[name])
-    again.encode([*PROMPTS, "blue"])
+    again.encode([*PROMPTS, "blue"], [*images, images[0]])
     stock = hasattr(again.pipe, "load_lora_weights") and not hasattr(again.pipe, "unet_name")  # PRX's asks for a UNet
     by = "load_lora_weights" if stock else "PEFT"
     if by == "load_lora_weights":
@@ -58,7 +60,12 @@ def proof(name: str, folder: Path, room: Path) -> dict[str, Any]:
 def one_iteration(name: str, folder: Path, room: Path, route: str | None = None) -> list[dict[str, Any]]:
     """One training iteration from the command; the rows of its log."""
     room.mkdir(exist_ok=True)
-    (room / "prompts.txt").write_text("a red fox\na blue cat on a table\n")
+    rows = [{"prompt": prompt} for prompt in ("a red fox", "a blue cat on a table")]
+    if "ImageTo" in name:
+        for row, colour in zip(rows, ("red", "blue"), strict=True):
+            Image.new("RGB", (40, 24), colour).save(room / f"{colour}.png")
+            row["source"] = f"{colour}.png"
+    (room / "prompts.jsonl").write_text("\n".join(map(json.dumps, rows)))
     (room / "rewards.py").write_text(REWARDS)
     config: dict[str, Any] = {
         "num_iterations": 1, "prompts_per_step": 2, "group_size": 2, "eval_every": 1, "progress": False,
@@ -68,7 +75,7 @@ def one_iteration(name: str, folder: Path, room: Path, route: str | None = None)
         "policy": {"lora_rank": 2},
         "sampler": {"kernel": "flow_sde", "noise_level": 0.3, "num_steps": 3, "guidance_scale": 2.0,
                     "sde_window_range": [0, 2]},
-        "prompts": {"train": str(room / "prompts.txt"), "eval": str(room / "prompts.txt")},
+        "prompts": dict.fromkeys(("train", "eval"), str(room / "prompts.jsonl")),
         "rewards": [{"file": str(room / "rewards.py"), "function": "darkness"}],
         "eval": {"num_images": 2}, "logging": {"tensorboard": False},
     }  # fmt: skip

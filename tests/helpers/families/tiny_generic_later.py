@@ -9,6 +9,8 @@ import diffusers
 import torch
 import transformers
 from tiny_generic import TINY_GENERIC, WIDTH, denoiser, flow, image_vae
+from tiny_ltx_video import OPTIONS as LTX
+from tiny_ltx_video import tiny_ltx_parts
 from tiny_qwen_image import qwen_tokenizer, text_config, vision_language_model
 
 from flowrl.pretraining.tiny_sd3 import CONTEXT
@@ -78,10 +80,51 @@ def prx() -> dict[str, Any]:
     }  # fmt: skip
 
 
+def _image_encoder(kind: str) -> Any:
+    """CLIP or SigLIP of images of 16 x 16."""
+    settings = {
+        "hidden_size": 8,
+        "intermediate_size": 8,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "image_size": 16,
+        "patch_size": 8,
+    }
+    return getattr(transformers, f"{kind}VisionModel")(getattr(transformers, f"{kind}VisionConfig")(**settings))
+
+
+_SHOWN = {"height": 16, "width": 16}
+
+
+def hunyuan_video_15_from_image() -> dict[str, Any]:
+    """HunyuanVideo-1.5 from a first frame, whose shape says what is drawn."""
+    return {
+        **hunyuan_video_15(),
+        "image_encoder": _image_encoder("Siglip"),
+        "feature_extractor": transformers.SiglipImageProcessor(size=_SHOWN),
+    }
+
+
+def skyreels_from_image() -> dict[str, Any]:
+    """SkyReels V2 from a first frame, which stands beside the noisy channels."""
+    parts = TINY_GENERIC["SkyReelsV2Pipeline"][0]()
+    network = denoiser(
+        "SkyReelsV2Transformer3DModel",
+        **{**parts["transformer"].config, "in_channels": 12, "image_dim": 8, "added_kv_proj_dim": 24},
+    )
+    processor = transformers.CLIPImageProcessor(size=_SHOWN, crop_size=_SHOWN)
+    shown = {"image_encoder": _image_encoder("CLIP"), "image_processor": processor}
+    return {**parts, **shown, "transformer": network}
+
+
 LATER: dict[str, tuple[Any, dict[str, Any]]] = {
     "HunyuanVideo15Pipeline": (hunyuan_video_15, {"height": 32, "width": 32, "num_frames": 5}),
     "LongCatImagePipeline": (longcat, {"height": 16, "width": 16}),
     "PRXPipeline": (prx, {"height": 16, "width": 16}),
+    "SanaImageToVideoPipeline": TINY_GENERIC["SanaVideoPipeline"],
+    "SkyReelsV2ImageToVideoPipeline": (skyreels_from_image, TINY_GENERIC["SkyReelsV2Pipeline"][1]),
+    "LTXImageToVideoPipeline": (tiny_ltx_parts, LTX),
+    "HunyuanVideo15ImageToVideoPipeline": (hunyuan_video_15_from_image, {"height": 32, "width": 32, "num_frames": 5}),
 }
 """Stock class -> what its parts are made by, and the settings that it is loaded with."""
 

@@ -22,6 +22,12 @@ WIDTH, CHANNELS = 32, 8
 
 def save_tiny_ltx_video(folder: Path, *, timestep_conditioning: bool = False) -> Path:
     """A complete pipeline folder like 0.9.0's, or with a decoder that reads a timestep; load it with `OPTIONS`."""
+    LTXPipeline(**tiny_ltx_parts(timestep_conditioning=timestep_conditioning)).save_pretrained(folder)
+    return folder
+
+
+def tiny_ltx_parts(*, timestep_conditioning: bool = False) -> dict[str, Any]:
+    """The parts of such a folder."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         tokenizer = t5_tokenizer()
@@ -49,7 +55,10 @@ def save_tiny_ltx_video(folder: Path, *, timestep_conditioning: bool = False) ->
         use_dynamic_shifting=True, base_shift=0.95, max_shift=2.05, base_image_seq_len=1024, max_image_seq_len=4096,
         shift_terminal=0.1,
     )  # fmt: skip
-    LTXPipeline(
-        scheduler=scheduler, vae=vae, text_encoder=text_encoder, tokenizer=tokenizer, transformer=transformer
-    ).save_pretrained(folder)
-    return folder
+    return {
+        "scheduler": scheduler,
+        "vae": vae,
+        "text_encoder": text_encoder,
+        "tokenizer": tokenizer,
+        "transformer": transformer,
+    }

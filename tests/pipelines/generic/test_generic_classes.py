@@ -16,10 +16,13 @@ from tiny_generic import TINY_GENERIC
 from tiny_generic_later import LATER, save_tiny_generic
 from torch import Tensor
 
-from flowrl.pipelines import STOCK, ModelFamily, Pipeline, family, family_of
+from flowrl.generation.prompt_checks import sources_taken
+from flowrl.pipelines import STOCK, ModelFamily, Pipeline, family, family_for, family_of
+from flowrl.pipelines.generic.generic_family import FAMILY
 from flowrl.pipelines.generic.generic_pipeline import GenericPipeline
 from flowrl.pipelines.generic.self_test import PROMPTS, check_reproduces
 from flowrl.pipelines.generic.stock_classes import check_guider
+from flowrl.pipelines.generic.stock_sources import KEPT, StockSources
 from flowrl.runtime.randomness import counter_normal
 
 pytestmark = pytest.mark.filterwarnings("ignore:`FluxPosEmbed` is deprecated:FutureWarning")  # stock Chroma's own
@@ -57,6 +60,113 @@ def test_one_training_iteration(name: str, folders: Any, tmp_path: Path, capsys:
     assert trained["ratio_first_deviation"] == 0
     assert trained["grad_norm"] > 0
     assert (tmp_path / "room" / "run" / "lora" / "pytorch_lora_weights.safetensors").is_file()
+
+
+# ---- source images ---------------------------------------------------------------------------------------------------
+
+SLOW_SHOWN = ("SanaImageToVideoPipeline", "SkyReelsV2ImageToVideoPipeline", "HunyuanVideo15ImageToVideoPipeline")
+SHOWN = ("LTXImageToVideoPipeline", *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW_SHOWN))
+
+
+@cache
+def _shown(name: str, folder: Path) -> Any:
+    return family("generic").load(str(folder), dtype=torch.float32, **LATER[name][1])
+
+
+@pytest.mark.parametrize("name", SHOWN)
+def test_a_class_that_draws_from_an_image_trains_and_its_lora_loads_in_stock(
+    name: str, folders: Any, tmp_path: Path
+) -> None:
+    family("generic").check(str(folders(name)), None, 2)
+    assert proof(name, folders(name), tmp_path)["deviation"] < 1e-5
+
+
+@pytest.mark.slow
+def test_one_training_iteration_from_images(folders: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    name = "LTXImageToVideoPipeline"
+    rows = one_iteration(name, folders(name), tmp_path / "room")
+    capsys.readouterr()
+    trained = next(row for row in rows if "ratio_first_deviation" in row)
+    assert (trained["ratio_first_deviation"], trained["grad_norm"] > 0) == (0, True)
+
+
+def test_each_row_is_drawn_from_its_own_image_and_its_first_frame_is_held_there(folders: Any) -> None:
+    p = _shown("LTXImageToVideoPipeline", folders("LTXImageToVideoPipeline"))
+    images = p.sources.examples(2, (40, 24))
+    cond = p.encode([PROMPTS[0]] * 2, images)
+    x = counter_normal((1, *p.latent_shape), "x").expand(2, -1, -1)
+    sigma = torch.tensor(0.5)
+    with torch.no_grad():
+        together = p.guided(p.network, cond, None, 1.0)(x, sigma, 1000 * sigma)
+        alone = p.guided(p.network, cond[1], None, 1.0)(x[1:], sigma, 1000 * sigma)
+        shown = p.sources.argument(p.sources.of[int(cond.tensors["text_on_host"][1])], None)
+        first = p.pipe.vae.encode(p.pipe.video_processor.preprocess(shown, 64, 32)[:, :, None])
+    torch.testing.assert_close(together[1:], alone, atol=1e-5, rtol=1e-4)
+    assert (together[0] - together[1]).abs().amax(1).min() > 1e-3  # of what is held, and of what is drawn
+    mean, std = (one[:, None, None] for one in (p.pipe.vae.latents_mean, p.pipe.vae.latents_std))
+    held = (first.latent_dist.mode()[0, :, 0] - mean) / std
+    reached = x[1, :2] - 0.5 * together[1, :2]
+    torch.testing.assert_close(reached, held.flatten(1).T, atol=1e-5, rtol=1e-5)
+    with pytest.raises(ValueError, match=r"has 0 source images, .*num_sources=1 takes 1"):
+        p.encode(["a cube"])
+    assert p.keeps(PROMPTS[:1], images[:1])
+    assert not p.keeps(PROMPTS[:1], p.sources.examples(1, (8, 8)))
+
+
+def test_what_a_scheduler_steps_is_found_in_latents() -> None:
+    """Numbers of a permuted part, above 256 and above 65536 of them; those beside it lead to the source's."""
+    sources = StockSources(1)
+    chosen = torch.tensor([70_000, 3, 300, 69_999])
+    sources.find_stepped((2, 40_000), lambda latents: latents.flatten(1)[:, chosen])
+    assert sources.stepped is not None
+    assert sources.stepped.tolist() == chosen.tolist()
+    sources.stepped = torch.tensor([2, 0])
+    x, made = torch.tensor([[1.0, 2.0, 3.0]]), torch.tensor([[7.0, 8.0, 9.0]])
+    assert sources.hold(x, lambda: made).tolist() == [[1.0, 8.0, 3.0]]
+    assert sources.pick(x, torch.zeros(1, 2)).tolist() == [[3.0, 1.0]]
+    led = sources.lead(torch.tensor([[30.0, 10.0]]), x, lambda: made, 0.5)
+    assert led.tolist() == [[10.0, (2.0 - 8.0) / 0.5, 30.0]]
+    with pytest.raises(ValueError, match="no part of its latents"):
+        sources.find_stepped((4,), lambda latents: latents.flatten(1)[:, [0, 0]])
+    sources.find_stepped((4,), lambda latents: latents)
+    assert sources.stepped is None
+
+
+def test_the_answers_of_the_last_sources_are_kept() -> None:
+    sources, called = StockSources(1), []
+
+    class Network(torch.nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            called.append(float(x))
+            return x + 1
+
+    network = Network()
+    for name in ("a", "a", "b", *(str(k) for k in range(KEPT)), "a"):
+        with sources.remembering(name, 1, {"image_encoder": network}, torch.device("cpu")):
+            assert [float(network(torch.tensor(value))) for value in (1.0, 5.0)] == [2.0, 6.0]
+    assert len(called) == 2 * (KEPT + 3)
+    assert len(sources.kept) == KEPT
+
+
+def test_a_plan_counts_what_stock_calls_with_an_image(folders: Any) -> None:
+    name = "LTXImageToVideoPipeline"
+    options = {key: value for key, value in LATER[name][1].items() if key != "device"}
+    found = FAMILY.recorder(str(folders(name)), options).recorded("a red fox")
+    assert found.call["hidden_states"].shape == (1, 4, 8)
+    assert found.call["timestep"].shape == (1, 4)  # of each token, since the first frame's is 0
+    assert found.size == (64, 32, 9)
+
+
+def test_how_many_images_a_stock_class_draws_from(folders: Any) -> None:
+    held = str(folders("LTXImageToVideoPipeline"))
+    assert sources_taken(family_for("generic", held), held, {}) == (1, 1)
+    assert sources_taken(family_for("generic", held), held, {"num_sources": 2}) == (2, 2)
+    plain = str(folders("AuraFlowPipeline"))
+    assert sources_taken(family_for("generic", plain), plain, {}) == (0, 0)
+    with pytest.raises(ValueError, match=r"num_sources is 1, and AuraFlowPipeline takes no image"):
+        family("generic").load(plain, dtype=torch.float32, num_sources=1)
+    with pytest.raises(ValueError, match="num_sources must be at least 0, got -1"):
+        family("generic").chosen({"num_sources": -1})
 
 
 # ---- rows, prompts, sizes --------------------------------------------------------------------------------------------

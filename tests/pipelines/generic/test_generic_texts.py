@@ -20,7 +20,7 @@ def _encode(prompt: list[str]) -> tuple[Tensor, Tensor]:
 def test_texts_share_a_call_where_what_is_given_once_for_all_is_the_same() -> None:
     texts = Texts(encode=_encode)
     for text in ("a cat", "a dog at sea", "big cat"):
-        texts.keep(text, _encode([text]), partial(_encode, [text] * 2))
+        texts.keep(text_id(text), _encode([text]), partial(_encode, [text] * 2))
     cat, dog, big = (text_id(text) for text in ("a cat", "a dog at sea", "big cat"))
     assert texts.layouts == (0, None)
     assert texts.kind(cat) == texts.kind(dog)
