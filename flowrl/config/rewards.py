@@ -78,6 +78,8 @@ class RewardConfig:
     """Lowest and highest value, null for no limit; applied before the weight."""
     gate: float | None = None
     """An image whose value is below this gets the lowest total of its group; weight 0 makes the reward a gate only."""
+    routes: tuple[str, ...] = ()
+    """Parts of a state that it speaks of: video, sound (ltx2), left, right (other families); none for all of them."""
     frames: Frames | None = None
     """How a reward of images judges videos: {policy: uniform, count: 4, reducer: mean}."""
     options: dict[str, Any] = field(default_factory=dict)
@@ -94,6 +96,11 @@ class RewardConfig:
         if self.label is not None and re.fullmatch(r"[A-Za-z0-9][\w.-]{0,39}", self.label) is None:
             raise ConfigError(
                 f"the label of a reward is at most 40 letters, digits, dots, dashes and underscores, got {self.label!r}"
+            )
+        if self.routes and (self.weight == 0 or len({*self.routes}) < len(self.routes)):
+            raise ConfigError(
+                f"the routes of {self.called} name parts of a state that it trains, each once and with a weight, got "
+                f"{list(self.routes)} and weight {self.weight:g}: correct them, or remove routes"
             )
         self._check_schedule()
         low, high = self.bounds

@@ -286,6 +286,11 @@ class TrainConfig:
         return self.prompts_per_step * self.group_size
 
     @property
+    def routed(self) -> list[str]:
+        """The parts of a state that rewards name (`rewards[].routes`), each once; none where all speak of the whole."""
+        return list(dict.fromkeys(part for reward in self.rewards for part in reward.routes))
+
+    @property
     def clip_bounds(self) -> tuple[float, float]:
         """The clip range as a pair (low, high)."""
         return self.clip_range if isinstance(self.clip_range, tuple) else (self.clip_range, self.clip_range)

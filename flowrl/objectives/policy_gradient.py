@@ -24,7 +24,7 @@ from torch import Tensor
 
 from flowrl.objectives.terms import clipped, clipped_surrogate, sample_mean
 from flowrl.runtime.shapes import Bool, Float, Int
-from flowrl.samplers.kernels import Kernel
+from flowrl.samplers.kernels import Kernel, LogProb
 from flowrl.samplers.transition import Transition, positive_std
 from flowrl.trajectory import check_columns
 
@@ -75,6 +75,17 @@ class Scored:
         that of the log-density."""
         old_mean = None if self.old_mean is None else self.new.mean.detach()
         return replace(self, log_ratio=self.log_ratio - self.log_ratio.detach(), old_mean=old_mean)
+
+    def part(self, region: tuple[Any, ...], advantage: Float[Tensor, " b"], log_prob: LogProb) -> Scored:
+        """The same rows of one part of the latents, with an advantage of its own. The density is a product over
+        elements, so that its ratio is one of the factors of the whole's; `log_ratio` is summed over dimensions."""
+        old_mean, produced, new = (
+            _old_mean(self, "of parts of a state")[region],
+            self.produced[region],
+            self.new.part(region),
+        )
+        log_ratio = log_prob(produced, new) - log_prob(produced, replace(new, mean=old_mean))
+        return replace(self, log_ratio=log_ratio, advantage=advantage, new=new, old_mean=old_mean, produced=produced)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

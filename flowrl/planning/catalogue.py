@@ -50,6 +50,10 @@ METHODS = (
         table="VISITED", recipe="visited",
     ),
     Choice(
+        key="rewards.0.routes", heading="Rewards of parts of a state", module="flowrl.advantages.routing",
+        table="ROUTING", recipe="",
+    ),
+    Choice(
         key="shaping.name", heading="Shaping of the advantages", module="flowrl.advantages.shaping", table="SHAPINGS",
         recipe="",
     ),

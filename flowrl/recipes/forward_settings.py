@@ -12,7 +12,7 @@ from flowrl.objectives.forward_losses import FORWARD, ForwardMethod, Loss, Sft, 
 from flowrl.prompts.pairs import read_shown
 from flowrl.recipes.counting import STEP, Counts, Passes, RecipeCounts, RolloutRecord, walked
 from flowrl.samplers.times import permuted_steps, steps_in_reach, strata
-from flowrl.training.assignment import check_advantages
+from flowrl.training.assignment import check_advantages, check_routed
 from flowrl.training.parts import model_family
 from flowrl.training.processes.mesh import data_ranks
 
@@ -173,6 +173,14 @@ def check(config: TrainConfig) -> None:
     readers += ["copies"] if slot_decays(config) else []
     refuse_unread(config, readers, f"objective {name} of recipe forward")
     check_advantages(config)
+    if config.routed and not method.by_parts:
+        able = ", ".join(key for key, entry in FORWARD.items() if entry.by_parts)
+        raise ValueError(
+            f"rewards have routes to {', '.join(config.routed)}, but objective {name} compares whole images, "
+            f"or takes them from a file: set objective.name to one of {able}, or remove routes"
+        )
+    if not method.weighs_rewards:
+        check_routed(config)
     check_times(config)
     for kind in slot_decays(config).values():
         decay_of(config, kind, 0)

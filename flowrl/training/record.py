@@ -6,11 +6,12 @@ Letters: M transitions, b rows of a micro-batch that share a step.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from flowrl.advantages.routing import regions_of
 from flowrl.objectives.policy_gradient import Scored, kernel_sensitivity, sequence_coefficients, sequence_cut
 from flowrl.runtime.placement import sent, taken
 from flowrl.samplers import Kernel, Transition
@@ -128,6 +129,18 @@ class Recording:
             step_size=float(now - after),
             sensitivity=kernel_sensitivity(self.kernel, now, after),
         )
+
+    def by_part(self, rows: Rows, scored: Scored) -> list[Scored]:
+        """Scored rows as each part of a state has them, with its own ratio, range and advantage; as they are where
+        rewards speak of the whole."""
+        if rows.of_parts is None:
+            return [scored]
+        found = list[Scored]()
+        advantages = sent(rows.of_parts, scored.produced.device).unbind(1)
+        for region, advantage in zip(regions_of(self.loop.routes), advantages, strict=True):
+            one = scored.part(region, advantage, self.kernel.log_prob)
+            found.append(replace(one, log_ratio=one.log_ratio / dims_of(self.loop.config, one.produced[0])))
+        return found
 
     def reference(self, rows: Rows) -> Transition:
         """The transition that the policy of `kl_reference` gives."""

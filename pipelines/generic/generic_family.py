@@ -57,6 +57,7 @@ class GenericFamily:
     clips: tuple[str, ...] = ()
     denoisers: tuple[str, ...] = ("transformer", "transformer_2", "unet")
     sound = None
+    parts: Mapping[str, Any] = {}
     options = VideoOptions
 
     def __init__(self, *, videos: bool = True) -> None:

@@ -61,6 +61,7 @@ class GenericPipeline:
     """A loaded stock pipeline; see `flowrl.pipelines.Pipeline` for what each member is."""
 
     num_sources = (0, 0)
+    parts: Mapping[str, tuple[Any, ...]] = {}
 
     def __init__(
         self, model: str, pipe: Any, denoisers: Mapping[str, nn.Module], encoders: Sequence[str], options: Any,
