@@ -70,27 +70,18 @@ def by_part(
     return torch.stack([combined(own.repeat_interleave(each)) if bool(own.any()) else nothing for own in own_PK])
 
 
-def part_names(routes: Routes | None, *names: str) -> list[str]:
-    """What the log calls numbers of each part; none where there are no routes."""
-    return [] if routes is None else [f"part/{part}/{name}" for part in routes.parts for name in names]
+def with_parts(routes: Routes | None, names: Sequence[str]) -> list[str]:
+    """Numbers that the log has of the whole, and of each part by a name of its own."""
+    return [*names, *(f"part/{part}/{name}" for part in (routes.parts if routes else ()) for name in names)]
 
 
-def values_of_parts(
-    routes: Routes | None, found: Sequence[Mapping[str, Tensor]], names: Sequence[str]
-) -> dict[str, Tensor]:
-    """What was `found` of each part, in their order, by the log's name for it: of those `names` that are there."""
-    return (
-        {}
-        if routes is None
-        else {
-            f"part/{part}/{name}": own[name]
-            for part, own in zip(routes.parts, found, strict=True)
-            for name in names
-            if name in own
-        }
-    )
+def means_of_parts(routes: Routes | None, found: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """Means over parts, each of which counts alike, of numbers [b] that were `found` of each in turn; and these."""
+    means = {name: mean_of_parts([one[name] for one in found]) for name in found[0]}
+    parts = zip(routes.parts if routes else (), found, strict=routes is not None)
+    return means | {f"part/{part}/{name}": value for part, own in parts for name, value in own.items()}
 
 
 def mean_of_parts(values: Sequence[Float[Tensor, " b"]]) -> Float[Tensor, " b"]:
-    """The mean over parts, each of which counts alike; of one it is that one."""
+    """The mean over parts; of one it is that one."""
     return values[0] if len(values) == 1 else torch.stack(list(values)).mean(0)

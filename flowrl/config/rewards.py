@@ -97,11 +97,6 @@ class RewardConfig:
             raise ConfigError(
                 f"the label of a reward is at most 40 letters, digits, dots, dashes and underscores, got {self.label!r}"
             )
-        if self.routes and (self.weight == 0 or len({*self.routes}) < len(self.routes)):
-            raise ConfigError(
-                f"the routes of {self.called} name parts of a state that it trains, each once and with a weight, got "
-                f"{list(self.routes)} and weight {self.weight:g}: correct them, or remove routes"
-            )
         self._check_schedule()
         low, high = self.bounds
         if low >= high:
@@ -124,9 +119,10 @@ class RewardConfig:
                 f"the schedule of {self.called} is a list of [iteration, factor] with rising iterations, such as "
                 f"[[0, 0], [50, 1]], got {[list(point) for point in self.schedule]}"
             )
-        if self.schedule and self.weight == 0:
+        if (self.schedule or self.routes) and self.weight == 0:
+            key = "schedule" if self.schedule else "routes"
             raise ConfigError(
-                f"the schedule of {self.called} multiplies its weight, which is 0: give it a weight, or no schedule"
+                f"the {key} of {self.called} go with its weight, which is 0: give it a weight, or no {key}"
             )
 
     @property

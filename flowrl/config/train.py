@@ -286,9 +286,9 @@ class TrainConfig:
         return self.prompts_per_step * self.group_size
 
     @property
-    def routed(self) -> list[str]:
-        """The parts of a state that rewards name (`rewards[].routes`), each once; none where all speak of the whole."""
-        return list(dict.fromkeys(part for reward in self.rewards for part in reward.routes))
+    def routes(self) -> list[tuple[str, ...]]:
+        """The parts of a state that each reward of training speaks of; none for all."""
+        return [reward.routes for reward in self.rewards if reward.weight]
 
     @property
     def clip_bounds(self) -> tuple[float, float]:

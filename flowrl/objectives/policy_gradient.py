@@ -16,6 +16,7 @@ Letters: b rows of a micro-batch, M rows of a table; h the size of a step in sig
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -76,16 +77,15 @@ class Scored:
         old_mean = None if self.old_mean is None else self.new.mean.detach()
         return replace(self, log_ratio=self.log_ratio - self.log_ratio.detach(), old_mean=old_mean)
 
-    def part(self, region: tuple[Any, ...], advantage: Float[Tensor, " b"], log_prob: LogProb) -> Scored:
-        """The same rows of one part of the latents, with an advantage of its own. The density is a product over
-        elements, so that its ratio is one of the factors of the whole's; `log_ratio` is summed over dimensions."""
-        old_mean, produced, new = (
-            _old_mean(self, "of parts of a state")[region],
-            self.produced[region],
-            self.new.part(region),
-        )
-        log_ratio = log_prob(produced, new) - log_prob(produced, replace(new, mean=old_mean))
-        return replace(self, log_ratio=log_ratio, advantage=advantage, new=new, old_mean=old_mean, produced=produced)
+    def part(
+        self, region: tuple[Any, ...], advantage: Float[Tensor, " b"], log_prob: LogProb, dims: Callable[[Tensor], int]
+    ) -> Scored:
+        """The same rows of one part of the latents, with an advantage of its own; `dims` divide a latent's log-ratio.
+        The density is a product over elements, so that the part's ratio is one of the factors of the whole's."""
+        new, produced = self.new.part(region), self.produced[region]
+        old = replace(new, mean=_old_mean(self, "of parts of a state")[region])
+        log_ratio = (log_prob(produced, new) - log_prob(produced, old)) / dims(produced[0])
+        return replace(self, log_ratio=log_ratio, advantage=advantage, new=new, old_mean=old.mean, produced=produced)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -50,7 +50,7 @@ METHODS = (
         table="VISITED", recipe="visited",
     ),
     Choice(
-        key="rewards.0.routes", heading="Rewards of parts of a state", module="flowrl.advantages.routing",
+        key="rewards.0.routes=[left]", heading="Rewards of parts of a state", module="flowrl.advantages.routing",
         table="ROUTING", recipe="",
     ),
     Choice(
@@ -118,9 +118,8 @@ def _methods() -> Iterator[CatalogueEntry]:
         recipe = f" recipe={choice.recipe}" if choice.recipe not in ("", "grpo") else ""
         for name, cls in classes_in(choice.module, choice.table).items():
             found = _of_class(name, choice.module, cls)
-            yield CatalogueEntry(
-                name=name, text=found.text, more=(("key", f"{choice.key}={name}{recipe}"), *found.more)
-            )
+            key = choice.key if choice.key.endswith("]") else f"{choice.key}={name}{recipe}"
+            yield CatalogueEntry(name=name, text=found.text, more=(("key", key), *found.more))
 
 
 def _families() -> Iterator[CatalogueEntry]:

@@ -37,7 +37,7 @@ from torch import Tensor
 
 from flowrl.advantages.normalise import combine, zero_variance_groups
 from flowrl.advantages.reward_maps import log_tame
-from flowrl.advantages.routing import by_part, mean_of_parts, part_names, regions_of, values_of_parts
+from flowrl.advantages.routing import by_part, means_of_parts, regions_of, with_parts
 from flowrl.advantages.shaping import select_best
 from flowrl.config.train import resolve_path
 from flowrl.objectives.forward_losses import Matched, noised
@@ -94,7 +94,6 @@ _MEANS = (
     "implicit_reward",
     "weight",
 )
-_OF_PARTS = ("policy_loss", "kl", "clip_fraction")  # that are logged of each part of a state
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -150,7 +149,7 @@ def iterate(
 
     # 3. Update: predict the velocity at noised images under the policy that changes.
     with loop.clock("update"):
-        stats, moved = Statistics(*_MEANS, *part_names(loop.routes, *_OF_PARTS)), list[bool]()
+        stats, moved = Statistics(*with_parts(loop.routes, ("loss", *_MEANS))), list[bool]()
         times = draw_times(loop, batch, schedule, shared=objective.method.one_level)
         for part in range(config.updates_per_rollout):
             share = blocks[part :: config.updates_per_rollout]
@@ -210,32 +209,21 @@ def judge(
     if config.reward_aggregation == "log_tame":
         members_KB, weights = combine(log_tame(members_KB.double()), weights)[None], weights.new_ones(1)
     valid_B = ~reward_B.isnan()
-    together = partial(normalise, config, members_KB.double(), group_B)
-    advantage_PB = by_part(loop.routes, members_KB, weights, together)
+    of_parts = partial(by_part, loop.routes, members_KB, weights)
+    advantage_PB = of_parts(partial(normalise, config, members_KB.double(), group_B))
     advantage_PB = advantage_PB.clamp(-config.adv_clip_range, config.adv_clip_range)
-    reward_PB = reward_B[None]
-    if loop.routes is not None:
-        reward_PB = by_part(loop.routes, members_KB, weights, partial(combine, members_KB))
+    reward_PB = reward_B[None] if loop.routes is None else of_parts(partial(combine, members_KB))
     keep_B = valid_B.clone()
     if best_only:
         keep_B[valid_B] = best_of_group(reward_B[valid_B], group_B[valid_B]) == 1
     if config.best_of is not None:
         keep_B = select_best(reward_B, group_B, config.best_of)
     own = slice(batch.own.start, batch.own.stop)
-    images = Images(
-        clean=clean,
-        group=group_B[own],
-        reward=reward_PB[:, own],
-        advantage=advantage_PB[:, own].float(),
-        keep=keep_B[own],
-    )
-    dead = [
-        zero_variance_groups(
-            one, config.group_size, valid_B=valid_B, correction=config.adv_correction, min_std=config.adv_min_std
-        )
-        for one in reward_PB
-    ]
-    row = loop.scorer.row(output, batch.group) | part_row(loop, advantage_PB[:, batch.own.start : batch.own.stop])
+    group, reward, advantage, keep = (column[..., own] for column in (group_B, reward_PB, advantage_PB.float(), keep_B))
+    images = Images(clean=clean, group=group, reward=reward, advantage=advantage, keep=keep)
+    how: dict[str, Any] = {"correction": config.adv_correction, "min_std": config.adv_min_std}
+    dead = [zero_variance_groups(one, config.group_size, valid_B=valid_B, **how) for one in reward_PB]
+    row = loop.scorer.row(output, batch.group) | part_row(loop, advantage)
     row["advantage_abs"] = float(advantage_PB[:, valid_B].abs().mean())
     return images, row | {"zero_std_ratio": float(torch.stack(dead).all(0).double().mean())}
 
@@ -315,27 +303,18 @@ def match(
         predicted = velocity(x, sigma, timestep)
     columns = (images.advantage, images.reward, images.group)
     advantage, reward, group = (sent(column[..., index], clean.device) for column in columns)
-    return [
-        Matched(
-            clean=clean[region],
-            noise=noise[region],
-            sigma=sigma,
-            velocity=predicted[region],
-            old=None if old is None else old[region],
-            reference=None if reference is None else reference[region],
-            advantage=advantage[part],
-            reward=reward[part],
-            group=group,
-        )
-        for part, region in enumerate(regions_of(loop.routes))
-    ]
+    latents = {"clean": clean, "noise": noise, "velocity": predicted, "old": old, "reference": reference}
+    found = list[Matched]()
+    for region, own_advantage, own_reward in zip(regions_of(loop.routes), advantage, reward, strict=True):
+        parts: dict[str, Any] = {name: latent[region] for name, latent in latents.items() if latent is not None}
+        found.append(Matched(**parts, sigma=sigma, advantage=own_advantage, reward=own_reward, group=group))
+    return found
 
 
 def loss_of(loop: Loop, matched: list[Matched], objective: ForwardObjective, stats: Statistics) -> Tensor:
     """[b] loss of images, the mean over the parts of a state that have losses of their own."""
     found = [loss_of_part(one, objective, loop.config.kl_coef) for one in matched]
-    noted = {name: mean_of_parts([one[name] for one in found]) for name in found[0]}
-    stats.mean(None, **noted, **values_of_parts(loop.routes, found, _OF_PARTS))
+    stats.mean(None, **(noted := means_of_parts(loop.routes, found)))
     return noted["loss"]
 
 

@@ -173,14 +173,7 @@ def check(config: TrainConfig) -> None:
     readers += ["copies"] if slot_decays(config) else []
     refuse_unread(config, readers, f"objective {name} of recipe forward")
     check_advantages(config)
-    if config.routed and not method.by_parts:
-        able = ", ".join(key for key, entry in FORWARD.items() if entry.by_parts)
-        raise ValueError(
-            f"rewards have routes to {', '.join(config.routed)}, but objective {name} compares whole images, "
-            f"or takes them from a file: set objective.name to one of {able}, or remove routes"
-        )
-    if not method.weighs_rewards:
-        check_routed(config)
+    check_routed(config, by_parts=method.by_parts, compares=not method.weighs_rewards)
     check_times(config)
     for kind in slot_decays(config).values():
         decay_of(config, kind, 0)

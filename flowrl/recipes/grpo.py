@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flowrl.advantages.routing import mean_of_parts, part_names, regions_of, values_of_parts
+from flowrl.advantages.routing import means_of_parts, regions_of, with_parts
 from flowrl.advantages.shaping import aggregation_weights
 from flowrl.config.options import build_options, entry_of
 from flowrl.config.readers import refuse_unread
@@ -70,7 +70,6 @@ __all__ = ["REGRESSES", "THROUGH_REWARDS", "check", "counts", "main", "objective
 REGRESSES, THROUGH_REWARDS = False, False
 
 _MEANS = ("policy_loss", "ratio_mean", "approx_kl", "kl")
-_OF_PARTS = ("policy_loss", "kl")  # that are logged of each part of a state
 
 
 def main(ready: Ready, run: Run) -> bool:
@@ -92,9 +91,8 @@ def iterate(loop: Loop, iteration: int, graphs: KeptGraphs | KeptGradients | Non
 
     # 1. Rollout: sample paths with the current policy, score the images they lead to.
     trains = loop.trains_policy(iteration) and iteration >= config.sampler.calibration.iterations
-    how = Paths(
-        kernel=kernel, schedule=schedule, steps=steps, keep_means=needs_means(config), graphs=graphs if trains else None
-    )
+    means, kept = needs_means(config), graphs if trains else None
+    how = Paths(kernel=kernel, schedule=schedule, steps=steps, keep_means=means, graphs=kept)
     record, output, ends = sample_rounds(loop, how)
     loop.stop_on_dead_reward(ends.reward, all_compared(loop, record.sampled, output, ends))
     if not loop.trains_policy(iteration):  # only a jointly trained reward learns
@@ -116,8 +114,7 @@ def iterate(loop: Loop, iteration: int, graphs: KeptGraphs | KeptGradients | Non
 
     # 3. Update: score the stored transitions again under the policy that changes.
     with loop.clock("update"):
-        cut = [objective.cut] if objective.cut else []
-        stats = Statistics(*_MEANS, *cut, *part_names(loop.routes, *_OF_PARTS, *cut))
+        stats = Statistics(*with_parts(loop.routes, [*_MEANS, *filter(None, [objective.cut])]))
         update(record, rows, counted_M, loss_of, objective.cut, accuracy_scale(loop, sampled, ends), stats)
 
     # 4. What a method remembers, and the log.
@@ -299,8 +296,7 @@ def descend(
             stats.largest(keep, ratio_first_deviation=deviation)
             scored = scored.anchored()
         device = new.mean.device
-        found = losses_of(record, part, scored, reference, loss_of, cut_name)
-        noted = {name: mean_of_parts([one[name] for one in found]) for name in found[0]}
+        noted = losses_of(record, part, scored, reference, loss_of, cut_name)
         policy_loss = descended = noted["policy_loss"]
         if whole is not None:  # what is descended has the gradient of the loss, not its value
             policy_loss, factor = (sent(column[index], device) for column in (whole[1], whole[0]))
@@ -312,7 +308,6 @@ def descend(
             penalty = kl_coef * kl_scale_b * noted["kl"]
         ratio, loss = scored.log_ratio.exp(), policy_loss + penalty
         stats.mean(keep, **noted, loss=loss, ratio_mean=ratio, approx_kl=approx_kl(scored.log_ratio))
-        stats.mean(keep, **values_of_parts(loop.routes, found, (*_OF_PARTS, cut_name)))
         stats.largest(keep, ratio_max_deviation=(ratio - 1).abs())
         if isinstance(record.graphs, KeptGradients):
             record.graphs.weigh(part, keep, part.weight * scales_M[0][index], kl_coef * scales_M[1][index])
@@ -325,8 +320,8 @@ def descend(
 
 def losses_of(
     record: Recording, rows: Rows, scored: Scored, reference: Transition | None, loss_of: Any, cut_name: str
-) -> list[dict[str, Tensor]]:
-    """Losses [b] of a micro-batch for each part of a state that has its own, with the KL and the share that is cut."""
+) -> dict[str, Tensor]:
+    """Losses [b] of a micro-batch, the mean over parts of a state that have their own, with the KL and what is cut."""
     found = list[dict[str, Tensor]]()
     for region, one in zip(regions_of(record.loop.routes), record.by_part(rows, scored), strict=True):
         noted = {"policy_loss": loss_of(one)}
@@ -336,7 +331,7 @@ def losses_of(
         if cut_name:
             noted[cut_name] = loss_of.cut(one).to(one.log_ratio.dtype)
         found.append(noted)
-    return found
+    return means_of_parts(record.loop.routes, found)
 
 
 def rows_of(

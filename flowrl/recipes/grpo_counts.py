@@ -25,7 +25,7 @@ def keeps_pieces(config: TrainConfig, geometry: Geometry) -> bool:
 
 def needs_means(config: TrainConfig) -> bool:
     """Whether the rollout keeps the means of its steps: for an objective, or for the ratio of each part of a state."""
-    return OBJECTIVES[config.objective.name or "clip"].needs_old_mean or bool(config.routed)
+    return OBJECTIVES[config.objective.name or "clip"].needs_old_mean or any(config.routes)
 
 
 def counts(config: TrainConfig) -> RecipeCounts:

@@ -326,13 +326,19 @@ def part_row(loop: Loop, advantage_PM: Tensor) -> dict[str, float]:
     return {f"part/{name}/advantage_abs": mean for name, mean in zip(loop.routes.parts, means, strict=True)}
 
 
-def check_routed(config: TrainConfig) -> None:
-    """Refuses to make one number of rewards before advantages where parts of a state have their own."""
-    if config.routed and config.reward_aggregation not in ("each", "gdpo"):
+def check_routed(config: TrainConfig, *, by_parts: bool = True, compares: bool = True) -> None:
+    """Refuses routes of rewards where parts of a state can have no losses (`by_parts`), or, if these compare images
+    (`compares`), no advantages."""
+    if any(config.routes) and not by_parts:
         raise ValueError(
-            f"rewards have routes to {', '.join(config.routed)}, whose advantages are sums of those of each reward, "
-            f"but reward_aggregation={config.reward_aggregation} makes one number of all rewards before: set it to "
-            "each or gdpo, or remove routes"
+            f"rewards have routes, but objective {config.objective.name} compares whole images, or takes them from a "
+            "file: set objective.name to nft, awm or rwr, or remove routes"
+        )
+    if any(config.routes) and compares and config.reward_aggregation not in ("each", "gdpo"):
+        raise ValueError(
+            "advantages of a part of a state are sums of those of the rewards with routes to it, but "
+            f"reward_aggregation={config.reward_aggregation} makes one number of all rewards before: set it to each or "
+            "gdpo, or remove routes"
         )
 
 

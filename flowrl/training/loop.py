@@ -126,8 +126,7 @@ class Loop(Draws):
         if run.parts is not None:
             self._begin(self.pipeline)
         check_groups(config.group_size, self.geometry, reward)
-        own_routes = [term.entry.routes for term in reward.terms if term.weight]
-        self.routes = Routes.of(own_routes, self.pipeline.parts) if config.routed else None
+        self.routes = Routes.of(config.routes, self.pipeline.parts)
         self.measured = evaluation_rewards(ready, reward, run.device)
         for slot in (*slots, *([COPY] if isinstance(config.kl_reference, int) else [])):
             self.policy.add_slot(slot)

@@ -6,7 +6,8 @@ Letters: M transitions, b rows of a micro-batch that share a step.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -135,12 +136,9 @@ class Recording:
         rewards speak of the whole."""
         if rows.of_parts is None:
             return [scored]
-        found = list[Scored]()
-        advantages = sent(rows.of_parts, scored.produced.device).unbind(1)
-        for region, advantage in zip(regions_of(self.loop.routes), advantages, strict=True):
-            one = scored.part(region, advantage, self.kernel.log_prob)
-            found.append(replace(one, log_ratio=one.log_ratio / dims_of(self.loop.config, one.produced[0])))
-        return found
+        advantages, dims = sent(rows.of_parts, scored.produced.device).unbind(1), partial(dims_of, self.loop.config)
+        parts = zip(regions_of(self.loop.routes), advantages, strict=True)
+        return [scored.part(*part, self.kernel.log_prob, dims) for part in parts]
 
     def reference(self, rows: Rows) -> Transition:
         """The transition that the policy of `kl_reference` gives."""

@@ -55,8 +55,8 @@ class RewardWatch:
                 f"({failed} of {scored} in the last {last}; max_invalid_ratio is "
                 f"{self.max_invalid_ratio:g} of {WINDOW} iterations): {why}. Fix the reward or its server"
             )
-        one_by_one = [] if compared is None or compared[0].ndim == 1 else [row[~row.isnan()] for row in compared[0]]
-        constant = all(bool((column == column[0]).all()) for column in one_by_one or [values])
+        rows = values[None] if compared is None else compared[0].reshape(-1, len(compared[1]))
+        constant = all(len(row[~row.isnan()].unique()) < 2 for row in rows)
         self.counters["constant"] = self.counters["constant"] + 1 if constant else 0
         if self.counters["constant"] >= CONSTANT_LIMIT:
             return (

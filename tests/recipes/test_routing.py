@@ -13,6 +13,7 @@ from recorded_gradients import recorded_gradients
 from torch import Tensor
 from toy_pipeline import PARTS, QuickRun, on_threads, toy_config, toy_in_place
 
+from flowrl.advantages import routing
 from flowrl.advantages.normalise import aggregate
 from flowrl.advantages.routing import Routes, by_part, mean_of_parts, regions_of
 from flowrl.config.rewards import RewardConfig
@@ -102,11 +103,14 @@ def matched_parts(velocity: Tensor, old: Tensor, clean: Tensor, advantage: list[
     whole = {"clean": clean, "noise": noise, "velocity": of(velocity), "old": of(old)}
     return [
         Matched(
-            **{name: value[..., rows, :] for name, value in whole.items()}, sigma=sigma, advantage=double([one]),
-            reward=double([0.0]), group=torch.tensor([0]),
+            **{name: value[..., rows, :] for name, value in whole.items()},
+            sigma=sigma,
+            advantage=double([one]),
+            reward=double([0.0]),
+            group=torch.tensor([0]),
         )
         for rows, one in zip((slice(None, 2), slice(2, None)), advantage, strict=True)
-    ]  # fmt: skip
+    ]
 
 
 CLEAN = double([[[0.2, -0.1], [0.4, 0.3], [0.6, -0.4]]])
@@ -160,11 +164,20 @@ def test_a_density_is_the_product_of_those_of_its_parts() -> None:
     std, left, right = double(0.7), (..., slice(None, 1)), (..., slice(1, None))
     scored = Scored(
         log_ratio=gaussian_log_prob(produced, Transition(new, std)) - gaussian_log_prob(produced, Transition(old, std)),
-        advantage=torch.zeros(3, dtype=torch.float64), clip_low=double([0.2] * 3), clip_high=double([0.3] * 3),
-        new=Transition(new, std), old_mean=old, produced=produced, step_size=0.1, sensitivity=-0.1,
-    )  # fmt: skip
+        advantage=torch.zeros(3, dtype=torch.float64),
+        clip_low=double([0.2] * 3),
+        clip_high=double([0.3] * 3),
+        new=Transition(new, std),
+        old_mean=old,
+        produced=produced,
+        step_size=0.1,
+        sensitivity=-0.1,
+    )
     advantage = double([1.0, -1.0, 2.0])
-    parts = [scored.part(region, sign * advantage, gaussian_log_prob) for region, sign in ((left, 1), (right, -1))]
+    parts = [
+        scored.part(region, sign * advantage, gaussian_log_prob, lambda latent: 1)
+        for region, sign in ((left, 1), (right, -1))
+    ]
     torch.testing.assert_close(parts[0].log_ratio + parts[1].log_ratio, scored.log_ratio, rtol=0, atol=1e-12)
     for one, region, sign in zip(parts, (left, right), (1, -1), strict=True):
         square = [(produced - mean)[region].square().flatten(1).sum(1) for mean in (old, new)]
@@ -175,7 +188,7 @@ def test_a_density_is_the_product_of_those_of_its_parts() -> None:
         unbiased = ((new - old) * (produced - old) / 0.7)[region].flatten(1).mean(1)
         guarded = clipped_surrogate(unbiased, sign * advantage, clip_low=0.2, clip_high=0.3)
         torch.testing.assert_close(Guard(delta="none")(one), guarded, rtol=0, atol=1e-12)
-    anchored = scored.anchored().part(left, advantage, gaussian_log_prob)
+    anchored = scored.anchored().part(left, advantage, gaussian_log_prob, lambda latent: 1)
     assert anchored.log_ratio.tolist() == [0.0] * 3
 
 
@@ -214,14 +227,13 @@ def test_the_gradient_is_the_mean_of_those_of_the_parts(
         assert {f"part/{part}/policy_loss", f"part/{part}/advantage_abs"} <= row.keys()
     assert row["policy_loss"] == pytest.approx(sum(row[f"part/{part}/policy_loss"] for part in PARTS) / 2, abs=1e-6)
     assert {meaning_of(name) for name in row if name.startswith("part/")}.isdisjoint({None})
-    recipe = recipe_of(config)
     for kept in (0, 1):
         with monkeypatch.context() as patch:
 
             def only(values: list[Tensor], kept: int = kept) -> Tensor:
                 return values[kept] / 2 if len(values) > 1 else values[0]
 
-            patch.setattr(recipe, "mean_of_parts", only)
+            patch.setattr(routing, "mean_of_parts", only)
             trained(config, toy.parent)
     whole, *alone = gradients
     assert len(alone) == 2
@@ -298,12 +310,9 @@ def test_an_image_without_a_reward_is_left_out_of_every_part(toy: Path) -> None:
 # ---- what is refused -------------------------------------------------------------------------------------------------
 
 
-def test_an_entry_names_parts_once_and_with_a_weight() -> None:
-    for bad in ({"routes": ("left", "left")}, {"routes": ("left",), "weight": 0.0}):
-        with pytest.raises(
-            ValueError, match="routes of hps name parts of a state that it trains, each once and with a"
-        ):
-            RewardConfig(name="hps", **bad)
+def test_an_entry_with_routes_is_trained_on() -> None:
+    with pytest.raises(ValueError, match="the routes of hps go with its weight, which is 0"):
+        RewardConfig(name="hps", routes=("left",), weight=0.0)
     with pytest.raises(ValueError, match=r"routes is set for eval\.rewards hps"):
         check_rewards((), (RewardConfig(name="hps", routes=("left",)),), "sum", "drop")
 
