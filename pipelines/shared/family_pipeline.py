@@ -41,12 +41,6 @@ from flowrl.runtime.precision import in_arithmetic, refuse_unable
 from flowrl.samplers.guidance import Network, TrainNegative, Velocity
 from flowrl.trajectory import Conditioning, Schedule
 
-HALVES: dict[str, Callable[[FamilyPipeline], tuple[Any, ...]]] = {
-    "left": lambda p: (..., slice(None, p.grid_shape[-1] // 2)),
-    "right": lambda p: (..., slice(p.grid_shape[-1] // 2, None)),
-}
-"""Parts of a state whose last dimension is the width of images."""
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Family:
@@ -142,7 +136,7 @@ class Family:
     """What is done to loaded text encoders."""
     sound: Sound | None = None
     """How its videos sound, and how a state holds their sound too; None of silent families."""
-    parts: Mapping[str, Callable[[FamilyPipeline], tuple[Any, ...]]] = field(default_factory=lambda: HALVES)
+    parts: Mapping[str, Callable[[FamilyPipeline], tuple[Any, ...]]] = field(default_factory=lambda: cards.HALVES)
     """Parts of a state that rewards can speak of by name, and their regions of it: the halves of images and videos."""
 
     @property

@@ -343,7 +343,7 @@ def test_parts_that_are_not_there_are_refused(given: list[RewardConfig], parts: 
         ((), "reward_aggregation=sum makes one number of all rewards before"),
         (("reward_aggregation=log_tame",), "reward_aggregation=log_tame makes one number"),
         (ODE, "reward_aggregation=sum makes one number"),
-        ((*ODE, "objective.name=dgpo"), "set objective.name to one of nft, awm, rwr"),
+        ((*ODE, "objective.name=dgpo"), "set objective.name to nft, awm or rwr"),
         ((*ODE, "objective.name=rft"), "objective rft compares whole images"),
     ],
 )

@@ -172,7 +172,7 @@ def test_specs_build_the_sum_they_describe(tmp_path: Path) -> None:
             "scale must be one of ddpo, flow_grpo, got 'dpo': did you mean 'ddpo'",
         ),
         (
-            [{"name": "jpeg_incompressibility", "options": {"device": "cpu"}}],
+            [{"name": "edit_verdict", "options": {"device": "cpu"}}],
             "unknown key 'device': the keys here are none",
         ),
     ],
