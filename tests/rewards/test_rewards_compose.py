@@ -172,8 +172,8 @@ def test_specs_build_the_sum_they_describe(tmp_path: Path) -> None:
             "scale must be one of ddpo, flow_grpo, got 'dpo': did you mean 'ddpo'",
         ),
         (
-            [{"name": "edit_verdict", "options": {"device": "cpu"}}],
-            "unknown key 'device': the keys here are none",
+            [{"name": "jpeg_incompressibility", "options": {"device": "cpu"}}],
+            "unknown key 'device': the keys here are half",
         ),
     ],
 )
