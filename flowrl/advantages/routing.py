@@ -50,7 +50,7 @@ def regions_of(routes: Routes | None) -> tuple[Region, ...]:
 
 def by_part(
     routes: Routes | None,
-    value_KM: Float[Tensor, " K M"],
+    value_KM: Float[Tensor, " C M"],
     weights_K: Float[Tensor, " K"],
     combined: Callable[[Tensor], Tensor],
 ) -> Float[Tensor, " P M"]:
@@ -58,7 +58,7 @@ def by_part(
 
     Args:
         routes: of the K rewards.
-        value_KM: [K', M], of each reward one or several channels, reward by reward; NaN where one failed.
+        value_KM: [C, M], of each reward one or several channels, reward by reward; NaN where one failed.
         weights_K: [K] of the rewards.
         combined: from weights of the channels to [M]. A part whose rewards all have weight 0 now gets 0 instead.
     """
