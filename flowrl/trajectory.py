@@ -183,6 +183,7 @@ class Rows:
         weight: [M] step weight, mean 1 over kept rows.
         clip_low, clip_high: [M] distances: the ratio is held within 1 - clip_low .. 1 + clip_high.
         keep: [M] rows that are trained.
+        of_parts: [M, P] advantages of each part of a state where it has its own, whose mean is `advantage`; else None.
     """
 
     source: Int[Tensor, " M"]
@@ -196,13 +197,15 @@ class Rows:
     clip_low: Float[Tensor, " M"]
     clip_high: Float[Tensor, " M"]
     keep: Bool[Tensor, " M"]
+    of_parts: Float[Tensor, " M P"] | None = None
 
     def __post_init__(self) -> None:
-        check_columns(**self.columns())
+        check_columns(**{name: column if column.ndim < 2 else column[:, 0] for name, column in self.columns().items()})
 
     def columns(self) -> Mapping[str, Tensor]:
-        """All columns by name."""
-        return {field.name: getattr(self, field.name) for field in fields(self)}
+        """All columns by name, those that are there."""
+        found = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: column for name, column in found.items() if column is not None}
 
     def __len__(self) -> int:
         return len(self.source)

@@ -45,24 +45,28 @@ class JpegCompressibility:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JpegIncompressibility:
-    """Rewards images whose JPEG is large: `bytes / 1000`; published uses agree on this one, so it has no option."""
+    """Rewards images whose JPEG is large: `bytes / 1000`, on which published uses agree."""
 
+    half: Literal["left", "right"] | None = None
+    """The half of an image that is encoded, beside which the other has a reward of its own; null for all of it."""
     models: ClassVar[tuple[Model, ...]] = ()
 
     def build(self, device: torch.device) -> Reward:
         """Makes the reward; the encoder runs on the host."""
-        return _jpeg_reward("jpeg_incompressibility", 1 / 1000, "ddpo")
+        return _jpeg_reward("jpeg_incompressibility", 1 / 1000, "ddpo", self.half)
 
 
-def _jpeg_reward(name: str, factor: float, scale: str) -> Reward:
+def _jpeg_reward(name: str, factor: float, scale: str, half: str | None = None) -> Reward:
 
     def score(inputs: RewardInputs) -> RewardOutput:
-        sizes = [jpeg_bytes(image) for image in to_uint8(inputs.images)]
+        middle = inputs.images.shape[-1] // 2
+        columns = slice(middle if half == "right" else None, middle if half == "left" else None)
+        sizes = [jpeg_bytes(np.ascontiguousarray(image[:, columns])) for image in to_uint8(inputs.images)]
         return output_of([factor * size for size in sizes], inputs, {"kilobytes": [size / 1000 for size in sizes]})
 
     return FunctionReward(
         name=name,
         score=score,
         needs=frozenset({"images"}),
-        version=f"{name}:{scale}:quality-{JPEG_QUALITY}:pillow-{PIL.__version__}",
+        version=f"{name}:{scale}:{f'{half}:' if half else ''}quality-{JPEG_QUALITY}:pillow-{PIL.__version__}",
     )

@@ -7,7 +7,8 @@ recipe that reproduces them divides by the number of latent elements, where it c
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,6 +29,10 @@ class Transition:
     tensor, which kernels leave on the CPU, or [b, 1, ...]; it broadcasts over the mean."""
     least_std: float | None = None
     """The smallest std, where it is known without waiting for a device."""
+
+    def part(self, region: tuple[Any, ...]) -> Transition:
+        """Of some elements of the latent alone, by their index in it: they are independent of the others."""
+        return replace(self, mean=self.mean[region])
 
 
 def _per_sample_sum(values: Tensor) -> Tensor:

@@ -121,6 +121,7 @@ COMMITS = {
     "scxue/advantage_weighted_matching": "be51372",
     "showlab/Adv-GRPO": "8287f90",
     "yifan123/flow_grpo": "9745241",
+    "zghhui/OmniNFT": "c8293e7",
 }
 """One version of each is read."""
 OTHER_COMMITS = {"sd35m_rft": "ac4c86e", "qwen_image_21_grpo": "5f6cda1"}

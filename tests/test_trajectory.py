@@ -41,7 +41,7 @@ def test_rows_hold_the_rollouts_transitions() -> None:
     keep = torch.tensor([True, True, False, False, True, True])
     sampled = sample_trajectories(trajectory, group, None)
     weighted = Credit(raw=torch.zeros(1, 6), norm=sampled.group, weight=torch.tensor([0.5, 1.5] * 3))
-    rows = rows_of(sampled, weighted, advantage, keep, (0.1, 0.3))
+    rows = rows_of(sampled, weighted, advantage[None], keep, (0.1, 0.3))
     assert len(rows) == 6
     for i in range(b):
         for k, step in enumerate(steps):
@@ -54,14 +54,14 @@ def test_rows_hold_the_rollouts_transitions() -> None:
             assert {name: values[name] for name in wanted} == wanted
             assert (values["clip_low"], values["clip_high"]) == pytest.approx((0.1, 0.3))
     assert rows.advantage.dtype == rows.weight.dtype == torch.float32
-    plain = rows_of(sampled, replace(weighted, weight=None), advantage, keep, (0.1, 0.3))
+    plain = rows_of(sampled, replace(weighted, weight=None), advantage[None], keep, (0.1, 0.3))
     assert plain.weight.tolist() == [1.0] * 6
     kept_rows = rows[rows.keep]
     assert isinstance(kept_rows, Rows)
     assert kept_rows.sample.tolist() == [0, 0, 2, 2]
     assert rows[2:4].sample.tolist() == [1, 1]
     with pytest.raises(ValueError, match=r"one shape \[M\]"):
-        rows_of(sampled, weighted, advantage[:1], keep, (0.1, 0.3))
+        rows_of(sampled, weighted, advantage[None, :1], keep, (0.1, 0.3))
 
 
 def test_trajectory_refuses_contradictions() -> None:

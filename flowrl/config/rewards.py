@@ -78,6 +78,8 @@ class RewardConfig:
     """Lowest and highest value, null for no limit; applied before the weight."""
     gate: float | None = None
     """An image whose value is below this gets the lowest total of its group; weight 0 makes the reward a gate only."""
+    routes: tuple[str, ...] = ()
+    """Parts of a state that it speaks of: video, sound (ltx2), left, right (other families); none for all of them."""
     frames: Frames | None = None
     """How a reward of images judges videos: {policy: uniform, count: 4, reducer: mean}."""
     options: dict[str, Any] = field(default_factory=dict)
@@ -117,9 +119,10 @@ class RewardConfig:
                 f"the schedule of {self.called} is a list of [iteration, factor] with rising iterations, such as "
                 f"[[0, 0], [50, 1]], got {[list(point) for point in self.schedule]}"
             )
-        if self.schedule and self.weight == 0:
+        if (self.schedule or self.routes) and self.weight == 0:
+            key = "schedule" if self.schedule else "routes"
             raise ConfigError(
-                f"the schedule of {self.called} multiplies its weight, which is 0: give it a weight, or no schedule"
+                f"the {key} of {self.called} go with its weight, which is 0: give it a weight, or no {key}"
             )
 
     @property

@@ -21,6 +21,8 @@ def _text(value: Any) -> str:
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
+ROUTES = "rewards.routes"
+"""The key of all rewards' routes, `TrainConfig.routes`."""
 OFF: Mapping[str, str] = {key: _text(value) for key, value in _TABLE["off"].items()}
 """Key that a refusal names -> the value with which it is off, or that it can be set to instead."""
 
@@ -60,4 +62,5 @@ def refuse_together(given: Mapping[str, Any]) -> None:
 
 def check_together(config: Any) -> None:
     """Refuses settings of a `TrainConfig` that do not go together. Raises as `refuse_together`."""
-    refuse_together({key: attrgetter(key)(config) for key in OFF})
+    given = {key: attrgetter(key)(config) for key in OFF if key != ROUTES}
+    refuse_together(given | {ROUTES: f"[{', '.join(dict.fromkeys(sum(config.routes, ())))}]"})

@@ -304,6 +304,11 @@ class TrainConfig:
         return self.prompts_per_step * self.group_size
 
     @property
+    def routes(self) -> list[tuple[str, ...]]:
+        """The parts of a state that each reward of training speaks of; none for all."""
+        return [reward.routes for reward in self.rewards if reward.weight]
+
+    @property
     def clip_bounds(self) -> tuple[float, float]:
         """The clip range as a pair (low, high)."""
         return self.clip_range if isinstance(self.clip_range, tuple) else (self.clip_range, self.clip_range)

@@ -34,7 +34,7 @@ def reward_list(given: Sequence[str]) -> list[dict[str, Any]]:
     rewards = read_with_base(path).get("rewards")
     if not isinstance(rewards, list) or not rewards or not all(isinstance(spec, Mapping) for spec in rewards):
         raise ValueError(f"{path}: rewards must be a list with entries such as {{name: hps}}, got {rewards!r}.")
-    training = ("weight", "schedule", "clip", "gate")
+    training = ("weight", "schedule", "clip", "gate", "routes")
     return [{key: value for key, value in spec.items() if key not in training} for spec in rewards]
 
 

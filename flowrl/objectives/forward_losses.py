@@ -119,6 +119,7 @@ class ForwardMethod:
         one_level: Errors of a group's images are compared, which only means something at one noise level.
         weighs_rewards: It reads rewards themselves, not advantages.
         best_only: It trains the best images of each group only; they are chosen before.
+        by_parts: Each part of a state can have a loss of its own, from the rewards that speak of it.
     """
 
     options: type[Any]
@@ -129,6 +130,7 @@ class ForwardMethod:
     one_level: bool = False
     weighs_rewards: bool = False
     best_only: bool = False
+    by_parts: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -370,13 +372,13 @@ class Sft:
 
 
 FORWARD = {
-    "nft": ForwardMethod(options=Nft),
-    "awm": ForwardMethod(options=Awm),
+    "nft": ForwardMethod(options=Nft, by_parts=True),
+    "awm": ForwardMethod(options=Awm, by_parts=True),
     "dgpo": ForwardMethod(
         options=Dgpo, sampled_by="policy", needs_reference=True, group_complete=True, shared_noise=True, one_level=True
     ),
     "crd": ForwardMethod(options=Crd, sampled_by="sampling", group_complete=True, one_level=True),
-    "rwr": ForwardMethod(options=Rwr, group_complete=True, weighs_rewards=True),
+    "rwr": ForwardMethod(options=Rwr, group_complete=True, weighs_rewards=True, by_parts=True),
     "rft": ForwardMethod(options=Rft, group_complete=True, weighs_rewards=True, best_only=True),
     "sft": ForwardMethod(options=Sft),
 }

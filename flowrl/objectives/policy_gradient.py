@@ -16,6 +16,7 @@ Letters: b rows of a micro-batch, M rows of a table; h the size of a step in sig
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -24,7 +25,7 @@ from torch import Tensor
 
 from flowrl.objectives.terms import clipped, clipped_surrogate, sample_mean
 from flowrl.runtime.shapes import Bool, Float, Int
-from flowrl.samplers.kernels import Kernel
+from flowrl.samplers.kernels import Kernel, LogProb
 from flowrl.samplers.transition import Transition, positive_std
 from flowrl.trajectory import check_columns
 
@@ -75,6 +76,16 @@ class Scored:
         that of the log-density."""
         old_mean = None if self.old_mean is None else self.new.mean.detach()
         return replace(self, log_ratio=self.log_ratio - self.log_ratio.detach(), old_mean=old_mean)
+
+    def part(
+        self, region: tuple[Any, ...], advantage: Float[Tensor, " b"], log_prob: LogProb, dims: Callable[[Tensor], int]
+    ) -> Scored:
+        """The same rows of one part of the latents, with an advantage of its own; `dims` divide a latent's log-ratio.
+        The density is a product over elements, so that the part's ratio is one of the factors of the whole's."""
+        new, produced = self.new.part(region), self.produced[region]
+        old = replace(new, mean=_old_mean(self, "of parts of a state")[region])
+        log_ratio = (log_prob(produced, new) - log_prob(produced, old)) / dims(produced[0])
+        return replace(self, log_ratio=log_ratio, advantage=advantage, new=new, old_mean=old.mean, produced=produced)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

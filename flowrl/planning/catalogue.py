@@ -82,9 +82,8 @@ def _methods() -> Iterator[CatalogueEntry]:
         recipe = f" recipe={choice.recipe}" if choice.recipe not in ("", "grpo") else ""
         for name, cls in classes_in(choice.module, choice.table).items():
             found = _of_class(name, choice.module, cls)
-            yield CatalogueEntry(
-                name=name, text=found.text, more=(("key", f"{choice.key}={name}{recipe}"), *found.more)
-            )
+            key = choice.key if choice.key.endswith("]") else f"{choice.key}={name}{recipe}"
+            yield CatalogueEntry(name=name, text=found.text, more=(("key", key), *found.more))
     found = _of_class("dmd", "flowrl.config.methods", "DmdConfig")  # a term, which has a section of its own
     yield CatalogueEntry(name=found.name, text=found.text, more=(("key", "dmd.weight above 0"), found.more[0]))
 

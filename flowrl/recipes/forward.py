@@ -37,6 +37,7 @@ from torch import Tensor
 
 from flowrl.advantages.normalise import combine, zero_variance_groups
 from flowrl.advantages.reward_maps import log_tame
+from flowrl.advantages.routing import by_part, means_of_parts, regions_of, with_parts
 from flowrl.advantages.shaping import select_best
 from flowrl.config.train import resolve_path
 from flowrl.objectives.forward_losses import Matched, noised
@@ -61,7 +62,7 @@ from flowrl.runtime.randomness import Part, sample_normals
 from flowrl.samplers import Kernel
 from flowrl.samplers.guidance import uncounted
 from flowrl.samplers.times import Times, training_times
-from flowrl.training.assignment import normalise, reward_channels
+from flowrl.training.assignment import normalise, part_row, reward_channels
 from flowrl.training.batch import AskedPrompts, Batch
 from flowrl.training.learner import GradientSum, Statistics, total_of
 from flowrl.training.loop import Loop
@@ -86,8 +87,8 @@ _MEANS = (
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Images:
-    """This process's images: finished latents [n, *latent], and on the host [n] group, reward, advantage, and whether
-    trained."""
+    """This process's images: finished latents [n, *latent], and on the host [n] group and whether trained, and [P, n]
+    reward and advantage of each part of a state, P = 1 where rewards speak of the whole."""
 
     clean: Tensor
     group: Tensor
@@ -137,7 +138,7 @@ def iterate(
 
     # 3. Update: predict the velocity at noised images under the policy that changes.
     with loop.clock("update"):
-        stats, moved = Statistics(*_MEANS), list[bool]()
+        stats, moved = Statistics(*with_parts(loop.routes, ("loss", *_MEANS))), list[bool]()
         levels, shared = config.times, objective.method.one_level
         keys = image_keys(loop, batch, range(len(batch.own)), "noise levels", shared=shared)
         how_many: dict[str, Any] = {"count": levels.count, "fraction": levels.fraction, "shift": levels.shift}
@@ -149,7 +150,7 @@ def iterate(
             if counted == 0:
                 continue
             if config.loss_denominator == "all":  # those that are not the best of their group too
-                counted = total_of(run, sum(int(images.reward[index].isfinite().sum()) for index in share))
+                counted = total_of(run, sum(int(images.reward[0, index].isfinite().sum()) for index in share))
             gradient = loop.gradient()
             how = partial(descend, loop, batch, images, times, own_blocks, objective, counted)
             how(gradient, stats)
@@ -174,7 +175,7 @@ def images_of_files(loop: Loop, shown: list[Shown], iteration: int) -> tuple[Bat
     asked = AskedPrompts(groups=group, prompts=prompts, prompt_ids=tuple(lines), cond=cond)
     size = loop.pipeline.image_shape[1], loop.pipeline.image_shape[2]
     clean = loop.pipeline.encode_images(load_images([shown[line].image for line in lines], size))
-    none, every = torch.zeros(count), torch.ones(count, dtype=torch.bool)
+    none, every = torch.zeros(1, count), torch.ones(count, dtype=torch.bool)
     images = Images(clean=clean, group=group, reward=none, advantage=none, keep=every)
     return Batch(iteration=iteration, own=own, group=group, asked=asked), images
 
@@ -200,23 +201,23 @@ def judge(
     if config.reward_aggregation == "log_tame":
         members_KB, weights = combine(log_tame(members_KB.double()), weights)[None], weights.new_ones(1)
     valid_B = ~reward_B.isnan()
-    advantage_B = normalise(config, members_KB.double(), group_B, weights)
-    advantage_B = advantage_B.clamp(-config.adv_clip_range, config.adv_clip_range)
+    of_parts = partial(by_part, loop.routes, members_KB, weights)
+    advantage_PB = of_parts(partial(normalise, config, members_KB.double(), group_B))
+    advantage_PB = advantage_PB.clamp(-config.adv_clip_range, config.adv_clip_range)
+    reward_PB = reward_B[None] if loop.routes is None else of_parts(partial(combine, members_KB))
     keep_B = valid_B.clone()
     if best_only:
         keep_B[valid_B] = best_of_group(reward_B[valid_B], group_B[valid_B]) == 1
     if config.best_of is not None:
         keep_B = select_best(reward_B, group_B, config.best_of)
     own = slice(batch.own.start, batch.own.stop)
-    images = Images(
-        clean=clean, group=group_B[own], reward=reward_B[own], advantage=advantage_B[own].float(), keep=keep_B[own]
-    )
-    dead_P = zero_variance_groups(
-        reward_B, config.group_size, valid_B=valid_B, correction=config.adv_correction, min_std=config.adv_min_std
-    )
-    row = loop.scorer.row(output, batch.group)
-    row |= {"advantage_abs": float(advantage_B[valid_B].abs().mean()), "zero_std_ratio": float(dead_P.double().mean())}
-    return images, row
+    group, reward, advantage, keep = (column[..., own] for column in (group_B, reward_PB, advantage_PB.float(), keep_B))
+    images = Images(clean=clean, group=group, reward=reward, advantage=advantage, keep=keep)
+    how: dict[str, Any] = {"correction": config.adv_correction, "min_std": config.adv_min_std}
+    dead = [zero_variance_groups(one, config.group_size, valid_B=valid_B, **how) for one in reward_PB]
+    row = loop.scorer.row(output, batch.group) | part_row(loop, advantage)
+    row["advantage_abs"] = float(advantage_PB[:, valid_B].abs().mean())
+    return images, row | {"zero_std_ratio": float(torch.stack(dead).all(0).double().mean())}
 
 
 # ---- update ----------------------------------------------------------------------------------------------------------
@@ -246,9 +247,9 @@ def descend(
             with uncounted(not live):
                 matched = match(loop, batch, images, times, index, draw, objective)
             if not live:
-                gradient.add(matched.velocity[:0].sum())
+                gradient.add(torch.stack([one.velocity[:0].sum() for one in matched]).sum())
                 continue
-            loss_b = loss_of(matched, objective, loop.config.kl_coef, stats)
+            loss_b = loss_of(loop, matched, objective, stats)
             gradient.add(loss_b.sum() / (counted * count))
 
 
@@ -260,8 +261,9 @@ def image_keys(loop: Loop, batch: Batch, index: Iterable[int], tag: str, *, shar
 
 def match(
     loop: Loop, batch: Batch, images: Images, times: Times, index: Tensor, draw: int, objective: ForwardObjective
-) -> Matched:
-    """Images noised to one of their levels, and the velocities there: of the policy with its graph, of others without.
+) -> list[Matched]:
+    """Images noised to one of their levels, and the velocities there: of the policy with its graph, of others without;
+    for each part of a state that has a loss of its own.
 
     The others come first: weights must not change between a forward pass and its backward pass.
     """
@@ -284,13 +286,25 @@ def match(
                 reference = guided(x, sigma, timestep)
     with loop.network.counting("update"):
         predicted = velocity(x, sigma, timestep)
-    columns = {"advantage": images.advantage, "reward": images.reward, "group": images.group}
-    rows = {name: sent(column[index], clean.device) for name, column in columns.items()}
-    return Matched(clean=clean, noise=noise, sigma=sigma, velocity=predicted, old=old, reference=reference, **rows)
+    columns = (images.advantage, images.reward, images.group)
+    advantage, reward, group = (sent(column[..., index], clean.device) for column in columns)
+    latents = {"clean": clean, "noise": noise, "velocity": predicted, "old": old, "reference": reference}
+    found = list[Matched]()
+    for region, own_advantage, own_reward in zip(regions_of(loop.routes), advantage, reward, strict=True):
+        parts: dict[str, Any] = {name: latent[region] for name, latent in latents.items() if latent is not None}
+        found.append(Matched(**parts, sigma=sigma, advantage=own_advantage, reward=own_reward, group=group))
+    return found
 
 
-def loss_of(matched: Matched, objective: ForwardObjective, kl_coef: float, stats: Statistics) -> Tensor:
-    """[b] loss of the method, plus `kl_coef mse(v, v_ref) + old_kl_coef mse(v, v_old)`."""
+def loss_of(loop: Loop, matched: list[Matched], objective: ForwardObjective, stats: Statistics) -> Tensor:
+    """[b] loss of images, the mean over the parts of a state that have losses of their own."""
+    found = [loss_of_part(one, objective, loop.config.kl_coef) for one in matched]
+    stats.mean(None, **(noted := means_of_parts(loop.routes, found)))
+    return noted["loss"]
+
+
+def loss_of_part(matched: Matched, objective: ForwardObjective, kl_coef: float) -> dict[str, Tensor]:
+    """[b] loss of the method, plus `kl_coef mse(v, v_ref) + old_kl_coef mse(v, v_old)`, with what is logged of it."""
     policy_loss, metrics = objective.loss(matched)
     old_kl_coef = objective.options.old_kl_coef
     loss, noted = policy_loss, {_METRICS.get(name, name): value for name, value in metrics.items()}
@@ -304,5 +318,4 @@ def loss_of(matched: Matched, objective: ForwardObjective, kl_coef: float, stats
         noted["old_kl"] = velocity_kl(velocity, matched.old)
         if old_kl_coef > 0:
             loss = loss + old_kl_coef * velocity_kl(matched.velocity, matched.old)
-    stats.mean(None, loss=loss, policy_loss=policy_loss, **noted)
-    return loss
+    return {"loss": loss, "policy_loss": policy_loss, **noted}

@@ -12,7 +12,7 @@ from flowrl.objectives.forward_losses import FORWARD, ForwardMethod, Loss, Sft, 
 from flowrl.prompts.pairs import read_shown
 from flowrl.recipes.counting import STEP, Counts, Passes, RecipeCounts, RolloutRecord, walked
 from flowrl.samplers.times import permuted_steps, steps_in_reach, strata
-from flowrl.training.assignment import check_advantages
+from flowrl.training.assignment import check_advantages, check_routed
 from flowrl.training.parts import model_family
 from flowrl.training.processes.mesh import data_ranks
 
@@ -173,6 +173,7 @@ def check(config: TrainConfig) -> None:
     readers += ["copies"] if slot_decays(config) else []
     refuse_unread(config, readers, f"objective {name} of recipe forward")
     check_advantages(config)
+    check_routed(config, by_parts=method.by_parts, compares=not method.weighs_rewards)
     check_times(config)
     for kind in slot_decays(config).values():
         decay_of(config, kind, 0)

@@ -25,21 +25,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flowrl.advantages.routing import means_of_parts, regions_of, with_parts
 from flowrl.advantages.shaping import aggregation_weights
 from flowrl.config.options import build_options, entry_of
 from flowrl.config.readers import refuse_unread
 from flowrl.config.train import TrainConfig
 from flowrl.credit import CREDIT
-from flowrl.objectives.policy_gradient import OBJECTIVES
+from flowrl.objectives.policy_gradient import OBJECTIVES, Scored
 from flowrl.objectives.terms import approx_kl
 from flowrl.recipes.counting import only_here, trained_scale
 from flowrl.recipes.fake_score import check_dmd, learn, match, matched_images
-from flowrl.recipes.grpo_counts import counts, keeps_pieces
+from flowrl.recipes.grpo_counts import counts, keeps_pieces, needs_means
 from flowrl.rewards import RewardOutput
 from flowrl.rewards.base.outputs import join_outputs
 from flowrl.runs.vital_signs import DISAGREE, FAULT
 from flowrl.runtime.placement import sent, taken
-from flowrl.samplers import Velocity
+from flowrl.samplers import Transition, Velocity
 from flowrl.samplers.guidance import uncounted
 from flowrl.training.assignment import (
     Ends,
@@ -52,6 +53,7 @@ from flowrl.training.assignment import (
     check_assignment,
     clip_ranges,
     credit_of,
+    part_row,
 )
 from flowrl.training.batch import AskedPrompts
 from flowrl.training.kept_graphs import KeptGradients, KeptGraphs, kl_of
@@ -91,7 +93,7 @@ def iterate(loop: Loop, iteration: int, graphs: KeptGraphs | KeptGradients | Non
 
     # 1. Rollout: sample paths with the current policy, score the images they lead to.
     trains = loop.trains_policy(iteration) and iteration >= config.sampler.calibration.iterations
-    means, kept = objective.needs_old_mean, graphs if trains else None
+    means, kept = needs_means(config), graphs if trains else None
     how = Paths(kernel=kernel, schedule=schedule, steps=steps, keep_means=means, graphs=kept)
     record, output, ends = sample_rounds(loop, how)
     loop.stop_on_dead_reward(ends.reward, all_compared(loop, record.sampled, output, ends))
@@ -107,19 +109,19 @@ def iterate(loop: Loop, iteration: int, graphs: KeptGraphs | KeptGradients | Non
     # 2. Credit and group-relative advantages, over the images of all processes.
     sampled = record.sampled
     credit = credit_of(loop, sampled, output, kernel, schedule)
-    advantage_M, may_M, signal_M, dead = advantages(loop, method, record.asked, sampled, credit, output, ends)
+    advantage_PM, may_M, signal_M, dead = advantages(loop, method, record.asked, sampled, credit, output, ends)
     may_M, clip_range_M = may_M & best_samples(loop, sampled, ends), clip_ranges(loop, sampled, kernel, schedule)
-    rows = rows_of(sampled, credit, advantage_M, may_M & signal_M, clip_range_M)
+    rows = rows_of(sampled, credit, advantage_PM, may_M & signal_M, clip_range_M)
     counted_M = rows.keep if config.loss_denominator == "live" else may_M.to(rows.keep.device)
 
     # 3. Update: score the stored transitions again under the policy that changes.
     with loop.clock("update"):
-        stats = Statistics(*_MEANS, *filter(None, [objective.cut]))
+        stats = Statistics(*with_parts(loop.routes, [*_MEANS, *filter(None, [objective.cut])]))
         update(record, rows, counted_M, loss_of, objective.cut, accuracy_scale(loop, sampled, ends), stats)
 
     # 4. What a method remembers, and the log.
     remember(loop, ends)
-    row = reward_metrics(loop, sampled, output, advantage_M) | stats.row(run)
+    row = reward_metrics(loop, sampled, output, advantage_PM) | part_row(loop, advantage_PM) | stats.row(run)
     loop.log(iteration, row | {"zero_std_ratio": dead, "live_rows": stats.rows(run)})
 
 
@@ -310,25 +312,22 @@ def descend(
         if anchored:
             scored = scored.anchored()
         device = new.mean.device
-        if whole is None:
-            policy_loss = descended = loss_of(scored)
-        else:  # what is descended has the gradient of the loss, not its value
+        noted = losses_of(record, part, scored, reference, loss_of, cut_name)
+        policy_loss = descended = noted["policy_loss"]
+        if whole is not None:  # what is descended has the gradient of the loss, not its value
             policy_loss, factor = (sent(column[index], device) for column in (whole[1], whole[0]))
             descended = factor * scored.log_ratio
+            noted |= {"policy_loss": policy_loss, cut_name: whole[2][index]}
         if stale is not None:
-            policy_loss = descended = stale * policy_loss
+            noted["policy_loss"] = policy_loss = descended = stale * policy_loss
             stats.mean(keep, stale_weight=stale)
         weight_b, kl_scale_b = (sent(column[index], device) for column in scales_M)
         penalty = torch.zeros_like(descended)
         if reference is not None:
-            kl_b = kl_of(config, record.kernel, new, reference, *record.levels(part))
-            penalty = kl_coef * kl_scale_b * kl_b
-            stats.mean(keep, kl=kl_b)
+            penalty = kl_coef * kl_scale_b * noted["kl"]
         ratio, loss = scored.log_ratio.exp(), policy_loss + penalty
-        stats.mean(keep, loss=loss, policy_loss=policy_loss, ratio_mean=ratio, approx_kl=approx_kl(scored.log_ratio))
+        stats.mean(keep, **noted, loss=loss, ratio_mean=ratio, approx_kl=approx_kl(scored.log_ratio))
         stats.largest(keep, ratio_max_deviation=(ratio - 1).abs())
-        if cut_name:
-            stats.mean(keep, **{cut_name: loss_of.cut(scored) if whole is None else whole[2][index]})
         if isinstance(record.graphs, KeptGradients):
             record.graphs.weigh(part, keep, part.weight * scales_M[0][index], kl_coef * scales_M[1][index])
             continue
@@ -338,10 +337,26 @@ def descend(
         record.graphs.add_to(gradient)
 
 
+def losses_of(
+    record: Recording, rows: Rows, scored: Scored, reference: Transition | None, loss_of: Any, cut_name: str
+) -> dict[str, Tensor]:
+    """Losses [b] of a micro-batch, the mean over parts of a state that have their own, with the KL and what is cut."""
+    found = list[dict[str, Tensor]]()
+    for region, one in zip(regions_of(record.loop.routes), record.by_part(rows, scored), strict=True):
+        noted = {"policy_loss": loss_of(one)}
+        if reference is not None:
+            others = one.new, reference.part(region)
+            noted["kl"] = kl_of(record.loop.config, record.kernel, *others, *record.levels(rows))
+        if cut_name:
+            noted[cut_name] = loss_of.cut(one).to(one.log_ratio.dtype)
+        found.append(noted)
+    return means_of_parts(record.loop.routes, found)
+
+
 def rows_of(
     sampled: Sampled,
     credit: Credit,
-    advantage_M: Tensor,
+    advantage_PM: Tensor,
     keep_M: Tensor,
     clip_range_M: tuple[Tensor | float, Tensor | float],
 ) -> Rows:
@@ -354,7 +369,8 @@ def rows_of(
         sample=sampled.sample,
         group=sampled.group,
         old_log_prob=sampled.log_prob,
-        advantage=advantage_M.to(ones.dtype),
+        advantage=advantage_PM.to(ones.dtype).mean(0),
+        of_parts=advantage_PM.to(ones.dtype).T if len(advantage_PM) > 1 else None,
         weight=ones if credit.weight is None else credit.weight.to(ones.dtype),
         clip_low=ones * clip_range_M[0],
         clip_high=ones * clip_range_M[1],
@@ -417,13 +433,13 @@ def first_deviation(stats: Statistics, run: Run, iteration: int, *, stale: bool)
 
 
 def reward_metrics(
-    loop: Loop, sampled: Sampled, output: RewardOutput, advantage_M: Tensor | None = None
+    loop: Loop, sampled: Sampled, output: RewardOutput, advantage_PM: Tensor | None = None
 ) -> dict[str, Any]:
     """Means over the images at the ends of paths, of all processes."""
     run, ends = loop.run, sampled.ends.to(output.values.device)
     at_ends = {name: part[ends] for name, part in output.parts.items()}
     reached = RewardOutput(values=output.values[ends], valid=output.valid[ends], parts=at_ends)
     row = loop.scorer.row(reached, sampled.finished_group[sampled.ends])
-    advantage_M = torch.zeros(len(sampled)) if advantage_M is None else advantage_M
-    row["advantage_abs"] = float(run.gather(advantage_M.abs()).mean())
+    advantage_PM = torch.zeros(1, len(sampled)) if advantage_PM is None else advantage_PM
+    row["advantage_abs"] = float(run.gather(advantage_PM.abs().T).mean())
     return row | {"num_scored": len(output.values) * run.world}

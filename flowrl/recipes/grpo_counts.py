@@ -23,6 +23,11 @@ def keeps_pieces(config: TrainConfig, geometry: Geometry) -> bool:
     return alike and CREDIT[config.credit.method].whole_paths
 
 
+def needs_means(config: TrainConfig) -> bool:
+    """Whether the rollout keeps the means of its steps: for an objective, or for the ratio of each part of a state."""
+    return OBJECTIVES[config.objective.name or "clip"].needs_old_mean or any(config.routes)
+
+
 def counts(config: TrainConfig) -> RecipeCounts:
     """What a run counts before it starts."""
     sampler, method, dmd = config.sampler, CREDIT[config.credit.method], config.dmd
@@ -76,11 +81,11 @@ def counts(config: TrainConfig) -> RecipeCounts:
 
 
 def _record(config: TrainConfig, method: Method, sets: int) -> RolloutRecord:
-    sampler, objective = config.sampler, OBJECTIVES[config.objective.name or "clip"]
+    sampler, kept = config.sampler, needs_means(config)
     windows = {stochastic_steps(sampler, config.seed, iteration) for iteration in range(config.num_iterations)}
     found = [_paths(config, method, 0, steps) for steps in sorted(windows - {()})]
-    paths = max(found, key=lambda one: one.states + one.images + one.transitions * objective.needs_old_mean)
-    means, batches = paths.transitions * objective.needs_old_mean, paths.batches
+    paths = max(found, key=lambda one: one.states + one.images + one.transitions * kept)
+    means, batches = paths.transitions * kept, paths.batches
     if method.whole_paths:  # states, means, start noise, the last latent; of each step output and value
         each = paths.states + means + 2 * config.num_images + method.values * (paths.transitions + paths.images)
         batches = ((each // config.num_images + STEP, config.num_images),)

@@ -253,7 +253,7 @@ def _of_whole(config: TrainConfig, looked: Looked, *, here: bool) -> Iterator[Ca
     from flowrl.training.processes.devices import device_kind
     from flowrl.training.processes.launched import num_launched
     from flowrl.training.processes.mesh import data_ranks, layout_of
-    from flowrl.training.scoring import check_offload, check_rewards, check_votes
+    from flowrl.training.scoring import check_offload, check_rewards, check_routes, check_votes
     from flowrl.workers.layout import check_workers
 
     kind, recipe = device_kind(config.pipeline.device) if here else None, recipe_of(config)
@@ -276,6 +276,7 @@ def _of_whole(config: TrainConfig, looked: Looked, *, here: bool) -> Iterator[Ca
     if (known := looked.family) is not None:
         stills = f"eval.temporal measures videos, but family {known.name} makes images: remove it"
         yield partial(refuse, (config.eval.temporal and not known.videos, stills))
+        yield lambda: check_routes(config.rewards, known.name, known.parts)
         yield lambda: _check_trained(config, known, looked)
         yield lambda: _check_negative(config, known)
         yield lambda: check_attention(config.pipeline, known, here=here)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from flowrl.advantages.normalise import Aggregation, aggregate, combine
 from flowrl.advantages.reward_maps import MAPS, log_tame
+from flowrl.advantages.routing import by_part
 from flowrl.advantages.shaping import (
     SHAPINGS,
     AGrae,
@@ -71,8 +73,8 @@ def calibrate(loop: Loop, sampled: Sampled, output: RewardOutput) -> dict[str, f
 
 
 def reward_channels(loop: Loop, output: RewardOutput) -> tuple[Tensor, Tensor]:
-    """[K, F] rewards as advantages take them, and their weights [K] now."""
-    how = loop.config.reward_aggregation
+    """[K, F] rewards as advantages take them, and their weights [K] now; each by itself where parts have their own."""
+    how = loop.config.reward_aggregation if loop.routes is None else "each"
     channels, weights = trained_channels(how, loop.scorer.reward, loop.iteration, output)
     return torch.stack(channels), torch.tensor(weights, dtype=torch.float64)
 
@@ -87,31 +89,32 @@ def step_stds(kernel: Kernel, schedule: Schedule) -> Tensor:
 def advantages(
     loop: Loop, method: Method, asked: AskedPrompts, sampled: Sampled, credit: Credit, output: RewardOutput, ends: Ends
 ) -> tuple[Tensor, Tensor, Tensor, float]:
-    """Of each transition `[M]` its advantage, whether it may be trained, and whether its set carries a learning signal;
-    and the share of sets that do not.
+    """Of each transition `[M]` its advantage for each part of a state `[P, M]`, whether it may be trained, and whether
+    its set carries a learning signal; and the share of sets that do not.
 
-    A set of equal credit is masked where it stands: its rows would only dilute the loss.
+    A set of equal credit, in every part, is masked where it stands: its rows would only dilute the loss.
     """
-    config, run = loop.config, loop.run
-    first, count = run.rank * len(sampled), len(credit.raw)
+    config, run, first = loop.config, loop.run, loop.run.rank * len(sampled)
     raw_KM, norm_M = run.gather(credit.raw.T).T.contiguous(), run.gather(credit.norm)
     weights = reward_channels(loop, output)[1]
     if config.reward_aggregation == "log_tame":
         weights = weights.new_ones(1)  # credit was assigned to the sum of tamed rewards
-    weights = weights.repeat_interleave(count // len(weights))
-    advantage = normalise(config, raw_KM.double(), norm_M, weights)[first : first + len(sampled)]
+    advantage = by_part(loop.routes, raw_KM, weights, partial(normalise, config, raw_KM.double(), norm_M))
+    advantage = advantage[:, first : first + len(sampled)]
     if method.back_up is not None:
-        advantage = method.back_up(sampled, advantage, per_dim=sampled.states[0].numel())
+        backed = [method.back_up(sampled, own, per_dim=sampled.states[0].numel()) for own in advantage]
+        advantage = torch.stack(backed)
     if credit.offset is not None:
         advantage = advantage + credit.offset
     if credit.scale is not None:
         advantage = advantage * credit.scale
-    advantage = shape_advantages(loop, asked, sampled, advantage, output, ends)
-    known = advantage.isfinite()
+    if loop.routes is None:
+        advantage = shape_advantages(loop, asked, sampled, advantage[0], output, ends)[None]
+    known = advantage.isfinite().all(0)
     advantage = torch.where(known, advantage, 0.0).clamp(-config.adv_clip_range, config.adv_clip_range).float()
     # A set may be spread over processes.
     _, place = norm_M.unique(return_inverse=True)
-    moved = torch.zeros(int(place.max()) + 1).scatter_reduce(0, place, run.gather(advantage.abs()), "amax")
+    moved = torch.zeros(int(place.max()) + 1).scatter_reduce(0, place, run.gather(advantage.abs().amax(0)), "amax")
     keep = known if credit.keep is None else known & credit.keep
     signal = (moved > 0)[place[first : first + len(sampled)]]
     return advantage, keep & trained_steps(loop, sampled), signal, float((moved == 0).double().mean())
@@ -195,10 +198,14 @@ def all_ends(loop: Loop, batch: Batch, sampled: Sampled, output: RewardOutput) -
 
 
 def all_compared(loop: Loop, sampled: Sampled, output: RewardOutput, ends: Ends) -> Compared | None:
-    """All that was scored of all processes, completions on the way too, which advantages compare within groups; None
-    with a virtual member of every group, from which equal rewards differ too, and where groups of one label teach."""
+    """All that was scored of all processes, completions on the way too, which advantages compare within groups, reward
+    by reward where these speak of parts of a state; None with a virtual member of every group, from which equal rewards
+    differ too, and where groups of one label teach."""
     if loop.config.adv_virtual_max is not None or loop.config.shaping.name == "real":
         return None
+    if loop.routes is not None:
+        of_each = torch.where(output.valid, reward_channels(loop, output)[0], torch.nan).cpu()
+        return loop.run.gather(of_each.T).T, loop.run.gather(sampled.finished_group.cpu())
     if len(sampled.finished_group[sampled.ends]) == len(sampled.finished_group):  # on the host already: no second wait
         return ends.reward, ends.group
     reward = torch.where(output.valid, output.values, torch.nan).cpu()
@@ -308,6 +315,30 @@ def check_advantages(config: TrainConfig) -> None:
         )
 
 
+def part_row(loop: Loop, advantage_PM: Tensor) -> dict[str, float]:
+    """Mean absolute advantage of each part of a state, for the log; nothing where rewards speak of the whole."""
+    if loop.routes is None:
+        return {}
+    means = loop.run.gather(advantage_PM.abs().T).nanmean(0).tolist()
+    return {f"part/{name}/advantage_abs": mean for name, mean in zip(loop.routes.parts, means, strict=True)}
+
+
+def check_routed(config: TrainConfig, *, by_parts: bool = True, compares: bool = True) -> None:
+    """Refuses routes of rewards where parts of a state can have no losses (`by_parts`), or, if these compare images
+    (`compares`), no advantages."""
+    if any(config.routes) and not by_parts:
+        raise ValueError(
+            f"rewards have routes, but objective {config.objective.name} compares whole images, or takes them from a "
+            "file: set objective.name to nft, awm or rwr, or remove routes"
+        )
+    if any(config.routes) and compares and config.reward_aggregation not in ("each", "gdpo"):
+        raise ValueError(
+            "advantages of a part of a state are sums of those of the rewards with routes to it, but "
+            f"reward_aggregation={config.reward_aggregation} makes one number of all rewards before: set it to each or "
+            "gdpo, or remove routes"
+        )
+
+
 def check_labels(config: TrainConfig, shaping: Real) -> None:
     """Refuses what shaping real cannot do, or what its advantages, made of verdicts alone, would not read."""
     largest, weights = config.group_size / (2 * shaping.tau), [one.weight for one in config.rewards if one.weight]
@@ -354,6 +385,7 @@ def check_assignment(config: TrainConfig, method: Method) -> None:
     if config.best_of is not None and config.curriculum.max_rounds > 1:
         raise ValueError("best_of and curriculum.max_rounds above 1 both leave images out: use one of them")
     check_advantages(config)
+    check_routed(config)
     if config.curriculum.accuracy_scaled_kl and not config.kl_coef:
         raise ValueError("curriculum.accuracy_scaled_kl scales kl_coef, which is 0: raise it, or leave the scaling out")
     if config.adv_virtual_max is not None and not method.of_outcomes:

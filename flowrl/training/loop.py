@@ -30,6 +30,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flowrl.advantages.routing import Routes
 from flowrl.media.kept import LATEST, write_latest
 from flowrl.media.terminal_images import HEIGHT, protocol_here, show
 from flowrl.pipelines import Pipeline
@@ -71,7 +72,7 @@ from flowrl.training.ready import Ready
 from flowrl.training.resume_check import model_of, reproduced_in, versions_of
 from flowrl.training.reward_watch import Compared, RewardWatch
 from flowrl.training.run import Run
-from flowrl.training.scoring import Scorer, check_groups, open_pages, scored_beside
+from flowrl.training.scoring import Scorer, check_groups, open_pages, scored_beside, trained_channels
 from flowrl.training.second_kernel import Descend, apply_finite
 from flowrl.training.stages import Stages
 
@@ -119,6 +120,7 @@ class Loop(Draws):
         if run.parts is not None:
             self._begin(self.pipeline)
         check_groups(config.group_size, self.geometry, reward)
+        self.routes = Routes.of(config.routes, self.pipeline.parts)
         self.measured = evaluation_rewards(ready, reward, run.device)
         for slot in (*slots, *([COPY] if isinstance(config.kl_reference, int) else [])):
             self.policy.add_slot(slot)
@@ -271,7 +273,11 @@ class Loop(Draws):
         """
         reward_B = self.scorer.of_all(output.values, output.valid)
         group_B = torch.arange(len(reward_B)) // self.config.group_size
-        self.stop_on_dead_reward(reward_B, (reward_B, group_B) if compared else None)
+        seen = reward_B
+        if self.routes is not None:
+            of_each = trained_channels("each", self.scorer.reward, self.iteration, output)[0]
+            seen = torch.stack([self.scorer.of_all(one, output.valid) for one in of_each])
+        self.stop_on_dead_reward(reward_B, (seen, group_B) if compared else None)
         return reward_B
 
     def stop_on_dead_reward(self, reward_B: Tensor, compared: Compared | None) -> None:

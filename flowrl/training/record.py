@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
+from flowrl.advantages.routing import regions_of
 from flowrl.objectives.policy_gradient import Scored, kernel_sensitivity, sequence_coefficients, sequence_cut
 from flowrl.objectives.terms import truncated_weight
 from flowrl.runtime.placement import sent, taken
@@ -138,6 +140,15 @@ class Recording:
             return None
         moved = (rows.old_log_prob - self.sampled.log_prob[index]) / self.dims
         return truncated_weight(scored.log_ratio.detach() if anchored else sent(moved, self.loop.device), cap)
+
+    def by_part(self, rows: Rows, scored: Scored) -> list[Scored]:
+        """Scored rows as each part of a state has them, with its own ratio, range and advantage; as they are where
+        rewards speak of the whole."""
+        if rows.of_parts is None:
+            return [scored]
+        advantages, dims = sent(rows.of_parts, scored.produced.device).unbind(1), partial(dims_of, self.loop.config)
+        parts = zip(regions_of(self.loop.routes), advantages, strict=True)
+        return [scored.part(*part, self.kernel.log_prob, dims) for part in parts]
 
     def reference(self, rows: Rows) -> Transition:
         """The transition that the policy of `kl_reference` gives."""

@@ -16,7 +16,8 @@ CONSTANT_LIMIT = 3  # iterations in a row whose images all got the same reward b
 _ALIKE = 12  # images, beyond the first of their groups, that have to agree before chance is ruled out
 
 Compared = tuple[Tensor, Tensor]
-"""What a method compares: rewards [n] of all processes, NaN where one failed, and the group [n] of each."""
+"""What a method compares: rewards [n] of all processes, or [K, n] where each counts by itself, NaN where one failed;
+and the group [n] of each image."""
 
 
 class RewardWatch:
@@ -59,7 +60,9 @@ class RewardWatch:
             )
         if absent:  # a few votes may well agree
             return ""
-        self.counters["constant"] = self.counters["constant"] + 1 if bool((values == values[0]).all()) else 0
+        rows = values[None] if compared is None else compared[0].reshape(-1, len(compared[1]))
+        constant = all(len(row[~row.isnan()].unique()) < 2 for row in rows)
+        self.counters["constant"] = self.counters["constant"] + 1 if constant else 0
         if self.counters["constant"] >= CONSTANT_LIMIT:
             return (
                 f"the reward was {float(values[0]):g} for every image in {CONSTANT_LIMIT} iterations in a row, so "
@@ -87,15 +90,15 @@ class RewardWatch:
         succeeds: it has more iterations.
         """
         _, place = group.unique(return_inverse=True)
-        sets = set_statistics(reward.double()[None], place, int(place.max()) + 1)
-        several = sets.count[0] > 1
+        sets = set_statistics(reward.double().reshape(-1, len(group)), place, int(place.max()) + 1)
+        several = sets.count > 1
         if not bool(several.any()):
             return ""
-        if not bool(sets.constant[0][several].all()):
+        if not bool(sets.constant[several].all()):
             self.counters["equal"] = (0, 0, [])
             return ""
         iterations, alike, values = self._equal
-        alike += int((sets.count[0][several] - 1).sum())
+        alike += int((sets.count[several] - 1).sum())
         values = sorted({*values, *reward[~reward.isnan()].tolist()})[:3]
         self.counters["equal"] = iterations + 1, alike, values
         verdict = len(values) <= 2 and (0.0 in values or sum(values) == 0)

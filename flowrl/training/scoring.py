@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -353,7 +353,7 @@ def check_rewards(rewards: Sequence[RewardConfig], measured: Sequence[RewardConf
     and those of sums for rewards that are only measured. `partial` is `reward_partial`."""
     for reward in measured:
         default = RewardConfig(name="unused")
-        for key in ("weight", "schedule", "clip", "gate"):
+        for key in ("weight", "schedule", "clip", "gate", "routes"):
             if getattr(reward, key) != getattr(default, key):
                 raise ValueError(
                     f"{key} is set for eval.rewards {reward.name or reward.function}, but an evaluation reports each "
@@ -392,6 +392,29 @@ def open_pages(run: Run, reward: WeightedSum, iterations: int) -> None:
     for term in reward.terms:
         if isinstance(term.reward, VotesReward):
             term.reward.open(run.folder / term.key, iterations, run.closing)
+
+
+def check_routes(rewards: Sequence[RewardConfig], family: str, parts: Collection[str]) -> None:
+    """Refuses rewards of parts that the states of a family do not have, parts that no reward speaks of, and gates."""
+    routed = {reward.called: reward.routes for reward in rewards if reward.routes}
+    there = f"the parts {', '.join(parts)}" if parts else "no parts"
+    for name, routes in routed.items():
+        if unknown := [part for part in routes if part not in parts]:
+            raise ValueError(
+                f"the routes of {name} name {', '.join(unknown)}, and a state of family {family} has {there}: "
+                "correct them, or remove routes"
+            )
+    spoken = {part for one in rewards if one.weight for part in one.routes or parts}
+    if routed and (silent := [part for part in parts if part not in spoken]):
+        raise ValueError(
+            f"rewards have routes, and none speaks of {', '.join(silent)}, which nothing would teach: name it in "
+            "the routes of a reward, or remove routes"
+        )
+    if routed and (gate := next((one.called for one in rewards if one.gate is not None), None)):
+        raise ValueError(
+            f"the gate of {gate} changes the total of an image, and rewards with routes "
+            f"({', '.join(routed)}) have none: remove the gate, or routes"
+        )
 
 
 def check_offload(config: TrainConfig, *, through_rewards: bool) -> None:

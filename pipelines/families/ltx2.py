@@ -197,4 +197,8 @@ FAMILY = Family(
     sound=Sound(
         packed=_packed, rate=lambda p: int(p.pipe.vocoder.config.output_sampling_rate), decode=_decode_sound
     ),
+    parts={
+        "video": lambda p: (..., slice(None, _video_tokens(p)), slice(None)),
+        "sound": lambda p: (..., slice(_video_tokens(p), None), slice(None)),
+    },
 )  # fmt: skip

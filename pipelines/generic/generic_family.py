@@ -70,6 +70,7 @@ class GenericFamily:
     clips: tuple[str, ...] = ()
     denoisers: tuple[str, ...] = ("transformer", "transformer_2", "unet")
     sound = None
+    parts: Mapping[str, Any] = {}
     options = GenericOptions
 
     def __init__(self, *, videos: bool = True, sources: int = 0) -> None:

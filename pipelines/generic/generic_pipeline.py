@@ -62,6 +62,8 @@ def found_targets(network: nn.Module) -> tuple[str, ...]:
 class GenericPipeline:
     """A loaded stock pipeline; see `flowrl.pipelines.Pipeline` for what each member is."""
 
+    parts: Mapping[str, tuple[Any, ...]] = {}
+
     def __init__(
         self, model: str, pipe: Any, denoisers: Mapping[str, nn.Module], encoders: Sequence[str], options: Any,
         *, dtype: torch.dtype, device: torch.device,

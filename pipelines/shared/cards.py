@@ -20,6 +20,12 @@ from flowrl.pipelines.places.single_files import is_single_file, small_part
 from flowrl.pipelines.shared import common
 from flowrl.runtime.files import read_json
 
+HALVES: dict[str, Callable[[Any], tuple[Any, ...]]] = {
+    "left": lambda p: (..., slice(None, p.grid_shape[-1] // 2)),
+    "right": lambda p: (..., slice(p.grid_shape[-1] // 2, None)),
+}
+"""Parts of a state whose last dimension is the width of images, and their indexes in a pipeline's states."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class ImageOptions:

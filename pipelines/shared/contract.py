@@ -34,6 +34,10 @@ class Pipeline(Protocol):
     """Shape of what `decode` makes of one latent: [3, H, W], or [F, 3, H, W]."""
 
     @property
+    def parts(self) -> Mapping[str, tuple[Any, ...]]:
+        """Parts of a latent that rewards can speak of, by name: their indexes in it. Each element lies in one part."""
+
+    @property
     def num_sources(self) -> tuple[int, int]:
         """Least and most source images of a prompt; (0, 0) where images come from text alone."""
 
@@ -129,6 +133,10 @@ class ModelFamily(Protocol):
     @property
     def clips(self) -> tuple[str, ...]:
         """Keys of a prompt's row whose clips are sources too, before its images."""
+
+    @property
+    def parts(self) -> Mapping[str, Any]:
+        """Names of parts of a state that rewards can speak of; none where nothing is known of the state."""
 
     @property
     def denoisers(self) -> tuple[str, ...]:

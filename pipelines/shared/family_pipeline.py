@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -136,6 +136,8 @@ class Family:
     """What is done to loaded text encoders."""
     sound: Sound | None = None
     """How its videos sound, and how a state holds their sound too; None of silent families."""
+    parts: Mapping[str, Callable[[FamilyPipeline], tuple[Any, ...]]] = field(default_factory=lambda: cards.HALVES)
+    """Parts of a state that rewards can speak of by name, and their regions of it: the halves of images and videos."""
 
     @property
     def stock(self) -> tuple[str, ...]:
@@ -468,6 +470,11 @@ class FamilyPipeline:
         turned = (lambda z: decode(z).transpose(1, 2)) if self.family.videos else decode
         with self.awake("vae"):
             return common.decode_slices(latents, self.options.vae_slice, turned, gradient=gradient)
+
+    @property
+    def parts(self) -> dict[str, tuple[Any, ...]]:
+        """Parts of a state by name, and their indexes in it."""
+        return {name: region(self) for name, region in self.family.parts.items()}
 
     @property
     def sound_rate(self) -> int | None:

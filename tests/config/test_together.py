@@ -73,6 +73,10 @@ OTHERS = {
     "curriculum.max_rounds": "curriculum.max_rounds=2",
     "sampler.trained_fraction": "sampler.trained_fraction=0.5",
     "updates_per_rollout": "updates_per_rollout=2",
+    "rewards.routes": "rewards.0.routes=[left]",
+    "best_of": "best_of=2",
+    "shaping.name": "shaping.name=dcpo",
+    "reward_partial": "reward_partial=renormalise",
     "sampler.calibration.iterations": "sampler.calibration.iterations=1",
     "dmd.weight": "dmd.weight=0.1",
 }

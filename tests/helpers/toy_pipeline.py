@@ -47,6 +47,7 @@ from flowrl.training.trackers.tracker import Trackers
 from flowrl.trajectory import Conditioning, Schedule
 
 LORA_TARGETS = ("inner", "outer")
+PARTS: dict[str, tuple[Any, ...]] = {"left": (..., slice(None, 1)), "right": (..., slice(1, None))}
 PROMPTS = ["a red circle", "two blue squares", "a green star", "three yellow triangles"]
 REWARDS = """
 import torch
@@ -122,6 +123,7 @@ class Toy:
     num_sources: tuple[int, int] = (0, 0)
     fps: float | None = None
     sound_rate: int | None = None
+    parts: Mapping[str, tuple[Any, ...]] = PARTS
     attention: str = "native"
 
     def __init__(self, device: torch.device | str = "cpu") -> None:
@@ -207,6 +209,7 @@ class ToyFamily:
     denoisers: tuple[str, ...] = ("transformer",)
     videos: bool = False
     sound = None
+    parts: Mapping[str, Any] = PARTS
 
     def check(self, model: str, targets: Sequence[str] | None, rank: int | None = None) -> None:
         pass

@@ -97,7 +97,7 @@ def estimated_gradient(
     credit = CREDIT["outcome"].options()(sampled, reward_of(sampled.finished, kind)[None])
     one = torch.ones(1, dtype=torch.float64)
     advantage_M = aggregate(credit.raw, credit.norm, one, scope="none", baseline=baseline)
-    rows = rows_of(sampled, credit, advantage_M, torch.ones_like(sampled.step, dtype=torch.bool), (0.2, 0.2))
+    rows = rows_of(sampled, credit, advantage_M[None], torch.ones_like(sampled.step, dtype=torch.bool), (0.2, 0.2))
     x, x_next = sampled.states[rows.source], sampled.states[rows.produced]
     sigma, sigma_next = schedule.sigma[rows.step], schedule.sigma[rows.step + 1]
     velocity = velocity_of(gain[rows.group], drift[rows.group])(x, sigma, schedule.timestep[rows.step])

@@ -78,7 +78,7 @@ def test_a_transition_is_of_its_prompt_s_step(toy: Path, size: int) -> None:
     ]
     record, ones = Recording(loop, batch.asked, sampled, kernel, schedule), torch.ones(len(sampled), dtype=torch.bool)
     credit: Any = SimpleNamespace(weight=None)
-    rows = grpo.rows_of(sampled, credit, torch.ones(len(sampled)), ones, (1e-4, 1e-4))
+    rows = grpo.rows_of(sampled, credit, torch.ones(1, len(sampled)), ones, (1e-4, 1e-4))
     (blocks,) = grpo.micro_batches(rows, 24, 1)
     torch.testing.assert_close(record.rescore(rows, blocks), sampled.log_prob)
 

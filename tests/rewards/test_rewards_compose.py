@@ -173,7 +173,7 @@ def test_specs_build_the_sum_they_describe(tmp_path: Path) -> None:
         ),
         (
             [{"name": "jpeg_incompressibility", "options": {"device": "cpu"}}],
-            "unknown key 'device': the keys here are none",
+            "unknown key 'device': the keys here are half",
         ),
     ],
 )
@@ -337,7 +337,7 @@ def test_waiting_rewards_change_no_number() -> None:
         ({"clip": 1}, "clip must be a list of 2 values"),
         ({"schedule": [[0.5, 1]]}, r"schedule\.0\.0 must be an integer, got 0\.5"),
         ({"schedule": [[5, True]]}, r"schedule\.0\.1 must be a finite number, got True"),
-        ({"schedule": [[5, 1]], "weight": 0}, "multiplies its weight, which is 0"),
+        ({"schedule": [[5, 1]], "weight": 0}, "go with its weight, which is 0"),
         ({"gate": "low"}, "gate must be a finite number or null"),
         ({"gate": 0.5, "clip": [0.5, None]}, "or every one, lies below the gate 0.5"),
         ({"gate": 2, "clip": [None, 1]}, "or every one, lies below the gate 2"),

@@ -196,12 +196,12 @@ def _check_objectives(loop: Loop, batch: Any, sampled: Any, output: Any, kernel:
     method, ends = CREDIT[loop.config.credit.method], all_ends(loop, batch, sampled, output)
     credit = credit_of(loop, sampled, output, kernel, schedule)
     record = Recording(loop, batch.asked, sampled, kernel, schedule)
-    advantage_M, trained_M, signal_M, dead = advantages(loop, method, batch.asked, sampled, credit, output, ends)
+    advantage_PM, trained_M, signal_M, dead = advantages(loop, method, batch.asked, sampled, credit, output, ends)
     live_M = trained_M & signal_M
-    assert bool(advantage_M.isfinite().all())
+    assert bool(advantage_PM.isfinite().all())
     assert bool(live_M.any())
     assert 0 <= dead < 1
-    rows = grpo.rows_of(sampled, credit, advantage_M, live_M, (1e-4, 1e-4))
+    rows = grpo.rows_of(sampled, credit, advantage_PM, live_M, (1e-4, 1e-4))
     (blocks,) = grpo.micro_batches(rows, loop.geometry.micro_batch_size, 1)
     assert sorted(torch.cat(blocks).tolist()) == list(range(len(sampled)))
     for index in blocks:

@@ -87,6 +87,15 @@ def test_ode_sampling_equals_the_stock_pipeline(folder: Path, scale: float, soun
 
 
 @pytest.mark.slow
+def test_a_state_has_a_part_of_each_kind(folder: Path) -> None:
+    pipeline = tiny(folder)
+    x = start_noise(pipeline)
+    found = [x[region] for region in pipeline.parts.values()]
+    assert list(pipeline.parts) == ["video", "sound"]
+    assert [part.shape[1] for part in found] == [TOKENS, SOUND]
+    assert torch.equal(torch.cat(found, dim=1), x)
+
+
 def test_each_kind_reads_the_other_and_the_frame_rate(folder: Path) -> None:
     pipeline = tiny(folder)
     cond, noise = pipeline.encode(video.PROMPTS), start_noise(pipeline)

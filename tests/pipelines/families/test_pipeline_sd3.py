@@ -137,7 +137,7 @@ def test_the_recipes_replay_gives_ratio_one_at_its_own_and_at_another_batch_size
     sampled = sample_trajectories(sample_sde(pipeline, PROMPTS, scale, schedule, kernel), each, None)
     credit = Credit(raw=torch.zeros(1, len(sampled)), norm=sampled.group)
     keep = torch.ones(len(sampled), dtype=torch.bool)
-    rows = grpo.rows_of(sampled, credit, torch.linspace(-1, 1, len(sampled)), keep, (1e-4, 1e-4))
+    rows = grpo.rows_of(sampled, credit, torch.linspace(-1, 1, len(sampled))[None], keep, (1e-4, 1e-4))
     loop: Any = LoopOfParts(pipeline, scale)
     asked = AskedPrompts(groups=each, prompts=(), prompt_ids=(), cond=pipeline.encode(PROMPTS))
     record = Recording(loop, asked, sampled, kernel, schedule)
