@@ -23,7 +23,7 @@ from recipe_search import curve, origin, train, wait_for
 from flowrl.runs.run_data import read_run
 from flowrl.runtime.files import write_atomically
 
-SEEDS = (21, 22, 23)
+SEEDS = (21, 22, 23, 24, 25)
 COMMON = [
     "pipeline.dtype=bfloat16",
     "eval.batch_size=48",
