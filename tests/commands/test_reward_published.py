@@ -17,7 +17,7 @@ from flowrl.training.resume_check import reproduced_in
 
 OUR_OWN = {
     "attributes", "edit_verdict", "grid_verdict", "loudness", "motion_verdict", "noisy", "preference_head", "remote",
-    "sound_sync", "temporal_smoothness",
+    "sound_sync", "temporal_smoothness", "votes",
 }  # fmt: skip
 """Rewards without a published name, which have no published number to meet."""
 

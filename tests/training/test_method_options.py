@@ -178,8 +178,8 @@ def assigned(config: TrainConfig, folder: Path, world: int) -> list[Tensor]:
         output = scoring.result()
         ends = all_ends(loop, batch, sampled, output)
         credit = credit_of(loop, sampled, output, kernel, schedule)
-        found = advantages(loop, method, batch.asked, sampled, credit, output, ends)
-        return *found[:3], best_samples(loop, sampled, ends)
+        of_parts, keep, signal = advantages(loop, method, batch.asked, sampled, credit, output, ends)[:3]
+        return of_parts[0], keep, signal, best_samples(loop, sampled, ends)
 
     return [torch.cat(column) for column in zip(*on_threads(world, folder, work), strict=True)]
 
