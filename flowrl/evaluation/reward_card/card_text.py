@@ -32,7 +32,7 @@ GradedWords = tuple[Grade, str]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CardVerdict:
-    """What one aspect comes to."""
+    """The verdict on one aspect."""
 
     aspect: str
     grade: Grade
@@ -40,7 +40,7 @@ class CardVerdict:
 
 
 Line = tuple[str, str, Interval]
-"""One number of the card: its section, its name, and its interval (bounds NaN where there is none)."""
+"""One number of the card: its section, its name, and its interval (bounds NaN if there is none)."""
 
 
 def verdicts(card: CardMeasures) -> list[CardVerdict]:
@@ -106,8 +106,8 @@ def _repeats(card: CardMeasures) -> GradedWords:
 
 
 def worst_change(card: CardMeasures) -> str | None:
-    """The change that harms the order of a prompt's images most; mirroring, which may change what an image shows,
-    is not considered.
+    """The change that harms the order of a prompt's images most, except mirroring, which may change what an image
+    shows.
     """
     found = {name: row.rank.mean for name, row in card.perturbed.items() if name != "flip"}
     known = {name: rank for name, rank in found.items() if math.isfinite(rank)}
@@ -212,7 +212,7 @@ def lines(card: CardMeasures) -> list[Line]:
 
 
 def short(value: float) -> str:
-    """Four digits; a dash where unknown."""
+    """Four digits; a dash if unknown."""
     return f"{value:.4g}" if math.isfinite(value) else "-"
 
 
