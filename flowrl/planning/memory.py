@@ -1,7 +1,7 @@
-"""What a process holds while it trains, in bytes: an estimate from counted tensors, not a measurement.
+"""Estimates the bytes that a process holds in training, from counted tensors; it measures nothing.
 
-Everything that costs time is counted once (`Facts`); what settings make of it (`MemorySettings`) is a pure function
-of both, so that thousands of settings can be tried for a card (`flowrl.planning.fits`).
+All slow counts happen once (`Facts`). Memory is a pure function of these and of `MemorySettings`, so that thousands of
+settings can be tried for a card (`flowrl.planning.fits`).
 """
 
 from __future__ import annotations
@@ -19,37 +19,37 @@ from flowrl.runtime.placement import PINNED
 
 GIB = 2**30
 CARDS = {24: 23.6, 40: 39.4, 48: 44.9, 80: 79.1, 141: 139.8}
-"""Nominal size of a card -> GiB that its driver reports; of 48 GB with error correction, which takes a sixteenth."""
+"""Nominal size of a card -> GiB that its driver reports; for 48 GB with error correction, which takes a sixteenth."""
 OVERHEAD = 2 * GIB
 """The reserve: a process's CUDA context (some 0.5 GiB), workspaces, and blocks that the allocator cannot use."""
 LIBRARIES = 4 * GIB
-"""Of the host: Python, torch, the libraries of models, and CUDA's own."""
+"""Host memory of Python, torch, the libraries of models, and CUDA."""
 SLOT = 4
 """Bytes of a trained parameter in one more slot of weights."""
 SAVED_STATE = 12
 """Bytes of a trained parameter in a checkpoint, without slots: weight and Adam's moments."""
 _MOMENTS = {"adamw": 8.0, "paged_adamw": 8.0, "adamw_8bit": 2 + 8 / 256, "paged_adamw_8bit": 2 + 8 / 256}
-"""Bytes of both moments of a parameter: in 8 bits with a float32 scale for each 256 of them."""
+"""Bytes of both moments of a parameter; in 8 bits with a float32 scale for every 256 of them."""
 _RESTORED = {"none": 0, "int8": 10, "fp8": 10, "int8_bnb": 10, "nf4": 2}
 """Bytes of a weight while a product restores it: codes and product in float32, then 16 bits."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Facts:
-    """What is counted of a run, whatever its memory settings."""
+    """Counts of a run that do not depend on its memory settings."""
 
     network: Network
     """One evaluation of the denoiser."""
     eval_working: int
-    """Most bytes at once of an evaluation at the size that evaluations draw."""
+    """Peak bytes of a network evaluation at the size of evaluation images."""
     rows: int
-    """Network rows of an image that is trained, whose graphs are there at once."""
+    """Network rows of a trained image whose graphs exist at once."""
     passes: tuple[int, int]
-    """Network rows of an image that is drawn, and of one that an evaluation draws."""
+    """Network rows of a drawn image, in training and in an evaluation."""
     keeps: int
-    """Images whose graphs are all kept (`keep_graphs`); 0 where a micro-batch's are."""
+    """Images whose graphs are all kept (`keep_graphs`); 0 if only those of a micro-batch are."""
     decode: tuple[int, int] | None
-    """Bytes that decoding one image makes, whole and in tiles; None where not known."""
+    """Peak bytes of decoding one image, whole and in tiles; None if unknown."""
     eval_decode: tuple[int, int] | None
     """The same at the evaluations' size."""
     image: int
@@ -67,7 +67,7 @@ class Facts:
     slots: int
     """Copies of the trained weights."""
     reference: bool
-    """Whether the weights before training are kept beside those that are trained."""
+    """Whether the weights before training are kept besides the trained ones."""
     evaluates: bool
     """Whether there are evaluations."""
     at_once: bool = False
