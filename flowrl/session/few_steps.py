@@ -42,8 +42,7 @@ def undistilled(model: str) -> str | None:
 
 
 def few_step_advice(config: TrainConfig) -> tuple[str, ...]:
-    """What is known about tuning a few-step checkpoint with the run's recipe, then what helps; empty for other
-    models."""
+    """What is known about tuning a few-step checkpoint with this recipe, then what helps; empty for other models."""
     if not is_few_step(config.pipeline) or recipe_of(config).REGRESSES is None:
         return ()
     name = config.pipeline.model

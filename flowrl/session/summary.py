@@ -38,8 +38,7 @@ OFFLINE = "wandb/offline-run-*"
 
 
 def summarise(folder: Path, config: TrainConfig, report: Path | None, *, finished: bool) -> str:
-    """The results in words, at most 80 columns wide except for long paths; writes `summary.json` if the run has
-    finished."""
+    """The results in at most 80 columns, except for long paths; writes `summary.json` of a finished run."""
     path, quoted = folder / "metrics.jsonl", shlex.quote(str(folder))
     rows = read_json_lines(path) if path.exists() else []
     rewards = [row["reward"] for row in rows if "reward" in row]
@@ -126,8 +125,8 @@ def _cell(value: float, form: str) -> str:
 
 
 def _change(before: list[Row], after: list[Row], metric: str) -> tuple[float, float, Interval, str]:
-    """Both means of a reward and the mean difference over samples scored both times, and why it has no interval ("" if
-    it has one)."""
+    """Both means of a reward, the mean difference over samples scored twice, and why it has no interval ("" if it
+    has)."""
     start, end = partners(score_rows(before, metric), score_rows(after, metric))
     if not start:
         return UNKNOWN.mean, UNKNOWN.mean, UNKNOWN, untold(start, end)
@@ -137,8 +136,7 @@ def _change(before: list[Row], after: list[Row], metric: str) -> tuple[float, fl
 
 
 def _try(folder: Path, config: TrainConfig) -> str:
-    """A command that samples from the run with one of its evaluation prompts, or a training prompt if it has no
-    evaluation."""
+    """A command that samples from the run with one of its evaluation prompts, or with a training prompt."""
     first = shown_prompts(folder / "samples", [])[:1]
     asked: Mapping[str, Any] = first[0] if first else {}
     if not first:

@@ -206,8 +206,7 @@ def _note_beginning(run: Run, ready: Ready, *, resumed: bool) -> None:
 
 @contextmanager
 def with_workers(config: TrainConfig, run: Run) -> Iterator[None]:
-    """Gives a run the workers that it asks for. When it ends, in whatever way, they end too, with everything started
-    for them."""
+    """Gives a run the workers that it asks for. However it ends, they end with all that was started for them."""
     workers = config.workers
     if not (workers.rollouts or workers.rewards):
         yield
@@ -233,8 +232,7 @@ def with_workers(config: TrainConfig, run: Run) -> Iterator[None]:
 
 
 def _refuse_secrets(config: TrainConfig) -> None:
-    """Refuses passwords and tokens among the settings, because config.yaml, the manifest and trackers would store
-    them."""
+    """Refuses passwords and tokens in settings, because config.yaml, the manifest and trackers would store them."""
 
     def look(value: Any, key: str) -> None:
         if isinstance(value, Mapping):
@@ -312,8 +310,7 @@ def _way_on(folder: Path) -> str:
 
 
 def _is_finished(folder: Path, config: TrainConfig) -> bool:
-    """Whether a run has nothing left to do; if so, says it. A run that was ended before its report still has to write
-    it."""
+    """Whether a run has nothing left to do; if so, says it. A run without its report still has to write it."""
     from flowrl.runs.evaluation_rows import evaluations, read_rows
     from flowrl.training.budget import share_spent
     from flowrl.training.checkpoints import find_checkpoint
