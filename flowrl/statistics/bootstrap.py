@@ -27,8 +27,7 @@ MAX_DRAWS = 4_000_000  # resampled indexes held at once: bounds memory, not accu
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Interval:
-    """A mean with its confidence bounds; the bounds are NaN if the spread is unknown: for one unit, or for equal
-    units."""
+    """A mean with its confidence bounds; NaN if the spread is unknown: for one unit, or for equal units."""
 
     mean: float
     low: float
@@ -86,8 +85,7 @@ def draw_counts(units: int, num_resamples: int, rng: np.random.Generator) -> Flo
 
 
 def percentiles(mean: float, replicate_R: Float[np.ndarray, " r"]) -> Interval:
-    """The percentile interval of replicates, wide enough to hold the mean; unknown if a replicate is unknown or all
-    agree."""
+    """The interval of replicates, wide enough to hold the mean; unknown if a replicate is unknown or all agree."""
     if not np.isfinite(replicate_R).all() or np.ptp(replicate_R) <= 1e-12 * abs(mean):
         return point(mean)
     # min, max: the mean of equal values can lie one rounding away from them.

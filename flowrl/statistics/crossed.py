@@ -172,8 +172,7 @@ def cost_interval(curves: Sequence[Curve], target: float) -> Interval:
 
 
 def cost_ratio(reference: Sequence[Curve], method: Sequence[Curve], target: float) -> Interval:
-    """How many times less a method costs to reach a score: t / u, from the `cost_interval` t of the reference and u of
-    the method.
+    """How many times less a method costs to reach a score: t / u, with t the reference's `cost_interval` and u its own.
 
     Sides are curves (cost, score), one for each seed. The bounds are joined on the logarithm (Zou and Donner 2008):
 
@@ -181,8 +180,7 @@ def cost_ratio(reference: Sequence[Curve], method: Sequence[Curve], target: floa
         high = t / u exp(+sqrt(ln²(t_high / t) + ln²(u / u_low)))
 
     `high` is infinite if the reference might never reach the score; `low` is 0 if the method might never reach it.
-    Choose a target below the reference's plateau, because costs on the plateau are arbitrary. NaN if a mean does not
-    reach the target.
+    Choose a target below the reference's plateau, where costs are arbitrary. NaN if a mean does not reach it.
     """
     sides = [cost_interval(curves, target) for curves in (reference, method) if curves]
     if len(sides) < 2 or not all(0 < side.mean < math.inf for side in sides):

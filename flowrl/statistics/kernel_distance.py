@@ -1,5 +1,4 @@
-"""The distance of generated images from real ones: a kernel distance between two sets of feature vectors, with
-intervals.
+"""The distance of generated images from real ones: a kernel distance of two sets of features, with intervals.
 
 The squared maximum mean discrepancy (Gretton et al. 2012), unbiased, in float64:
 

@@ -125,7 +125,7 @@ def ends_of(*sides: ArrayLike, changes: bool) -> Range | None:
 
 
 def range_of(values: ArrayLike) -> Range | None:
-    """The ends of shares if all values lie from 0 to 1, otherwise None. Not for differences, which may lie there by
+    """The ends of shares if all values lie from 0 to 1, else None. Not for differences, which may lie there by
     chance."""
     return SHARES if ((np.asarray(values) >= 0) & (np.asarray(values) <= 1)).all() else None
 

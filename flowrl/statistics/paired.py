@@ -34,8 +34,7 @@ class Summary:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Comparison(Summary):
-    """Subject minus base, over pairs with the same prompt and sample; `gained` and `lost` count the pairs that
-    changed."""
+    """Subject minus base, over pairs with the same prompt and sample; `gained` and `lost` count changed pairs."""
 
     gained: int
     lost: int
@@ -48,8 +47,7 @@ def summarise(rows: Rows, *, order: Sequence[str] = ()) -> Summary:
 
 
 def compare(base: Rows, subject: Rows, *, order: Sequence[str] = ()) -> Comparison:
-    """Compares a subject with its base. Raises ValueError: a row has no partner; both must answer the same prompts and
-    samples."""
+    """Compares a subject with its base. Raises ValueError: a row has no partner with its prompt and sample."""
     before, after = list(base), list(subject)
     changes = [row.value for row in paired_rows(before, after)]
     gained, lost = sum(change > 0 for change in changes), sum(change < 0 for change in changes)
@@ -91,8 +89,7 @@ def detectable(interval: Interval, *, paired: bool) -> float:
 def over_runs(metrics: Sequence[Mapping[str, float]], *, shares: bool = False) -> dict[str, Interval]:
     """Mean of every metric over several trainings of one method, with Student's t interval (`over_seeds`).
 
-    Leaves out metrics that a run lacks, or that are not finite in one. With `shares`, metrics from 0 to 1 in all runs
-    have bounds within this range.
+    Leaves out metrics that a run lacks or has not finite. With `shares`, those from 0 to 1 get bounds within this.
     """
     shared = [name for name in metrics[0] if all(name in row and np.isfinite(row[name]) for row in metrics)]
     found = {name: [row[name] for row in metrics] for name in shared}

@@ -29,8 +29,7 @@ _NORMAL = NormalDist().inv_cdf((1 + LEVEL) / 2)
 
 
 def family_factor(models: Sequence[Rows], *, by_task: bool) -> float:
-    """The factor that widens the 95 % intervals of all pairs' differences so that they hold together; 1 for a single
-    pair.
+    """The factor that widens 95 % intervals of all pairs' differences to hold together; 1 for a single pair.
 
     Args:
         models: [M] rows of the same images (task, prompt, sample) for every model.
@@ -85,8 +84,7 @@ def rank_sets(count: int, differences: Mapping[tuple[int, int], Interval]) -> li
 def _resampled_means(
     value_MN: Float[np.ndarray, " m n"], unit_N: Units, rng: np.random.Generator
 ) -> Float[np.ndarray, " r m"]:
-    """Means of a task's images over prompts drawn with replacement, minus the observed mean, widened by
-    sqrt(U/(U-1))."""
+    """Means of a task's images over resampled prompts, minus the observed mean, widened by sqrt(U/(U-1))."""
     unit_N = unit_N if unit_N.max() > 0 else np.arange(len(unit_N))
     units = int(unit_N.max()) + 1
     if units == 1:  # a single image, whose spread is unknown

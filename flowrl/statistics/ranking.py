@@ -32,16 +32,14 @@ class RankLine:
     rank: tuple[int, int]
     """The best and the worst rank that it may have."""
     behind: Interval | None
-    """Its score minus that of the first; the bounds hold for all pairs together. None if unknown, and for the first
+    """Its score minus the first one's; bounds hold for all pairs together. None if unknown, and for the first
     itself."""
 
 
 def paired_changes(runs: Mapping[str, Sequence[Rows]], *, by_task: bool) -> tuple[Changes, float]:
-    """The difference of each pair of methods, and the factor that widens their intervals to hold for all pairs
-    together.
+    """The difference of each pair of methods, and the factor that widens their intervals to hold together.
 
-    Prompts are paired. Trainings are not, because nothing says which training of one method belongs to which of
-    another.
+    Prompts are paired. Trainings are not, because no training of one method belongs to one of another.
 
     Args:
         runs: method -> rows of the same images (task, prompt, sample) for each of its runs.
