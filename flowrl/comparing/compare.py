@@ -210,8 +210,7 @@ def check_same_metric(question: ComparisonQuestion, metric: str | None) -> None:
     Args:
         metric: the requested metric; None is GenEval's score if the first method has it, else its first reward.
 
-    Raises ValueError: an evaluation does not measure it; the message names the configuration, and the rewards that all
-    measure.
+    Raises ValueError: an evaluation does not measure it; the message names the configuration and the rewards in common.
     """
     measured = {method: evaluated_rewards(settings_of(question, method, 0)) for method in question.methods}
     first, *_ = measured.values()

@@ -34,8 +34,7 @@ from flowrl.statistics.means import ScoreRow, claim, partners
 
 COSTS = {"nfe": "nfe/total", "seconds": "seconds/total"}
 SHARES = (1 / 3, 2 / 3, 0.9)
-"""Shares of the baseline's gain whose cost is tabulated; the last lies below its plateau, on which costs are
-arbitrary."""
+"""Shares of the baseline's gain whose cost is tabulated; the last lies below its plateau, where costs are arbitrary."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -330,8 +329,7 @@ def _curves(runs: Sequence[RunResult], cost: str, metric: str) -> list[Curve]:
 def _difference(
     others: Mapping[int, Sequence[ScoreRow]], runs: Sequence[RunResult], *, by_task: bool
 ) -> Estimate | None:
-    """The difference of the last evaluations to those of `others`, over the seeds that both have; None if they share
-    none."""
+    """The difference of the last evaluations to those of `others`, over the seeds of both; None if they share none."""
     common = [run for run in runs if run.seed in others]
     if not common:
         return None

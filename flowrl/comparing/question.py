@@ -105,8 +105,8 @@ def _find_methods(files: Sequence[str], overrides: Sequence[str]) -> dict[str, s
 
 
 def parse_budget(text: str) -> tuple[str, float]:
-    """Parses a budget: "nfe=200000" or "nfe=2e5" gives ("nfe", 2e5). Raises ValueError: another unit, or no positive
-    number."""
+    """Parses a budget: "nfe=200000" or "nfe=2e5" gives ("nfe", 2e5). Raises ValueError: another unit, or not
+    positive."""
     kind, _, amount = text.partition("=")
     try:
         limit = float(amount)
@@ -149,8 +149,7 @@ def evaluated_rewards(config: TrainConfig) -> tuple[str, ...]:
 
 
 def base_key(config: TrainConfig) -> str:
-    """All that the evaluation before training depends on. Runs with equal keys share it, because a LoRA starts at
-    zero."""
+    """All that the evaluation before training depends on. Runs with equal keys share it: a LoRA starts at zero."""
     pipeline, settings, sampler = config.pipeline, config.eval, config.sampler
     scale = sampler.guidance_scale if settings.guidance_scale is None else settings.guidance_scale
     return json.dumps([
@@ -175,8 +174,8 @@ def is_finished(run: Path) -> bool:
 
 
 def read_journal(folder: Path) -> dict[str, Any]:
-    """Reads the folder's journal; empty if there is none. Raises ValueError: the journal cannot be read, or the folder
-    holds something else."""
+    """Reads the folder's journal; empty if there is none. Raises ValueError: it cannot be read, or the folder has other
+    files."""
     path = folder / JOURNAL
     if not path.exists():
         if is_taken(folder):

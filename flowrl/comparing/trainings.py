@@ -307,8 +307,7 @@ class Display:
 
 
 def standing(runs: Mapping[str, Mapping[str, Any]], working: Sequence[tuple[str, float, float, float]]) -> list[str]:
-    """Lines on the active runs, given as (name, share spent, share spent when started, seconds since), and on the
-    whole.
+    """Lines on all active runs, each (name, share spent, share spent when started, seconds since), and on the whole.
 
     The time left covers active and waiting runs, at the mean measured pace.
     """

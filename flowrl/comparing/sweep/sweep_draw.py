@@ -38,7 +38,7 @@ Row = dict[str, Any]
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TunedModels:
     """A base model with LoRAs side by side, and how it is sampled. `adapters` are their names: "" for the swept model,
-    a run's name for other runs.
+    otherwise the run's.
     """
 
     pipeline: Pipeline
@@ -157,8 +157,7 @@ def judge(pipeline: Pipeline, judges: Judges, prompts: Sequence[Prompt], images:
 def drift(model: TunedModels, prompts: Sequence[Prompt], seed: int, run: str = "") -> float:
     """`flowrl.training.drift.KL_TEXT` of a tuned model, each of the two models under its own guidance.
 
-    RLG at scale w has w² times this distance: `out_base + w (out_tuned - out_base)` differs from the base w times as
-    much.
+    RLG at scale w has w² times this distance: `out_base + w (out_tuned - out_base)` differs w times as much.
     """
     chosen = [prompts[place] for place in spread(len(prompts), KL_PROMPTS)]
     base, tuned = model.make(0.0, run)(chosen), model.make(1.0, run)(chosen)

@@ -135,8 +135,7 @@ class Sweep:
 
     @property
     def sentence(self) -> str:
-        """Says where the judge peaks, which scales cannot be told apart from the peak, and the loss of diversity
-        there."""
+        """Says where the judge peaks, which scales may be as good, and the loss of diversity there."""
         peak, judge = self.peak, self.judge
         scales = [one.setting.scale for one in self.of_kind("rlg")]
         top, digits = peak.means[judge.name], self.digits(judge.name)

@@ -51,8 +51,7 @@ class Setting:
         return f"{search}rlg_{self.scale:g}"
 
     def evaluations(self, num_steps: int, guidance: float, base_guidance: float) -> int:
-        """Network evaluations for each image that is kept. A guided model takes 2 a step; RLG takes those of both
-        models.
+        """Network evaluations per kept image. A guided model takes 2 a step; RLG takes those of both models.
 
         Args:
             num_steps: denoising steps.
