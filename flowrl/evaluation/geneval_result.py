@@ -141,8 +141,7 @@ def _scores(
     change: Comparison | None,
     samples: float,
 ) -> Table:
-    """Table of tasks, both overall numbers, pass@samples and the rewards; with a base, also its numbers and the
-    changes."""
+    """Table of tasks, both overall numbers, pass@samples and the rewards; with a base, also its and the changes."""
     sides: list[Summary | Comparison] = [*summaries, *([change] if change is not None else [])]
     listed = [
         {

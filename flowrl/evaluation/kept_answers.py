@@ -77,8 +77,7 @@ def ask_kept(
         lost: name of failed questions, for the progress.
         kept: note on the kept answers.
 
-    Raises ValueError: the judge answers nothing: it is not there, refuses, or has used all its tokens. Earlier answers
-    are kept.
+    Raises ValueError: the judge is not there, refuses, or has used all its tokens. Earlier answers are kept.
     """
     missing = [place for place, key in enumerate(keys) if key not in journal.rows]
     batches = [missing[first : first + AT_ONCE] for first in range(0, len(missing), AT_ONCE)]

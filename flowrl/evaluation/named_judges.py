@@ -61,8 +61,7 @@ def load_judge(settings: Settings, plan: Any) -> Any:
 
 
 def weights_of(judge: Mapping[str, Any], version: str) -> dict[str, Any]:
-    """Identity of the weights of a judge in this process, beside its name, because a folder may later hold other
-    weights.
+    """Identity of the weights of a judge in this process, because a folder may later hold other weights.
 
     Args:
         judge: as `read_judge` returns it; a judge on a server has only its name.
@@ -81,8 +80,7 @@ def check_tokens(errors: Iterable[str | None]) -> None:
 
 
 def check_alive(answers: Sequence[Answer], readable: Sequence[str | None] = (None,)) -> None:
-    """Raises an error if a judge answered nothing: it is not there, or refuses. `readable` are errors that count as
-    answers."""
+    """Raises an error if a judge is not there or refuses everything. `readable` are errors that count as answers."""
     errors = {answer.error for answer in answers}
     if not errors & set(readable):
         words = ", ".join(sorted(str(error) for error in errors))

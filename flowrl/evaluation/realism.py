@@ -1,5 +1,4 @@
-"""Whether training brought a run's images nearer to drawn scenes, by a measure besides its rewards:
-`flowrl.realism`."""
+"""Whether training brought a run's images nearer to drawn scenes, by a separate measure: `flowrl.realism`."""
 
 from __future__ import annotations
 

@@ -3,8 +3,7 @@
     check(settings)            refuses what can be known to be wrong before weights load
     run(settings) -> Result    draws or reads all images, has them judged, sums up
 
-The `Rules` of a benchmark hold what is specific to it. Journals of verdicts in `subject.folder` let the same call
-resume where it stopped.
+The `Rules` of a benchmark hold what is specific to it. With journals in `subject.folder`, the same call resumes.
 """
 
 from __future__ import annotations
@@ -82,8 +81,8 @@ def rules_of(benchmark: str) -> Rules[Any, Any, Any]:
 
 
 def check(settings: Settings) -> None:
-    """Finds faults before weights load. Raises ValueError: no prompts or bad ones, an unknown option or judge, or
-    images missing from a folder."""
+    """Finds faults before weights load. Raises ValueError: no or bad prompts, an unknown option or judge, or missing
+    images."""
     rules = rules_of(settings.benchmark)
     plan = rules.plan(settings)
     for subject in settings.subjects:

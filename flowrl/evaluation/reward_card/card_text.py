@@ -106,9 +106,7 @@ def _repeats(card: CardMeasures) -> GradedWords:
 
 
 def worst_change(card: CardMeasures) -> str | None:
-    """The change that harms the order of a prompt's images most, except mirroring, which may change what an image
-    shows.
-    """
+    """The change that harms the order of a prompt's images most, without mirroring, which may change the content."""
     found = {name: row.rank.mean for name, row in card.perturbed.items() if name != "flip"}
     known = {name: rank for name, rank in found.items() if math.isfinite(rank)}
     return min(known, key=lambda name: known[name]) if known else None

@@ -40,8 +40,8 @@ class Package:
 
 
 def find_package(python: str) -> Package:
-    """Finds the package in an environment without importing it. Raises ValueError: there is no such Python, it does not
-    run, or it has no vbench."""
+    """Finds the package in an environment without importing it. Raises ValueError: no such Python runs, or it has no
+    vbench."""
     path = shutil.which(Path(python).expanduser())
     advice = (
         f"make an environment for it (python3 -m venv vb && vb/bin/pip install vbench=={CHECKED}) and give "
