@@ -34,8 +34,7 @@ _CLIPS = 3
 def decode_peaks(family: ModelFamily, model: str, size: Size, *, dtype: str = "float32") -> tuple[int, int] | None:
     """Peak bytes of decoding one image or clip, whole and in tiles, without the autoencoder's weights.
 
-    Only video families decode in tiles, and only if decoding takes much; otherwise both are equal. The tiled figure is
-    an upper bound.
+    Only video families decode in tiles, if decoding takes much; otherwise both are equal. Tiled is an upper bound.
 
     Args:
         model: folder or hub id.

@@ -163,8 +163,7 @@ def _count(
     usual_call: dict[str, Any] | None,
     passes: Passes,
 ) -> Plan:
-    """The plan of a model with known dimensions: one network evaluation, and the cost and memory that follow from
-    it."""
+    """The plan of a model with known dimensions: one network evaluation, and cost and memory from it."""
     config, run, size = plan.config, plan.run, plan.size
     assert size is not None
     pipeline, settings = config.pipeline, config.eval
@@ -278,7 +277,7 @@ def _passes(check: Callable[..., None], *given: Any, **named: Any) -> bool:
 
 
 def _prompts(config: TrainConfig) -> tuple[int | None, list[str] | None, int | None]:
-    """The number of training prompts, all texts to embed, and the images of an evaluation; None if the files are not
+    """The number of training prompts, all texts to embed, and an evaluation's images; None if the files are not
     here."""
     named, settings = config.prompts, config.eval
     files = [file for file in (named.train, named.eval) if file is not None]

@@ -241,8 +241,7 @@ def _prepare(denoiser: nn.Module, trained: Trained) -> int:
 
 
 class _WithLora(nn.Module):
-    """A linear layer with a LoRA, with the operations and casts of PEFT, whose import takes longer than a whole
-    plan."""
+    """A linear layer with a LoRA: the operations and casts of PEFT, whose import takes longer than a plan."""
 
     def __init__(self, base: Any, rank: int) -> None:
         super().__init__()

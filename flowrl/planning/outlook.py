@@ -161,8 +161,7 @@ def sooner_lines(plan: Plan, outlook: Outlook) -> list[str]:
 
 
 def length_rows(recipes: Sequence[Recipe], speed: Speed) -> list[tuple[str, ...]]:
-    """A column per recipe: the length that ends within each of `SPANS`, the time of the whole, and the cards for a
-    week."""
+    """A column per recipe: what ends within each of `SPANS`, the time of the whole, and the cards for a week."""
     rows = [
         (f"{name}, {within:.0f} h", *(str(one.lengths[name] or "-") for one in recipes))
         for name, within in SPANS.items()

@@ -241,8 +241,7 @@ def told(made: Plan, found: Obstacles, outlook: Outlook, configuration: str | No
 def planned_settings(
     given: str | Mapping[str, Any], card: int | None, settings: Mapping[str, Any]
 ) -> Iterator[tuple[TrainConfig, str, str | None, tuple[int, ...]]]:
-    """A context with light stand-ins of libraries; gives the settings of a run, its name, its base, and other possible
-    ranks of its LoRA.
+    """A context with light stand-ins of libraries; gives a run's settings, name, base, and further LoRA ranks to try.
 
     Args:
         given: a configuration, or a model for its first run.
@@ -264,11 +263,9 @@ def planned_settings(
 
 
 def for_card(config: TrainConfig, name: str, card: int) -> tuple[str, ...]:
-    """The least settings, as `key=value`, with which a process of a run fits a card of so many GB; none if it fits
-    already.
+    """The least settings, as `key=value`, with which a process of a run fits a card of so many GB; none if it fits.
 
-    If the text encoders are freed, embeddings are kept in a folder, so that another run need not encode the prompts
-    again.
+    If text encoders are freed, a folder keeps the embeddings, so that another run need not encode the prompts.
 
     Raises:
         RefusedError: `flowrl train` would refuse the configuration.

@@ -25,8 +25,7 @@ WIDTH = 120
 
 
 def text_of(config: TrainConfig, base: str | None, head: Sequence[str], sized: Collection[str] = ()) -> str:
-    """YAML of a configuration's differences to its base, and of `SHOWN`, with the meaning of each key beside or above
-    it.
+    """YAML of a configuration's differences to its base, and of `SHOWN`, with each key's meaning beside or above it.
 
     Args:
         base: the configuration that it builds on, a file or the name of one that ships; None writes all settings.
