@@ -1,8 +1,7 @@
 """Finds what went wrong in a run, since when, and what to change, from the run's files.
 
 Only a falling reward is judged by a number of this file. Warnings are those of the watchdog, recomputed from the run's
-rows; vital signs are those of the report, each with its own test; an error or a foreign checkpoint has the words of
-`flowrl train`.
+rows; vital signs are those of the report, each with its own test; errors and foreign checkpoints as in `flowrl train`.
 """
 
 from __future__ import annotations
@@ -25,13 +24,11 @@ from flowrl.training.checkpoints import check_newest
 from flowrl.training.watchdog import iteration_warnings, new_history
 
 _FALL = 2.5
-"""Standard errors by which a training reward may lie below that of the untrained model; more happens by chance in 1 of
-160 cases."""
+"""Standard errors by which a reward may fall below the untrained model's; more happens by chance in 1 of 160 cases."""
 
 
 def diagnose_run(folder: Path) -> Examination:
-    """Finds what is wrong with a run that has finished, stopped or still trains. Raises ValueError: the folder is not a
-    run."""
+    """Finds what is wrong with a finished, stopped or active run. Raises ValueError: the folder is not a run."""
     run, found = read_run(folder), list[Check]()
     if error := run.manifest.get("error"):
         said, cure = divided(str(error))
