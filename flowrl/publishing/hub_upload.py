@@ -46,8 +46,8 @@ def check_target(repository: str | None, *, update: bool, public: bool, dry_run:
 
 
 def upload(repository: str, files: Sequence[Shared], *, public: bool) -> str:
-    """Makes the repository if it is missing, and uploads all files or none; returns its address. Raises ValueError: the
-    hub refused or does not answer."""
+    """Makes a missing repository; uploads all or nothing; returns its address. Raises ValueError: refused, or no
+    answer."""
     from huggingface_hub import CommitOperationAdd
 
     api = _api()

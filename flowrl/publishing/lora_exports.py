@@ -97,8 +97,7 @@ def saved_loras(place: Path, stock: Stock | None = None) -> dict[str, SavedLora]
 
 
 def finite_loras(place: Path, stock: Stock | None = None) -> dict[str, SavedLora]:
-    """As `saved_loras`, for a LoRA to share or merge. Raises ValueError: as `saved_loras`, or it holds NaN or
-    infinity."""
+    """As `saved_loras`, for a LoRA to share or merge. Raises ValueError: as there, or it holds NaN or infinity."""
     loras = saved_loras(place, stock)
     for lora in loras.values():
         tensors = {layer: up for layer, (_, up) in lora.layers.items()}
