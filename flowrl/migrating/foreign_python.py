@@ -48,8 +48,7 @@ def functions_of(path: Path) -> dict[str, ast.FunctionDef]:
 
 
 def makers_in(path: Path) -> list[str]:
-    """The functions of a file without arguments, each of which may make a configuration. Raises ValueError: it is not
-    Python."""
+    """The functions without arguments in a file, which may make configurations. Raises ValueError: it is not Python."""
     return [name for name, node in functions_of(path).items() if not node.args.args]
 
 

@@ -1,5 +1,4 @@
-"""Fetches published prompt sets into the files that configurations name, and lists them for a terminal and
-docs/data.md."""
+"""Fetches published prompt sets into the files that configurations name; lists them for a terminal and docs/data.md."""
 
 from __future__ import annotations
 
