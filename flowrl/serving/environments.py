@@ -61,8 +61,7 @@ class Place:
     python: str | None = None
     """The Python of the environment; null for this one."""
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Environment variables of the process. It does not inherit those that name packages of this Python
-    (PYTHONPATH)."""
+    """Environment variables of the process. It does not inherit PYTHONPATH and its like."""
     scorer: str | None = None
     """FILE.py or FILE.py:FUNCTION, if flowrl is not installed in that environment."""
 
