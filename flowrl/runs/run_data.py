@@ -25,8 +25,7 @@ METRICS = "metrics.jsonl"
 class BeforeAfter:
     """One prompt and seed drawn at the first and the last sampling of the run (`after` is None until there are two).
 
-    For a video, `before` and `after` are rows of its frames, and the clips are there too. Sources are the edited
-    images.
+    For a video, `before` and `after` are rows of its frames, beside the clips. Sources are the edited images.
     """
 
     prompt: str

@@ -68,7 +68,7 @@ class TrainedRun:
 
     @property
     def images(self) -> list[tuple[str, Image.Image, Image.Image | None]]:
-        """(prompt, image before training, image after it from the same noise) of the run's samples; rows of frames for
+        """(prompt, image before training, image after it from the same noise) of all samples; rows of frames for
         videos."""
         return [(words, read_rgb(first), None if last is None else read_rgb(last)) for words, first, last in self.shots]
 
