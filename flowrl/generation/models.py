@@ -60,8 +60,7 @@ class Source:
     shift: float | None = None
     """Shift of the noise levels; None takes the model's own."""
     training_size: tuple[int | None, int | None] | None = None
-    """Height and width that decide the noise levels, whatever size is drawn; a side of None is the model's own, and
-    None takes the drawn size."""
+    """Height and width that decide the noise levels (a side of None is the model's own); None takes the drawn size."""
     train_prompts: str | None = None
     """Training prompts of a run."""
     trained_from: str | None = None
@@ -211,8 +210,7 @@ def _owner_of_lora(model: str, lora: Path | None) -> tuple[str, Path | None]:
 
 
 def lora_of(source: Source, model: str, command: str) -> Path:
-    """The LoRA of a model, for a command that needs one. Raises ValueError: it has none; the message names the
-    `command`."""
+    """The LoRA of a model, for a `command` that needs one, which the message names. Raises ValueError: it has none."""
     if source.lora is not None:
         return source.lora
     if source.trained_from is not None:

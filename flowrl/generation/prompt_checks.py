@@ -21,8 +21,7 @@ _SHOWN = 60  # characters of a prompt in a message
 
 
 def sources_taken(family: ModelFamily, model: str, options: Mapping[str, Any]) -> tuple[int, int] | None:
-    """Smallest and largest number of source images of a prompt besides its clips; None if only the loaded model
-    knows."""
+    """Fewest and most source images of a prompt besides its clips; None if only the loaded model knows."""
     card = family.card(model) if isinstance(family, Family) else None
     if not isinstance(family, Family) or family.count_sources is None or card is None:
         return family.num_sources
@@ -73,7 +72,7 @@ def reward_faults(
         rows: of one file.
         rewards: that score their images.
         trained: whether they are trained on, not only evaluated.
-        alone: whether an image needs the value of each reward; if not, prompts pass that some reward with a weight can
+        alone: whether an image needs every reward's value; if not, prompts pass that some reward with a weight can
             score.
     """
     for number, reward in enumerate(rewards):

@@ -46,8 +46,8 @@ def load_rewards(specs: Sequence[Mapping[str, Any]], device: torch.device | str)
 
 
 def load_scorers(specs: Sequence[Mapping[str, Any]], device: torch.device | str) -> dict[str, Reward]:
-    """The rewards by key. Raises ValueError: a reward compares the images of a prompt, so its mean is the same for
-    every model."""
+    """The rewards by key. Raises ValueError: one compares the images of a prompt: its mean is the same for every
+    model."""
     rewards = load_rewards(specs, device)
     for name, reward in rewards.items():
         if reward.kind in ("groupwise", "pairwise"):
@@ -59,16 +59,15 @@ def load_scorers(specs: Sequence[Mapping[str, Any]], device: torch.device | str)
 
 
 def answers_of(benchmark: str, name: str, reward: Reward, spec: Mapping[str, Any], folder: Path) -> Journal:
-    """The journal of a reward's answers on a subject's images: one for each version of the reward, with its options and
-    the content of their files.
+    """The journal of a reward's answers on a subject's images: one per version, options and content of the options'
+    files.
     """
     identity = {"benchmark": benchmark, "reward": name, "version": reward.version}
     return Journal(folder, identity | said_by(spec))
 
 
 def said_by(spec: Mapping[str, Any]) -> dict[str, Any]:
-    """All of a spec that can change a value: options, the content of their files, frames of videos, but not the
-    addresses of servers."""
+    """All of a spec that can change a value: options, content of their files, frames, but not addresses of servers."""
     (entry,) = parse_reward_specs([spec])
     moved = addresses_of(entry.name or "")
     options = with_identities({option: value for option, value in entry.options.items() if option not in moved})
