@@ -122,8 +122,7 @@ def beside(
 
 
 def enlargement(height: int, width: int) -> int:
-    """Whole factor that makes pixels visible: 1 for a shorter side of at least 128; below, the factor that makes it
-    192."""
+    """Whole factor that makes pixels visible: 1 if the shorter side is at least 128, else the one that makes it 192."""
     shorter = min(height, width)
     return 1 if shorter >= SMALL else math.ceil(VISIBLE / shorter)
 

@@ -1,4 +1,4 @@
-"""The sound track of a clip: AAC for players, 16-bit PCM for scoring. A sound is [channels, samples] float in [-1, 1]."""
+"""A clip's sound track: AAC for players, 16-bit PCM for scoring. A sound is [channels, samples] float in [-1, 1]."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _EXACT = "pcm_s16le"
 
 
 def add_sound(container: Any, rate: int, channels: int, *, exact: bool = False) -> Any:
-    """Adds a track for so many channels to an open PyAV container, before anything is written: AAC, or `exact` PCM at
-    the sound's own rate."""
+    """Adds a track to an open PyAV container, before anything is written: AAC, or `exact` PCM at the sound's own
+    rate."""
     track = container.add_stream(_EXACT if exact else "aac", rate=rate if exact else max(rate, _AAC_RATE))
     track.layout = _LAYOUTS.get(channels, "mono")
     track.codec_context.thread_count = 1
