@@ -116,8 +116,7 @@ class Replay:
         """Takes in the prompts of an iteration, fresh ones and replayed ones.
 
         A pass rate inside the band enters or renews a prompt; one outside removes it. An existing entry counts one more
-        use. A prompt without replays left stays listed, so that it does not start over. NaN (nothing valid) leaves the
-        entry unchanged.
+        use. A prompt without replays left stays listed and does not start over. NaN (nothing valid) changes nothing.
 
         Raises ValueError: lengths differ, a prompt comes twice, or a pass rate is out of range.
         """

@@ -61,8 +61,7 @@ def distinct(prompts: Iterable[Prompt]) -> list[Prompt]:
 
 
 def contents(files: Iterable[str | Path]) -> list[str]:
-    """Digests of the content of files, in order. A missing file gets its path, and an error follows when it is
-    opened."""
+    """Digests of the content of files, in order. A missing file gets its path; opening it raises an error."""
     paths = [Path(file) for file in files]
     return [content_digest(path)[:_LETTERS] if path.is_file() else str(path) for path in paths]
 

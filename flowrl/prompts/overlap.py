@@ -43,8 +43,7 @@ def overlap(train: Iterable[str], benchmark: Iterable[str]) -> Overlap:
 
 
 def overlap_of_rows(train: Iterable[Prompt], held_out: Iterable[Prompt]) -> Overlap:
-    """The `overlap` of rows of prompt files. An instruction about another source image is another prompt, whatever the
-    files' names."""
+    """The `overlap` of rows of prompt files. An instruction about another source image is another prompt."""
     return overlap(map(request, train), map(request, held_out))
 
 
