@@ -15,8 +15,7 @@ from flowrl.trajectory import Credit, Sampled
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DenseGrpo:
-    """DenseGRPO (arXiv 2601.20218): gain of a step, `V_{k+1} - V_k`, compared with the gains at that step for the same
-    prompt.
+    """DenseGRPO (arXiv 2601.20218): gain of a step, `V_{k+1} - V_k`, compared with the same step's for the same prompt.
 
     V_k is the reward of the ODE completion after k stochastic steps; a sample's gains add up to `V_n - V_0`. In the
     paper one Euler step per completion ("clean") was worse than outcome credit, and all remaining steps ("full") best.
