@@ -1,8 +1,8 @@
 """The benchmarks of `flowrl eval` by name, with all that is known of each before anything heavy loads; and results.
 
 A benchmark is an entry of `benchmarks.yaml`, whose module has `RULES` (`flowrl.evaluation.runner`): how to read options
-and prompts, where existing images lie, who judges, and how verdicts become numbers. Drawing and journals are the
-runner's.
+and prompts, where existing images lie, who judges, and how verdicts become numbers. The runner does drawing, journals,
+baselines and resuming.
 
     out/result.json  out/page.html            `flowrl.evaluation.evaluate`
     out/model/, out/base/                     `subject.folder`: images/, journals, a benchmark's own result files
