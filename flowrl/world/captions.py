@@ -21,7 +21,7 @@ WRONG = {
     "position": "the opposite relation",
     "color_attr": "the two colours exchanged",
 }
-"""What a neighbour of each task's prompts shows; everything else is as the prompt says."""
+"""The wrong part of a neighbour of each task's prompts; everything else is as in the prompt."""
 
 
 def neighbour(record: Record, rng: np.random.Generator) -> Record:

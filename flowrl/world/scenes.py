@@ -28,7 +28,7 @@ COLORS: dict[str, tuple[int, int, int]] = {
 """The four colours (8-bit RGB); their names are among GenEval's ten."""
 
 LOOKS_LIKE = {"red": "yellow", "yellow": "red", "green": "blue", "blue": "green"}
-"""Which colour is taken for which, where a caption or an edit is wrong."""
+"""Colour -> the colour that replaces it in a wrong caption or edit."""
 
 BACKGROUND = (236, 236, 236)
 """The ground that every scene is drawn on (8-bit RGB)."""
