@@ -1,4 +1,5 @@
-"""`flowrl data list [NAME]`: prompt sets that configurations name, who publishes them and what fetches them."""
+"""`flowrl data list [NAME]`: lists the prompt sets of configurations, their publishers, and the commands that fetch
+them."""
 
 from __future__ import annotations
 
