@@ -25,10 +25,10 @@ WRONG = {
 
 
 def neighbour(record: Record, rng: np.random.Generator) -> Record:
-    """What is shown under a record's prompt where that is wrong: a record of the same task that differs in one thing.
+    """A wrong image's content for a record's prompt: a record of the same task that differs in one thing.
 
     Args:
-        rng: source of the choice where a prompt has two neighbours.
+        rng: source of the choice if a prompt has two neighbours.
     """
     tag, clauses = record["tag"], record["include"]
     names = [clause["class"] for clause in clauses]

@@ -77,7 +77,7 @@ def draw_scene(shapes: Sequence[Shape], size: int = SIZE) -> np.ndarray:
 
 
 def _place(labels: Sequence[tuple[str, str]], rng: np.random.Generator) -> tuple[Shape, ...] | None:
-    """One attempt to place all shapes at random without touching; None where one finds no room."""
+    """One attempt to place all shapes at random without touching; None if one finds no room."""
     largest = _CROWDED_MAX_RADIUS.get(len(labels), _MIN_RADIUS)
     shapes: list[Shape] = []
     for label, color in labels:
