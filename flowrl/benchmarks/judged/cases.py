@@ -62,7 +62,7 @@ class CaseFile:
     cases: tuple[Case, ...]
     notes: tuple[str, ...] = ()
     number: int | None = None
-    """Published cases, where the copy says which of several sets it is."""
+    """Number of published cases, if the copy says which of several sets it is."""
     keep_sources: bool = False
     """Whether source images lie in files of this process, which go when it ends."""
 
@@ -77,7 +77,7 @@ class Words:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Score:
-    """A number of one image, or several, from `low` to `high`; None where the image is not one of those it is about.
+    """A number of one image, or several, from `low` to `high`; None if it does not apply to the image.
 
     Several numbers of one image are averaged together with those of all others; their unit is the prompt.
     """
@@ -113,7 +113,7 @@ class Protocol:
     title: str
     """As it is printed."""
     where: str
-    """What `prompts` names, for those who left it out."""
+    """What `prompts` must name, for the message if you left it out."""
     number: int
     """Published cases."""
     read: Callable[[str, Path | None], CaseFile]
