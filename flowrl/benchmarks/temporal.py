@@ -1,5 +1,4 @@
-"""Measures faults between the frames of a clip in closed form (flicker, freezing, teleporting), and the amount of
-change.
+"""Measures faults between the frames of a clip in closed form (flicker, freezing, teleporting), and its change.
 
 Letters: F frames, d_t the difference of frames t + 1 and t. Luminance is Y = 0.2126 R + 0.7152 G + 0.0722 B (BT.709),
 of values as they are stored. What is defined here for every clip:
