@@ -1,5 +1,4 @@
-"""`flowrl data list [NAME]`: lists the prompt sets of configurations, their publishers, and the commands that fetch
-them."""
+"""`flowrl data list [NAME]`: lists the prompt sets of configurations, their publishers, and how to fetch them."""
 
 from __future__ import annotations
 
