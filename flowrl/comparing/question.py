@@ -105,8 +105,7 @@ def _find_methods(files: Sequence[str], overrides: Sequence[str]) -> dict[str, s
 
 
 def parse_budget(text: str) -> tuple[str, float]:
-    """Parses a budget: "nfe=200000" or "nfe=2e5" gives ("nfe", 2e5). Raises ValueError: another unit, or not
-    positive."""
+    """Parses a budget: "nfe=2e5" gives ("nfe", 2e5). Raises ValueError: another unit, or not positive."""
     kind, _, amount = text.partition("=")
     try:
         limit = float(amount)
@@ -174,8 +173,8 @@ def is_finished(run: Path) -> bool:
 
 
 def read_journal(folder: Path) -> dict[str, Any]:
-    """Reads the folder's journal; empty if there is none. Raises ValueError: it cannot be read, or the folder has other
-    files."""
+    """Reads the folder's journal; empty if there is none. Raises ValueError: it is unreadable, or the folder holds
+    other files."""
     path = folder / JOURNAL
     if not path.exists():
         if is_taken(folder):

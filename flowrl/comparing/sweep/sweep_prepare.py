@@ -101,8 +101,7 @@ def lora_of(folder: Path) -> Path:
 
 
 def check_other(name: str, folder: Path, source: Source) -> None:
-    """Refuses another run that a sweep cannot draw together with its own. Raises ValueError: its base or LoRA does not
-    fit."""
+    """Refuses another run that a sweep cannot draw with its own. Raises ValueError: its base or LoRA does not fit."""
     config = config_of(folder)
     if config is not None and at_revision(config.pipeline.model, config.pipeline.revision) != source.model:
         raise ValueError(
