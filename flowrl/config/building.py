@@ -241,8 +241,7 @@ def _convert_items(items: Sequence[Any], hints: Sequence[Any], dotted: str, sour
 
 
 def _convert_scalar(value: Any, hint: Any, dotted: str, source: ConfigSource) -> Any:
-    """A number, truth value or text of exactly this type, except that an integer may stand for a float; else
-    `_MISFIT`."""
+    """A number, truth value or text of exactly this type (an integer may stand for a float); else `_MISFIT`."""
     if hint is float and isinstance(value, int | float) and not isinstance(value, bool):
         try:
             return float(value) if math.isfinite(value) else _MISFIT
@@ -275,8 +274,7 @@ def _plain(value: Any, dotted: str, source: ConfigSource, depth: int = 0) -> Any
 
 
 def _unknown_key(key: str, value: Any, siblings: Sequence[str], source: ConfigSource, prefix: str) -> str:
-    """Suggests the key that you probably meant: a sibling one slip away, a key of another section, or a foreign
-    term."""
+    """Suggests the key that you meant: a sibling one slip away, a key of another section, or a foreign term."""
     start = f"unknown key '{prefix}{key}'"
     elsewhere = source.elsewhere()
     if key in elsewhere.absent:

@@ -25,8 +25,7 @@ Settings = Sequence[str] | Mapping[str, Any]
 def typed_settings(words: Sequence[str], taken: Sequence[str] = ()) -> dict[str, Any]:
     """``key=value`` words by their keys, as arguments of a function; the last word of a key counts.
 
-    A key in `taken` is a parameter of the function and not of a configuration, so it gets another name, which the
-    loader refuses.
+    A key in `taken` is a parameter of the function, not of a configuration: it gets a name that the loader refuses.
     """
     found: dict[str, Any] = {}
     for word in words:

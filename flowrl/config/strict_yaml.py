@@ -1,8 +1,7 @@
 """Reads YAML strictly: an unknown key, a wrong type or a missing key is an error that teaches.
 
 The reader follows the YAML 1.2 core schema, because the 1.1 rules that PyYAML ships surprise people: there ``1e-4`` is
-a string, ``010`` is 8, ``1:30`` is 90 and ``no`` is false. Keys may appear once. Nothing here depends on what is
-configured.
+a string, ``010`` is 8, ``1:30`` is 90 and ``no`` is false. Keys may appear once. All this fits any configuration.
 """
 
 from __future__ import annotations
