@@ -66,8 +66,7 @@ def write(result: Result, settings: Settings, page: Page | None) -> None:
 
 
 def refuse_foreign_files(folder: Path, names: Sequence[str], keys: Set[str]) -> None:
-    """Refuses a folder with another program's files of these names. The first is JSON, and ours if it has these
-    keys."""
+    """Refuses a folder with foreign files of these names. The first is JSON, and ours if it has these keys."""
     try:
         own = keys <= read_json(folder / names[0]).keys()
     except ValueError:

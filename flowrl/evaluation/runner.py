@@ -81,7 +81,7 @@ def rules_of(benchmark: str) -> Rules[Any, Any, Any]:
 
 
 def check(settings: Settings) -> None:
-    """Finds faults before weights load. Raises ValueError: no or bad prompts, an unknown option or judge, or missing
+    """Finds faults before weights load. Raises ValueError: bad or no prompts, unknown options or judge, missing
     images."""
     rules = rules_of(settings.benchmark)
     plan = rules.plan(settings)

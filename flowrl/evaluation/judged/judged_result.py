@@ -135,8 +135,7 @@ def _overall(score: Score, rows: Sequence[means.ScoreRow], base: Sequence[means.
 
 
 def scale(interval: Interval, low: float, high: float, *, change: bool = False) -> Interval:
-    """Maps an interval of numbers from 0 to 1, or of their changes, to the scale from `low` to `high`; cuts it
-    there."""
+    """Maps an interval of numbers from 0 to 1, or of their changes, to `low` to `high`, and cuts it there."""
     start, least = (0.0, -1.0) if change else (low, 0.0)
     mean, lower, upper = (
         start + (high - low) * min(max(value, least), 1.0) if math.isfinite(value) else math.nan

@@ -40,7 +40,7 @@ class Package:
 
 
 def find_package(python: str) -> Package:
-    """Finds the package in an environment without importing it. Raises ValueError: no such Python runs, or it has no
+    """Finds an environment's package without importing it. Raises ValueError: no such Python runs, or it has no
     vbench."""
     path = shutil.which(Path(python).expanduser())
     advice = (
