@@ -35,8 +35,7 @@ class KeptImages:
     chosen: Int64[Tensor, " p"]
     """[P] numbers of the kept candidates."""
     scores: Float[Tensor, " c p n"]
-    """[C+1, P, N] float64, scores at each cut and at the end; NaN for candidates that failed or were not scored
-    there."""
+    """[C+1, P, N] float64, scores at each cut and at the end; NaN for candidates that failed or were not scored."""
     evaluations: int
     """Candidates times steps per kept image."""
     looks: int

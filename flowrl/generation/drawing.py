@@ -20,8 +20,7 @@ Make = Callable[[Sequence[Prompt]], Velocity]
 
 
 def find_device(given: str | None, key: str = "`device` ") -> torch.device:
-    """The named device, or the best one of this machine; `key` names the setting. Raises ValueError: it does not
-    exist."""
+    """The named device, or this machine's best one; `key` names the setting. Raises ValueError: it does not exist."""
     if given is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     check_device(given, key=key)

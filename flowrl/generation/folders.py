@@ -57,8 +57,7 @@ class ImageFile:
 
     @property
     def read_with(self) -> str:
-        """All that a reward may read besides pixels, as text: prompt, record, and the content of its images and
-        clips."""
+        """All that a reward may read besides pixels, as text: prompt, record, and content of its images and clips."""
         files = [
             contents((*given, *_named_files(self.record, keys)))
             for given, keys in (

@@ -57,8 +57,7 @@ def images_of(settings: Settings, subject: Subject, prompts: Sequence[Prompt], s
     """The images of a subject: existing ones are read, missing ones are drawn for `prompts`.
 
     Args:
-        suffix: ending of drawn files: `PNG` for images; `LOSSLESS` or `PLAYED` for clips; existing clips may be of any
-            kind.
+        suffix: ending of drawn files: `PNG` for images; `LOSSLESS` or `PLAYED` for clips; existing ones may have any.
 
     Raises ValueError: the folder is half-written, foreign, or was drawn with other settings.
     """

@@ -72,8 +72,7 @@ def reward_faults(
         rows: of one file.
         rewards: that score their images.
         trained: whether they are trained on, not only evaluated.
-        alone: whether an image needs every reward's value; if not, prompts pass that some reward with a weight can
-            score.
+        alone: whether an image needs every reward's value; if not, prompts pass that any weighted reward can score.
     """
     for number, reward in enumerate(rewards):
         others = [] if alone else [one for k, one in enumerate(rewards) if k != number and one.entry.weight]

@@ -59,9 +59,7 @@ def load_scorers(specs: Sequence[Mapping[str, Any]], device: torch.device | str)
 
 
 def answers_of(benchmark: str, name: str, reward: Reward, spec: Mapping[str, Any], folder: Path) -> Journal:
-    """The journal of a reward's answers on a subject's images: one per version, options and content of the options'
-    files.
-    """
+    """The journal of a reward's answers on a subject's images: one per version, options, and content of their files."""
     identity = {"benchmark": benchmark, "reward": name, "version": reward.version}
     return Journal(folder, identity | said_by(spec))
 
