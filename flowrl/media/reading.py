@@ -107,8 +107,7 @@ def read_image(source: str | Path | IO[bytes], *, owner: str = "") -> UInt8[np.n
 
 
 def image_size(source: str | Path) -> tuple[int, int]:
-    """Width and height of `read_rgb`'s result, reading as little as possible. Raises ValueError: it is no image; names
-    it."""
+    """Width and height of `read_rgb`'s result, with little reading. Raises ValueError: it is no image; names it."""
     try:
         with open_image(source) as image:
             width, height = image.size

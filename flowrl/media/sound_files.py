@@ -17,8 +17,7 @@ _EXACT = "pcm_s16le"
 
 
 def add_sound(container: Any, rate: int, channels: int, *, exact: bool = False) -> Any:
-    """Adds a track to an open PyAV container, before anything is written: AAC, or `exact` PCM at the sound's own
-    rate."""
+    """Adds a track to an open PyAV container before anything is written: AAC, or `exact` PCM at its own rate."""
     track = container.add_stream(_EXACT if exact else "aac", rate=rate if exact else max(rate, _AAC_RATE))
     track.layout = _LAYOUTS.get(channels, "mono")
     track.codec_context.thread_count = 1
