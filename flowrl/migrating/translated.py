@@ -89,8 +89,7 @@ def translate(given: Foreign) -> Translated:
 
 
 def method_of(given: Foreign) -> str:
-    """The method of a file: the first one in its keys that is not plain GRPO. Raises ValueError: it is not
-    translated."""
+    """The method of a file: the first in its keys besides plain GRPO. Raises ValueError: it is not translated."""
     words, found = foreign_words(), []
     toolkit = words.toolkits[given.kind]
     for key in toolkit.algorithm.split(", "):
