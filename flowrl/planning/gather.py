@@ -277,8 +277,7 @@ def _passes(check: Callable[..., None], *given: Any, **named: Any) -> bool:
 
 
 def _prompts(config: TrainConfig) -> tuple[int | None, list[str] | None, int | None]:
-    """The number of training prompts, all texts to embed, and an evaluation's images; None if the files are not
-    here."""
+    """The number of training prompts, all texts to embed, and an evaluation's images; None for missing files."""
     named, settings = config.prompts, config.eval
     files = [file for file in (named.train, named.eval) if file is not None]
     rows = {file: read_prompts(named, file) for file in files if is_here(file)}

@@ -94,8 +94,8 @@ def changed(config: TrainConfig, settings: Sequence[str]) -> TrainConfig:
 
 
 def work_of(plan: Plan, config: TrainConfig) -> Work:
-    """The work of a run under settings that keep model, size and evaluation prompts. Raises ValueError: the dimensions
-    are unknown."""
+    """A run's work under settings that keep model, size and evaluation prompts. Raises ValueError: the dimensions are
+    unknown."""
     network, cost = plan.network, plan.cost
     if network is None or cost is None:
         raise ValueError(f"the time of {plan.name} is not known: {plan.unknown}")

@@ -47,7 +47,7 @@ def import_lightly() -> None:
     """Imports what is needed to build and count the networks of all model families, if this process is the command.
 
     Some packages are hidden during the import. Later everything can be imported as usual, but diffusers no longer sees
-    those packages. So this does nothing in your own script, which may load a model later, or if torch or diffusers are
+    those packages. So this does nothing in your own script, which may load a model later, or once torch or diffusers is
     imported.
     """
     command = Path(sys.argv[0]).parts[-2:]
