@@ -131,8 +131,7 @@ def check_answer(answer: Tensor) -> None:
 
 @contextmanager
 def switch_checkpointing(subject: BenchSubject, wanted: bool) -> Iterator[bool]:
-    """A context with or without recomputation of blocks in the backward pass; yields whether the network can be
-    switched."""
+    """A context with or without recomputation of blocks in the backward pass; yields whether the network can switch."""
     parts = [part for part in subject.denoisers if can_checkpoint(part)]
     before = [part.is_gradient_checkpointing for part in parts]
 
