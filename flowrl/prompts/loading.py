@@ -36,8 +36,7 @@ class EvalItem:
     key: str = ""
     """Tells the row from the others, see `flowrl.prompts.identity.keys_of`; "" takes what the row asks for."""
     noise: int | None = None
-    """Number among the images with one `Prompt.noise_name`; None takes `sample`, the same unless rows with one text
-    differ."""
+    """Number among the images with one `Prompt.noise_name`; None takes `sample`, the same unless equal texts differ."""
 
 
 def load_prompts(text: str, negative: str = "", *, resolve: Callable[[str], Path]) -> list[Prompt]:

@@ -5,8 +5,8 @@ A JSONL file holds one object per line; paths of images are relative to the file
     {"prompt": "a photo of a red circle", "winner": "images/0001.png", "loser": "images/0002.png"}
     {"prompt": "a photo of a red circle", "image": "images/0001.png"}
 
-A pair may have `margin`, by how much the winner is better. Other keys are ignored. A folder means its `pairs.jsonl` or
-`images.jsonl`.
+A pair may have `margin`, by how much the winner is better. Other keys are ignored. A folder stands for `pairs.jsonl` or
+`images.jsonl` in it.
 """
 
 from __future__ import annotations
