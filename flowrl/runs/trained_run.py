@@ -68,8 +68,8 @@ class TrainedRun:
 
     @property
     def images(self) -> list[tuple[str, Image.Image, Image.Image | None]]:
-        """(prompt, image before training, image after it from the same noise) of all samples; rows of frames for
-        videos."""
+        """(prompt, image before training, image after it from the same noise) of all samples; for videos rows of
+        frames."""
         return [(words, read_rgb(first), None if last is None else read_rgb(last)) for words, first, last in self.shots]
 
     def _repr_html_(self) -> str:
