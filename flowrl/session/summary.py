@@ -125,8 +125,7 @@ def _cell(value: float, form: str) -> str:
 
 
 def _change(before: list[Row], after: list[Row], metric: str) -> tuple[float, float, Interval, str]:
-    """Both means of a reward, the mean difference over samples scored twice, and why it has no interval ("" if it
-    has)."""
+    """Both means of a reward, the mean difference over samples scored twice, and why it has no interval (or "")."""
     start, end = partners(score_rows(before, metric), score_rows(after, metric))
     if not start:
         return UNKNOWN.mean, UNKNOWN.mean, UNKNOWN, untold(start, end)
