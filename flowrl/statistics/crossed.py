@@ -102,7 +102,7 @@ def crossed_difference(before: Mapping[int, Rows], after: Mapping[int, Rows], *,
 
 def independent_difference(before: Sequence[Rows], after: Sequence[Rows], *, by_task: bool = True) -> Estimate:
     """The mean of after minus the mean of before if their trainings share no seeds: Welch's, with paired prompts. A
-    side with a single training adds no spread: the result holds for that training only. Raises ValueError: as
+    side with a single training adds no spread: the result holds for it only. Raises ValueError: as
     `crossed_estimate`."""
     parts, ends = strata([*after, *before])
     changed = {VERDICTS: CHANGES, SHARES: SHARE_CHANGES}.get(ends) if ends else None

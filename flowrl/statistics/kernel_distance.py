@@ -7,8 +7,7 @@ The squared maximum mean discrepancy (Gretton et al. 2012), unbiased, in float64
 The kernel is bounded, so a few broken images do not dominate. Like CMMD's (arXiv 2401.09603), it suits features of
 about unit variance. If both sets come from one distribution, the distance is 0 on average, so single values may be
 negative. Unlike Fréchet's distance, it does not shrink as images are added. The means run over pairs with different
-labels, because images of one prompt resemble each other and their pairs would weigh more in a resample than in the
-sample.
+labels, because images of one prompt resemble each other: their pairs would weigh more in a resample than otherwise.
 
 Letters: N generated images and as many real ones, D features, U labels, R resamples.
 """

@@ -2,8 +2,8 @@
 
 Images of one prompt resemble each other, so the unit is the prompt: an interval covers other prompts of the same tasks
 and other start noise. If a task has a single prompt, its images are the units, and the interval covers that prompt
-only. Tasks are fixed strata. None of this covers another training seed; `over_seeds` and `flowrl.statistics.crossed`
-do.
+only. Tasks are fixed strata. None of this covers another training seed; see `over_seeds` and
+`flowrl.statistics.crossed`.
 
 With w_u the share of unit u in its task's images and d_u its mean less the task's,
 
@@ -125,8 +125,7 @@ def ends_of(*sides: ArrayLike, changes: bool) -> Range | None:
 
 
 def range_of(values: ArrayLike) -> Range | None:
-    """The ends of shares if all values lie from 0 to 1, else None. Not for differences, which may lie there by
-    chance."""
+    """The ends of shares if all values lie from 0 to 1, else None. Not for differences, which may do so by chance."""
     return SHARES if ((np.asarray(values) >= 0) & (np.asarray(values) <= 1)).all() else None
 
 

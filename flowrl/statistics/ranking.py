@@ -32,8 +32,7 @@ class RankLine:
     rank: tuple[int, int]
     """The best and the worst rank that it may have."""
     behind: Interval | None
-    """Its score minus the first one's; bounds hold for all pairs together. None if unknown, and for the first
-    itself."""
+    """Its score minus the first one's; bounds hold for all pairs together. None if unknown, and for the first."""
 
 
 def paired_changes(runs: Mapping[str, Sequence[Rows]], *, by_task: bool) -> tuple[Changes, float]:
