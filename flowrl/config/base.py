@@ -121,8 +121,7 @@ def config_for_card(given: Any, card: int | None) -> tuple[Any, int | None]:
 
 
 def named_config(given: str | Mapping[str, Any]) -> tuple[Path | Mapping[str, Any], str]:
-    """A configuration by path, name or settings, in the form for reading, and the name of its run. Raises ValueError:
-    as `find_config`."""
+    """A configuration by path, name or settings, and the name of its run. Raises ValueError: as `find_config`."""
     if isinstance(given, Mapping):
         return given, SETTINGS
     path = find_config(given)
