@@ -2,7 +2,7 @@
 
 `flowrl.benchmarks.geneval.rules` gives verdicts on what a judge of `flowrl.rewards.networks.detectors` finds. Two
 different overall numbers are in use: the benchmark's own is the mean of the six task means (macro); Flow-GRPO logs the
-mean over images (micro). The result names both, with the graded and strict rewards of Flow-GRPO.
+mean over images (micro). The result has both, and Flow-GRPO's graded and strict rewards.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Benchmarks with prompts and a panel of scorers: DrawBench, the PickScore and OCR tests, HPDv2; and diversity.
 
-The scorers are any rewards of `flowrl.rewards` that judge single images. `flowrl.benchmarks.panels` states those behind
-each benchmark's published numbers. Options: `rewards`, `features` (none, clip or pixels), `feature_model`, and
-`REWARD.OPTION`.
+The scorers are any rewards of `flowrl.rewards` that judge single images. `flowrl.benchmarks.panels` has those of
+published numbers. Options: `rewards`, `features` (none, clip or pixels), `feature_model`, and `REWARD.OPTION`.
 """
 
 from __future__ import annotations
