@@ -20,8 +20,8 @@ LEAST, MOST = 4, 64
 def hold_out(prompts: str) -> tuple[str, str] | None:
     """Splits a file of prompts into two files: those to train on, and every tenth one; None if there are too few.
 
-    The files lie beside it, so that images named in its lines are found. A repeated prompt is on one side only. Shipped
-    prompts ship in pairs.
+    They lie beside it, so that images in its lines are found. A repeated prompt is on one side only. Shipped prompts
+    ship in pairs.
 
     Args:
         prompts: a .txt, .jsonl or .csv file, or asset:NAME.
