@@ -87,8 +87,8 @@ def more_faults(
 
 
 def preflight(config: TrainConfig, *, here: bool = True, stand_in: bool = False) -> Ready:
-    """Resolves a configuration once and checks all that needs no weights: prompt files, rewards, model folder, LoRA
-    targets and device.
+    """Resolves a configuration once; checks what needs no weights: prompts, rewards, model folder, LoRA targets,
+    device.
 
     Args:
         here: whether this machine trains; otherwise it may lack the device and the attention kernel.
