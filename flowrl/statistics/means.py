@@ -222,8 +222,7 @@ def over_seeds(score_of_seed: ArrayLike, *, shares: bool = False) -> Interval:
 
     `score_of_seed` holds one number per seed: a score, or a difference to the run's own start. With `shares`, bounds
     are kept from 0 to 1 if all numbers lie there. The interval covers other trainings, judged with the same prompts and
-    start noise. The bounds are NaN for one seed, or if all agree. Raises ValueError: no seeds, or a number that is not
-    finite.
+    start noise. NaN bounds for one seed, or if all agree. Raises ValueError: no seeds, or a number that is not finite.
     """
     value_S = _check(score_of_seed)
     mean, count = float(value_S.mean()), len(value_S)
