@@ -60,7 +60,7 @@ def panel_result(
 
     Args:
         parts: the subject, and then the base.
-        spread: their diversity, or None.
+        spread: their diversity; empty if not measured.
         own_scorers: whether they are the benchmark's own.
         notes: further facts for the reader.
     """

@@ -16,7 +16,7 @@ from flowrl.runtime.public import public
 __all__ = ["rubric"]
 
 _RUBRIC = re.compile(r'"info": \{\s*"')
-"""Notes on how the rules were found; a rubric written by hand has none."""
+"""Pattern of the notes on how rules were found; a rubric written by hand has none."""
 
 
 @public
