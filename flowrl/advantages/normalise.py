@@ -1,8 +1,8 @@
 """Rewards relative to their group.
 
 A batch holds P groups of `group_size` contiguous samples, the samples of one prompt. Tables of credit are more general:
-K channels of M rows, where rows with equal numbers in `norm_M` form a set, and NaN marks what could not be judged.
-Statistics are taken in float64 and the result is returned in the rewards' dtype.
+K channels of M rows, where rows with equal numbers in `norm_M` form a set, and NaN marks failed judgements. Statistics
+are taken in float64 and the result is returned in the rewards' dtype.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def _check_options(scope: str, eps: float, correction: int, baseline: str) -> No
 def _contiguous(
     reward_B: Tensor, group_size: int, valid_B: Tensor | None
 ) -> tuple[Float[Tensor, " 1 B"], Int[Tensor, " B"]]:
-    """Rewards as a table of one channel, NaN where invalid, and the group of each; checked."""
+    """Checks rewards; returns them as a table of one channel, NaN if invalid, and the group of each."""
     if reward_B.ndim != 1 or not reward_B.is_floating_point():
         raise ValueError(f"rewards must be a float tensor [B], got {reward_B.dtype} {tuple(reward_B.shape)}")
     if group_size < 2 or len(reward_B) == 0 or len(reward_B) % group_size:
@@ -108,7 +108,7 @@ def zero_variance_groups(
 class SetStatistics:
     """Statistics of S sets of rows in K channels, NaN left out.
 
-    A set is constant, and has std 0, without two different values, or where they differ less than was asked for.
+    A set without two different values, or with a std below the given minimum, is constant and has std 0.
     """
 
     count: Float[Tensor, " K S"]
@@ -200,9 +200,9 @@ def normalise(
     """Normalise credit within sets of rows, each channel by itself: `z = (raw - baseline) / (std + eps)`.
 
     `group_advantages` is this for contiguous groups. A set of equal values gets exactly 0, so does a set with fewer
-    than two members. A row counts as one member: where a sample stands in several rows with the same credit, number the
-    sets by prompt and step. By prompt alone, the duplicates would be among the others that leave-one-out compares with,
-    they would outvote a virtual member, and a sample std would see too many members.
+    than two members. A row counts as one member: if a sample has several rows with the same credit, number the sets by
+    prompt and step. By prompt alone, the duplicates would be among the others that leave-one-out compares with, they
+    would outvote a virtual member, and a sample std would see too many members.
 
     Args:
         raw_KM: [K, M] float. NaN is left out of all statistics and stays NaN: mask those rows.
@@ -214,8 +214,8 @@ def normalise(
         virtual_max: Upper bound of the reward: one virtual member of that value joins mean and std of every set (NGRPO,
             arXiv 2509.18851), so that a set of equal failures gets a negative advantage, a set of one too. A set whose
             members all reach the bound still gets 0. The real members' mean advantage is negative.
-        min_std: A set of a smaller std counts as one of equal values: where eps is tiny, rewards that differ by
-            rounding alone would otherwise get advantages as large as any. 1e-6 in BranchGRPO's code.
+        min_std: A set of a smaller std counts as one of equal values. With a tiny eps, rewards that differ only by
+            rounding would otherwise get full advantages. 1e-6 in BranchGRPO's code.
 
     Raises ValueError: shapes or types do not fit; credit is infinite or above `virtual_max`; an option is unknown, out
     of range, or contradicts another.
@@ -259,8 +259,8 @@ def combine(z_KM: Float[Tensor, " K M"], weights_K: Float[Tensor, " K"]) -> Floa
 def whiten(a_M: Float[Tensor, " M"], *, eps: float = 1e-4, correction: int = 1) -> Float[Tensor, " M"]:
     """Standardise a whole batch, `(a - mean) / (std + eps)`: the last stage of GDPO (arXiv 2601.05242).
 
-    NaN is left out and stays NaN; equal values get 0. It makes every prompt's advantage depend on all the others, and
-    where the mean is not 0 it can turn the sign of small ones.
+    NaN is left out and stays NaN; equal values get 0. It makes every prompt's advantage depend on all others; if the
+    mean is not 0, it can flip the sign of small ones.
 
     Args:
         a_M: [M] advantages of the batch, of all processes.

@@ -52,8 +52,8 @@ class BackwardCorrected:
     """Undo a verifier's known errors on average: `(R - rho0) / (1 - rho0 - rho1)`.
 
     With rho0 = P(1 seen | 0 true) and rho1 = P(0 seen | 1 true) its expectation is the true reward (arXiv 2510.00915).
-    The map is affine: division by the std of a set cancels it. It acts where there is no division, or where rewards are
-    mixed before they are normalised. Neither rate may depend on what the image shows.
+    The map is affine: division by the std of a set cancels it. It acts only without division, or if rewards are mixed
+    before they are normalised. Neither rate may depend on what the image shows.
     """
 
     false_positive: float
@@ -82,7 +82,7 @@ class ForwardWeights:
 
     The expected weight is 0 where the truth is 1 and -(1 - rho0 - rho1) where it is 0, so that the expected update is
     the clean one times 1 - rho0 - rho1 (the forward correction of arXiv 2510.00915, re-derived). Affine in the verdict;
-    what cancels it is told at `BackwardCorrected`.
+    `BackwardCorrected` says what cancels it.
     """
 
     false_negative: float

@@ -1,1 +1,1 @@
-"""Benchmarks: pure rules, prompts and parsers. They take what a detector or a judge said and know no model."""
+"""Benchmarks: pure rules, prompts and parsers. They take the results of a detector or a judge and know no model."""

@@ -127,7 +127,7 @@ def aggregate(items: Sequence[Item], answers: Mapping[str, Sequence[Mapping[int,
     As in the published script categories take the answers of an item's last sample, before dependencies.
 
     Args:
-        answers: by item id, for each sample 1 or 0 by question id; None where one could not be read: it is skipped.
+        answers: by item id, for each sample 1 or 0 by question id; None (skipped) if one could not be read.
 
     Raises ValueError: an item without an entry, answers to other questions, or every item skipped.
     """

@@ -23,7 +23,7 @@ from flowrl.statistics.means import VERDICTS, Range, ends_of, mean_interval
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Panel:
-    """A benchmark: what it is called, its scorers, where its prompts are, and what to know of published numbers."""
+    """A benchmark: its name, its scorers, the place of its prompts, and notes on published numbers."""
 
     title: str
     """For people."""
@@ -57,7 +57,7 @@ def panel_means(values: Mapping[str, ArrayLike], prompts: Sequence[Hashable]) ->
     """The mean of each scorer over all images, with its interval over prompts, of a single prompt over its images.
 
     Args:
-        values: [N] by scorer, NaN where it failed: such an image is in no mean, and is counted.
+        values: [N] by scorer, NaN for failures, which are in no mean, and are counted.
         prompts: [N] what tells the prompts apart.
     """
     return {name: _mean(name, given, prompts, VERDICTS) for name, given in values.items()}
@@ -80,7 +80,7 @@ def panel_differences(
 ) -> dict[str, Interval]:
     """After minus before for each scorer that both have, over the images (the same prompts and samples) of both.
 
-    An image that failed on one side is left out of both. NaN where nothing is left.
+    An image that failed on one side is left out of both. NaN if nothing is left.
     """
     found = {}
     for name in (name for name in after if name in before):

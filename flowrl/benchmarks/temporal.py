@@ -1,4 +1,4 @@
-"""What goes wrong between the frames of a clip, in closed form: flicker, freezing, teleporting; and how much changes.
+"""Measures faults between the frames of a clip in closed form (flicker, freezing, teleporting), and its change.
 
 Letters: F frames, d_t the difference of frames t + 1 and t. Luminance is Y = 0.2126 R + 0.7152 G + 0.0722 B (BT.709),
 of values as they are stored. What is defined here for every clip:
@@ -66,7 +66,7 @@ def freeze(video: Float[Tensor, " f 3 h w"], *, cell: int = CELL, still: float =
     """Share of the F - 1 steps in which no cell changes: a scalar in [0, 1].
 
     A step is frozen where the mean luminance of every square of `cell` pixels changes by at most `still`. Means of
-    cells, so that a decoder's noise is no motion; the largest of them, so that a small thing that moves is.
+    cells ignore a decoder's noise, and the largest of them still sees a small moving thing.
     """
     pooled = avg_pool2d(luminance(video)[:, None], cell, ceil_mode=True, count_include_pad=False)
     largest = pooled.diff(dim=0).abs().flatten(1).amax(dim=1)

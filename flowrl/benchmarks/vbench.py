@@ -40,7 +40,7 @@ PROMPTS = 946
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Dimension:
-    """What a dimension counts: the scores that become 0 and 1, its weight, and whether it is one of quality.
+    """Rules of a dimension: the scores that become 0 and 1, its weight, and whether it belongs to quality.
 
     `scale` is the value of one video whose score is 1.
     """
@@ -68,7 +68,7 @@ class Entry:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Measured:
-    """What the package says of a dimension: its score, and a value for every video, on the same scale, by file name."""
+    """The package's result for a dimension: its score, and a value for every video on the same scale, by file name."""
 
     score: float
     videos: Mapping[str, float]
@@ -146,7 +146,7 @@ def normalise(dimension: str, score: float) -> float:
 
 
 def shares(name: str) -> dict[str, float]:
-    """What each dimension's normalised score counts in one of `SUMS`; they add up to 1."""
+    """Weight of each dimension's normalised score in one of `SUMS`; they add up to 1."""
     if name == "total":
         parts = ((QUALITY_SHARE, shares("quality")), (1 - QUALITY_SHARE, shares("semantic")))
         return {dimension: part * share for part, own in parts for dimension, share in own.items()}

@@ -1,4 +1,4 @@
-"""`flowrl bench [CONFIG]`: the phases of an iteration timed on this machine."""
+"""`flowrl bench [CONFIG]`: times the phases of an iteration on this machine."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(parsed: argparse.Namespace) -> int:
-    """Measures, or compares two benches; returns 1 where answers are wrong (`Bench.wrong`), 130 if cut off."""
+    """Measures, or compares two benches; returns 1 if results are wrong (`Bench.wrong`), 130 if cut off."""
     from flowrl.profiling.text import as_comparison, as_text
     from flowrl.runtime.files import write_atomically
 

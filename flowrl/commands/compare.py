@@ -1,4 +1,4 @@
-"""`flowrl compare`: methods trained to the same cost on the same prompts and seeds, a table and a page."""
+"""`flowrl compare`: trains methods to the same cost on the same prompts and seeds, and writes a table and a page."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(parsed: argparse.Namespace) -> int:
-    """Prints the tables; returns 0, 1 where a run failed, 130 when interrupted."""
+    """Prints the tables; returns 0, 1 if a run failed, 130 if interrupted."""
     from flowrl.comparing.comparison_result import NothingFinishedError
 
     try:

@@ -1,4 +1,4 @@
-"""`flowrl completion SHELL`: a script with the words that there are now; it starts nothing when a key is pressed."""
+"""`flowrl completion SHELL`: prints a script with the current words; it starts nothing when you press a key."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`flowrl data get NAME`: a published prompt set into the files that configurations name."""
+"""`flowrl data get NAME`: fetches a published prompt set into the files that configurations name."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(parsed: argparse.Namespace) -> int:
-    """Fetches the files, and says which they are."""
+    """Fetches the files and prints their names."""
     fetched = flowrl.fetch_prompts(**vars(parsed))
     for path in fetched.kept:
         print(f"{path} is there already and stays as it is")

@@ -1,4 +1,4 @@
-"""`flowrl data list [NAME]`: prompt sets that configurations name, who publishes them and what fetches them."""
+"""`flowrl data list [NAME]`: lists the prompt sets of configurations, their publishers, and how to fetch them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`flowrl doctor`: looks at the machine, a configuration or a run, prints what is wrong and what to change."""
+"""`flowrl doctor`: checks the machine, a configuration or a run; prints what is wrong and what to change."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(parsed: argparse.Namespace) -> int:
-    """Prints what was found; returns 1 where something would stop a run, or has made one worthless."""
+    """Prints the findings; returns 1 if something would stop a run, or has made one worthless."""
     from flowrl.cli import in_flags
     from flowrl.health.diagnosis import as_data
     from flowrl.health.doctor_text import as_text, last_words

@@ -1,4 +1,4 @@
-"""`flowrl eval`: measures models and folders of images; finished evaluations as a leaderboard or in a model card."""
+"""`flowrl eval`: measures models and folders of images; puts finished evaluations in a leaderboard or a model card."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(parsed: argparse.Namespace) -> int:
-    """Evaluates, or reads finished evaluations, and prints what came out; returns 0."""
+    """Evaluates, or reads finished evaluations, and prints the result; returns 0."""
     given = dict(vars(parsed))
     compared, across, of_card = given.pop("compare"), given.pop("across"), given.pop("model_card")
     if compared is not None:
@@ -108,7 +108,7 @@ def run(parsed: argparse.Namespace) -> int:
 
 
 def _refuse_others(parsed: argparse.Namespace, flag: str, allowed: Sequence[str]) -> None:
-    """Nothing is drawn or judged, so that flags which say how have no place here."""
+    """Refuses flags about drawing and judging if nothing is drawn or judged."""
     parser = argparse.ArgumentParser()
     add_arguments(parser)
     given = [

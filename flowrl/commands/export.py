@@ -1,4 +1,4 @@
-"""`flowrl export`: a LoRA in the file forms that other programs read."""
+"""`flowrl export`: writes a LoRA in the file forms that other programs read."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(parsed: argparse.Namespace) -> int:
-    """Writes the files, and says which they are."""
+    """Writes the files and prints their names."""
     for path, tensors in flowrl.export(**vars(parsed)).files.items():
         print(f"wrote {path}: {tensors} tensors, {path.stat().st_size / 1e6:.1f} MB")
     return 0

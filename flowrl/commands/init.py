@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(parsed: argparse.Namespace) -> int:
-    """Asks for what no flag says where somebody can be asked, writes the file, and says what comes next."""
+    """Asks for what no flag gives, if there is a terminal; writes the file and prints the next commands."""
     from flowrl.cli import in_flags
     from flowrl.commands.init_questions import ask
     from flowrl.migrating.answers import QUESTIONS

@@ -1,4 +1,4 @@
-"""What `flowrl init` asks on a terminal: each answer is looked at when it is given, and asked for again."""
+"""The questions of `flowrl init` on a terminal; each answer is checked at once, and a wrong one asked for again."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from flowrl.runtime.scrubbing import say as print
 
 
 def ask(given: Mapping[str, str | None]) -> dict[str, str | None]:
-    """Asks for what is not given, where somebody sits at a terminal; an end of the input leaves the rest unasked."""
+    """Asks for missing answers if there is a terminal; at the end of the input, the rest stays unasked."""
     answers = dict(given)
     if sys.stdin is None or not sys.stdin.isatty():
         return answers

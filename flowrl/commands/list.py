@@ -1,4 +1,4 @@
-"""`flowrl list KIND [NAME]`: what there is to choose from, as the code says it."""
+"""`flowrl list KIND [NAME]`: lists the choices, as the code has them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`flowrl merge`: a LoRA made part of the weights of its base model."""
+"""`flowrl merge`: merges a LoRA into the weights of its base model."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import flowrl
 from flowrl.runtime.scrubbing import say as print
 
 NOTABLE = 0.01
-"""Share of the LoRA's change lost to rounding from which the line says what to do."""
+"""Share of the LoRA's change lost to rounding from which the output says what to do."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(parsed: argparse.Namespace) -> int:
-    """Merges, and says what was lost to rounding."""
+    """Merges, and prints the loss to rounding."""
     done = flowrl.merge(**vars(parsed))
     print(f"wrote {done.folder}: {done.layers} layers changed, in {' and '.join(done.dtypes)}")
     print(f"rounding to that dtype lost {done.lost:.2%} of the LoRA's change")

@@ -1,4 +1,4 @@
-"""`flowrl plan CONFIG`: what a run will do and need, before anything is downloaded."""
+"""`flowrl plan CONFIG`: plans what a run will do and need, before anything is downloaded."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(parsed: argparse.Namespace) -> int:
-    """Prints the plan; returns 1 where `flowrl train` would refuse the configuration."""
+    """Prints the plan; returns 1 if `flowrl train` would refuse the configuration."""
     from flowrl.cli import in_flags
     from flowrl.planning.plan import RefusedError
 

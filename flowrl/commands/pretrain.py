@@ -1,4 +1,4 @@
-"""`flowrl pretrain`: the embedded models and their scorer from scratch."""
+"""`flowrl pretrain`: trains the embedded models and their scorer from scratch."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(parsed: argparse.Namespace) -> int:
-    """Makes what was named, and says where it lies."""
+    """Makes the named models or prompts and prints their places."""
     words: list[str] = parsed.arguments
     named = bool(words) and "=" not in words[0]
     print(f"wrote {flowrl.pretrain(*(words if named else ['sd3', *words]))}")

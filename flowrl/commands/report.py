@@ -16,6 +16,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(parsed: argparse.Namespace) -> int:
-    """Writes the report and says where it lies."""
+    """Writes the report and prints its path."""
     print(f"wrote {flowrl.report(**vars(parsed))}")
     return 0

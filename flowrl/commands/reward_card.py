@@ -1,4 +1,4 @@
-"""`flowrl reward card`: how far a reward can be trusted to train on."""
+"""`flowrl reward card`: measures how far you can trust a reward for training."""
 
 from __future__ import annotations
 

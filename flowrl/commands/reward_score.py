@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(parsed: argparse.Namespace) -> int:
-    """Scores a folder, writes the file, prints the table; returns 0, or 1 where a reward failed on every image."""
+    """Scores a folder, writes the file, prints the table; returns 0, or 1 if a reward failed on every image."""
     found = flowrl.score(**{**vars(parsed), "options": option_pairs(parsed.options)})
     print(f"{found.text}\nwrote {found.file}")
     return int(bool(found.failed))

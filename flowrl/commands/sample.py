@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(parsed: argparse.Namespace) -> int:
-    """Draws, and says where the files lie."""
+    """Draws, and prints where the files are."""
     made = flowrl.sample(**vars(parsed))
     what = plural(len(made.prompts), "video" if made.fps else "image") + (" with sound" if made.sound else "")
     print(f"wrote {what} and grid.png to {parsed.out}: {made.drawn_with}")

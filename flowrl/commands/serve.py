@@ -1,4 +1,4 @@
-"""`flowrl serve`: rewards behind HTTP, until Ctrl-C; see docs/serving.md."""
+"""`flowrl serve`: serves rewards over HTTP until Ctrl-C; see docs/serving.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`flowrl train`: trains a model, and prints what came out."""
+"""`flowrl train`: trains a model and prints the result."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(parsed: argparse.Namespace) -> int:
-    """Trains; returns 0 where the run came to its end, 130 where it was interrupted."""
+    """Trains; returns 0 if the run has finished, 130 if it was interrupted."""
     config, settings = config_and_settings(parsed.arguments, flowrl.train)
     trained = flowrl.train(config, card=parsed.card, **settings)
     if trained.summary:

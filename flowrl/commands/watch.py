@@ -1,4 +1,4 @@
-"""`flowrl watch`: a local page over running and finished runs, read-only."""
+"""`flowrl watch`: serves a local, read-only page about active and finished runs."""
 
 from __future__ import annotations
 

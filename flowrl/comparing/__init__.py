@@ -1,1 +1,1 @@
-"""Several methods trained to one budget, and what tells them apart."""
+"""Trains several methods to one budget and compares them."""

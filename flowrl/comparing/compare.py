@@ -1,6 +1,6 @@
-"""Methods on the same prompts and seeds to the same budget: trains what is missing, then writes a table and a page.
+"""Compares methods on the same prompts, seeds and budget: trains missing runs, then writes a table and a page.
 
-Folder: `compare.json` (what was asked, and the state of every run), a run folder `<method>-s<seed>` for each pair,
+Folder: `compare.json` (the question and the state of every run), a run folder `<method>-s<seed>` for each pair,
 `logs/`, `compare.md`, `compare.html` and `results.json`.
 """
 
@@ -66,11 +66,11 @@ class MethodScore:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class MethodComparison:
-    """Methods at one budget, from the highest score to the lowest.
+    """Methods compared at one budget, from the highest score to the lowest.
 
     Attributes:
         metric: the compared metric.
-        baseline: the method that differences are taken to.
+        baseline: the method that all others are compared to.
         methods: methods with a finished run.
         missing: run without a result -> why.
         failed: runs whose training failed in this call.
@@ -124,8 +124,8 @@ def compare(
 ) -> MethodComparison:
     """Trains several methods to one budget and compares them.
 
-    Each run is a process of its own, so that configurations are files or names of shipped ones, not mappings. The same
-    call continues where it stopped; you may add methods and seeds.
+    Each run is a separate process, so configurations must be files or names of shipped ones, not mappings. Call this
+    again to continue where it stopped; you may add methods and seeds.
 
     Args:
         configs: YAML files, or names of those that ship; `key=value` texts among them are settings. Without any, the
@@ -138,7 +138,7 @@ def compare(
         baseline: the method that the others are compared to; None is the first.
         metric: a metric of the evaluations; None is the GenEval score, else the first reward.
         targets: scores whose cost is tabulated, such as "0.6,0.7"; None takes 1/3, 2/3 and 9/10 of the baseline's gain.
-        report_only: write the report of what is finished; train and measure nothing.
+        report_only: write the report of the finished runs; train and measure nothing.
         show: show notes and the state of the trainings.
         page: writes `compare.html`; see `flowrl.pages.comparison_page.write_page`.
         **settings: replace those of every configuration, as in `train`.
@@ -205,12 +205,12 @@ def compare(
 
 
 def check_same_metric(question: ComparisonQuestion, metric: str | None) -> None:
-    """Refuses methods whose evaluations have no common number to compare them by, which a table would find at its end.
+    """Refuses methods whose evaluations share no number to compare, before they are trained.
 
     Args:
-        metric: that was asked for; None is GenEval's score where the first method has it, else its first reward.
+        metric: the requested metric; None is GenEval's score if the first method has it, else its first reward.
 
-    Raises ValueError: an evaluation does not measure it; names the configuration, and the rewards that all measure.
+    Raises ValueError: an evaluation does not measure it; the message names the configuration and the rewards in common.
     """
     measured = {method: evaluated_rewards(settings_of(question, method, 0)) for method in question.methods}
     first, *_ = measured.values()
@@ -231,8 +231,8 @@ def check_same_metric(question: ComparisonQuestion, metric: str | None) -> None:
 
 
 def check_methods(folder: Path, question: ComparisonQuestion) -> None:
-    """Refuses before hours are spent what the training of a method that is still to come would refuse. Raises
-    ValueError: a setting cannot work, or something is missing; names the configuration."""
+    """Refuses now what a later training would refuse, before you spend hours on the earlier ones. Raises ValueError: a
+    setting cannot work, or something is missing; the message names the configuration."""
     to_come = [pair for pair in question.runs if not is_finished(folder / run_name(*pair))]
     for method, seed in dict(to_come).items():
         try:
@@ -242,7 +242,7 @@ def check_methods(folder: Path, question: ComparisonQuestion) -> None:
 
 
 def provenance(results: Results) -> list[str]:
-    """Budget, machine, versions and settings as lines; where runs differ, every value is named."""
+    """Budget, machine, versions and settings as lines; if runs differ, a line names every value."""
     question = results.question
     manifests = [run.data.manifest for row in results.methods for run in row.runs]
     versions = [manifest.get("versions", {}) for manifest in manifests]
@@ -266,7 +266,7 @@ def provenance(results: Results) -> list[str]:
 
 
 def measure_new(folder: Path, question: ComparisonQuestion) -> None:
-    """Measures finished runs that are new; those that made the evaluation before training also measure the base."""
+    """Measures newly finished runs; a run that made the evaluation before training also measures the base."""
     finished = [run for pair in question.runs if is_finished(run := folder / run_name(*pair))]
     todo = [run for run in finished if not (run / "measure.json").is_file()]
     with progress("measuring", len(todo), enabled=bool(todo)) as advance:
@@ -276,7 +276,7 @@ def measure_new(folder: Path, question: ComparisonQuestion) -> None:
 
 
 def numbers(results: Results, provenance: Sequence[str] = ()) -> dict[str, Any]:
-    """Everything that the tables show, unrounded; what is not known is null.
+    """All numbers of the tables, unrounded; unknown ones are null.
 
     `provenance`, the lines given; `metric`, `baseline`, `budget`, `overrides`; `before`, an estimate of the model
     before training; `missing`, runs that are not finished; `methods`, name -> `score`, `gain` and `difference` as
@@ -313,7 +313,7 @@ def numbers(results: Results, provenance: Sequence[str] = ()) -> dict[str, Any]:
 
 
 def ratio_numbers(found: Interval) -> dict[str, Any]:
-    """`mean` and `interval`, each null where it is not known, as is an upper bound that is infinite."""
+    """`mean` and `interval`; unknown values and an infinite upper bound are null."""
     return {"mean": _known(found.mean), "interval": None if math.isnan(found.low) else [found.low, _known(found.high)]}
 
 

@@ -1,7 +1,7 @@
 """From run folders to the numbers of a comparison: scores, differences to the baseline, costs, KL and diversity.
 
-Only finished runs count; the others are listed. Every interval is over training seeds and prompts together, p over
-training seeds (`flowrl.statistics.crossed`). An image that one evaluation has no score for is left out of all.
+Only finished runs count; the others are listed. Every interval is over training seeds and prompts together; p is over
+training seeds (`flowrl.statistics.crossed`). If an image lacks a score in one evaluation, it is left out of all.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from flowrl.statistics.means import ScoreRow, claim, partners
 
 COSTS = {"nfe": "nfe/total", "seconds": "seconds/total"}
 SHARES = (1 / 3, 2 / 3, 0.9)
-"""Shares of the baseline's gain whose cost is tabulated; the last lies below its plateau, where costs can be told."""
+"""Shares of the baseline's gain whose cost is tabulated; the last lies below its plateau, where costs are arbitrary."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class RunResult:
-    """A finished run: what it wrote, the run whose evaluation before training it shares, and its measurement.
+    """A finished run: its results, the run whose evaluation before training it shares, and its measurement.
 
     `before` and `after` are the images of the evaluation before training (None without one) and of the last.
     """
@@ -75,25 +75,25 @@ class MethodResult:
     """One row of the tables."""
 
     name: str
-    """Of the method."""
+    """Name of the method."""
     runs: tuple[RunResult, ...]
     """Its finished runs."""
     score: Estimate
-    """At the end."""
+    """Score at the end."""
     seed_scores: tuple[float, ...]
-    """That of each run."""
+    """Score of each run."""
     gain: Estimate | None
-    """Over the base; None without an evaluation before training."""
+    """Gain over the base; None without an evaluation before training."""
     difference: Estimate | None
-    """To the baseline, over the seeds that both finished; None for the baseline itself."""
+    """Difference to the baseline, over the seeds that both finished; None for the baseline itself."""
     holm: float
-    """p of the difference, adjusted for the number of methods; NaN where both share a single seed."""
+    """p of the difference, adjusted for the number of methods; NaN if both share a single seed."""
     spent: Mapping[str, float]
     """Mean network evaluations ("nfe"), "images", "seconds" and "iterations"."""
     curves: Mapping[str, tuple[np.ndarray, np.ndarray]]
     """By "nfe" or "seconds": (cost, score) at the evaluations, mean over seeds."""
     reach: Mapping[str, tuple[float, ...]]
-    """By "nfe" or "seconds": cost of each target; infinite where it is not reached."""
+    """By "nfe" or "seconds": cost of each target; infinite if it is not reached."""
     speed: Mapping[str, Interval]
     """The baseline's cost to reach the last target over this method's, by cost; NaN where unknown."""
     kl: float
@@ -105,7 +105,7 @@ class MethodResult:
     def of(
         name: str, runs: Sequence[RunResult], reference: Sequence[RunResult], metric: str, targets: Sequence[float]
     ) -> MethodResult:
-        """A row of the tables from a method's finished runs; `reference` are those of the baseline."""
+        """A row of the tables, from a method's finished runs; `reference` are the baseline's runs."""
         by_task = metric == SCORE
         own = bool(reference) and reference[0].method == name
         befores = {run.seed: run.before for run in runs if run.before is not None}
@@ -155,7 +155,7 @@ class Results:
     held_word: str  # what its prompts are called, as `RunData.held_word` says of each run
 
     def label(self, name: str) -> str:
-        """A method's name without what all names begin with."""
+        """A method's name without the words that all names begin with."""
         return short_names(list(self.question.methods))[name]
 
 
@@ -176,16 +176,16 @@ def read_results(
     targets: str | None = None,
     failed: Sequence[str] = (),
 ) -> Results:
-    """Reads what a comparison has finished.
+    """Reads the finished runs of a comparison.
 
     Args:
         baseline: method that the others are compared to; None takes the first.
-        metric: key of the evaluation rows; None takes the GenEval score, else the first reward.
-        targets: scores such as "0.6,0.7" whose cost is wanted; None takes `SHARES` of the baseline's gain.
-        failed: runs that failed just now, for the error.
+        metric: key of the evaluation rows; None takes the GenEval score, or the first reward if there is none.
+        targets: scores whose cost you want, such as "0.6,0.7"; None takes `SHARES` of the baseline's gain.
+        failed: runs that failed just now; the error names them.
 
     Raises:
-        NothingFinishedError: nothing is finished.
+        NothingFinishedError: no run has finished.
         ValueError: the metric is unknown, or no image has a score in all evaluations.
     """
     journal = read_json(folder / "compare.json")
@@ -226,8 +226,8 @@ def check_metric(metric: str, row: Mapping[str, Any], name: str) -> None:
 
 
 def _with_shared_images(runs: Sequence[RunResult], metric: str) -> tuple[list[RunResult], tuple[str, ...]]:
-    """The runs with those images that all their evaluations have a score for, and a note on the others. Raises
-    ValueError: there is no such image, or an evaluation does not have the metric."""
+    """The runs with only the images that have a score in all evaluations, and a note on the others. Raises ValueError:
+    there is no such image, or an evaluation does not have the metric."""
     for run in runs:
         check_metric(metric, run.data.evaluations[-1], run.data.name)
     found = [
@@ -303,7 +303,7 @@ def _read_finished(
 def _targets(
     given: str | None, base: Estimate | None, reference: Sequence[RunResult], metric: str
 ) -> tuple[float, ...]:
-    """Scores whose cost is tabulated; none where the baseline did not gain."""
+    """Scores whose cost is tabulated; none if the baseline did not gain."""
     if given is not None:
         try:
             return tuple(float(part) for part in given.split(","))
@@ -329,7 +329,7 @@ def _curves(runs: Sequence[RunResult], cost: str, metric: str) -> list[Curve]:
 def _difference(
     others: Mapping[int, Sequence[ScoreRow]], runs: Sequence[RunResult], *, by_task: bool
 ) -> Estimate | None:
-    """Of the last evaluations to others by seed, over the seeds that both have; None without any."""
+    """The difference of the last evaluations to those of `others`, over the seeds of both; None if they share none."""
     common = [run for run in runs if run.seed in others]
     if not common:
         return None

@@ -19,7 +19,7 @@ UNITS = {"nfe": "network evaluations", "seconds": "seconds of training", "images
 
 
 def tables(results: Results) -> list[Table]:
-    """Scores, differences to the baseline, what was spent, cost to reach scores, and the final models."""
+    """Tables of scores, differences to the baseline, costs, costs to reach scores, and the final models."""
     return [
         table
         for table in (_scores(results), _differences(results), _spent(results), _reach(results), _models(results))
@@ -28,13 +28,13 @@ def tables(results: Results) -> list[Table]:
 
 
 def metric_name(results: Results) -> str:
-    """The metric in words, with what its prompts are called."""
+    """The metric in words, with the name of its prompts."""
     name = results.metric.removeprefix("eval/").replace("geneval/", "GenEval ").replace("reward/", "")
     return f"{results.held_word} {'GenEval score' if results.metric == SCORE else name}"
 
 
 def seeds_in_words(results: Results) -> str:
-    """What the intervals cover."""
+    """Says what the intervals cover."""
     counts = {len(row.runs) for row in results.methods}
     if counts == {1}:
         return f"one training seed: 95 % intervals cover {results.claim}, and these runs only"
@@ -79,7 +79,7 @@ def heading(results: Results) -> str:
 
 
 def conclusion(results: Results) -> str:
-    """What was found: the best method, and for how many the difference to the baseline is established."""
+    """The result in words: the best method, and for how many methods the difference to the baseline is established."""
     best, write = results.methods[0], _number(results)
     name = results.label(results.baseline)
     said = f"Highest: {results.label(best.name)}, {write(best.score.mean)} (95 % {_bounds(best.score, write)})."
@@ -98,7 +98,7 @@ def conclusion(results: Results) -> str:
 
 
 def amount_text(value: float) -> str:
-    """A count in few characters: 950, 52.1k, 1.20M; a dash where unknown."""
+    """A count in few characters: 950, 52.1k, 1.20M; a dash if unknown."""
     if not math.isfinite(value):
         return _NO
     if value >= 999_500:
@@ -107,7 +107,7 @@ def amount_text(value: float) -> str:
 
 
 def time_text(seconds: float) -> str:
-    """Seconds as m:ss or h:mm:ss; a dash where unknown."""
+    """Seconds as m:ss or h:mm:ss; a dash if unknown."""
     if not math.isfinite(seconds):
         return _NO
     whole = round(seconds)
@@ -117,7 +117,7 @@ def time_text(seconds: float) -> str:
 
 
 def ratio_text(found: Interval) -> str:
-    """How many times less, with its bounds; a dash where unknown."""
+    """A ratio of costs with its bounds; a dash if unknown."""
     if math.isnan(found.mean):
         return _NO
     if not found.low > 0:  # the method might never get there, or nothing is known
@@ -126,7 +126,7 @@ def ratio_text(found: Interval) -> str:
 
 
 def p_text(p: float) -> str:
-    """A p-value; a dash where there is none."""
+    """A p-value; a dash if there is none."""
     if not math.isfinite(p):
         return _NO
     return "<0.001" if p < 0.001 else f"{p:.3f}"

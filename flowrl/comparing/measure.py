@@ -1,4 +1,4 @@
-"""What is measured alike for every method on what it has saved: distance from the base model, and diversity."""
+"""Measures the saved model of every method in the same way: distance from the base model, and diversity."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ DIVERSITY_TEXT = (
 
 
 def measure(run_folder: Path, *, base: bool = False) -> dict[str, float]:
-    """Distance from the base and diversity of what a run has trained; kept in `measure.json` of the run folder.
+    """Distance from the base and diversity of a run's trained model; kept in `measure.json` of the run folder.
 
     Args:
         run_folder: a finished run.
-        base: also the diversity of the network before training.
+        base: whether to measure the diversity of the network before training too.
 
     Returns "kl" (`flowrl.training.drift.KL_TEXT`), "diversity" (`DIVERSITY_TEXT`) and, with `base`, "base_diversity".
     """
@@ -83,7 +83,7 @@ def measure(run_folder: Path, *, base: bool = False) -> dict[str, float]:
 
 
 def diversity_of(pipeline: Pipeline, items: Sequence[EvalItem], schedule: Schedule, *, scale: float) -> float:
-    """`DIVERSITY_TEXT`, of the weights that the network runs under."""
+    """The diversity (`DIVERSITY_TEXT`) of the network with its current weights."""
     device = device_of(pipeline)
     distances = []
     for item in items:

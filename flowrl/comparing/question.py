@@ -1,4 +1,4 @@
-"""What a comparison asks: methods, seeds and budget; a method is a configuration, and its name is that of the file."""
+"""The question of a comparison: methods, seeds and budget. A method is a configuration, named after its file."""
 
 from __future__ import annotations
 
@@ -24,42 +24,42 @@ OWN_KEYS = ("out", "seed", "resume", "budget", "progress", "eval.initial")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ComparisonQuestion:
-    """What is compared."""
+    """The methods, seeds and budget of a comparison."""
 
     methods: dict[str, str]
     """Name -> the configuration file as given."""
     settings: dict[str, Any]
-    """Name -> what that file holds, as a nest of mappings and lists."""
+    """Name -> contents of that file, as nested mappings and lists."""
     seeds: int
-    """How many, counted from 0."""
+    """Number of seeds, counted from 0."""
     budget: str
-    """What is counted: "nfe", "seconds" or "images"."""
+    """Unit of the budget: "nfe", "seconds" or "images"."""
     limit: float
-    """How much of it each run may spend."""
+    """The budget of each run, in this unit."""
     evals: int
-    """Evaluations spread over the budget, besides the one before training."""
+    """Number of evaluations spread over the budget, in addition to the one before training."""
     overrides: tuple[str, ...]
     """`key=value` settings of every run."""
 
     @property
     def runs(self) -> list[tuple[str, int]]:
-        """(method, seed) of every run, seed by seed, so that an early look sees all methods."""
+        """(method, seed) of every run, seed by seed, so that all methods have early results."""
         return [(method, seed) for seed in range(self.seeds) for method in self.methods]
 
 
 def ask(
     words: Sequence[str], known: Mapping[str, Any], *, budget: str | None, num_seeds: int | None, evals: int | None
 ) -> ComparisonQuestion:
-    """The question of a call, joined with the one that the folder holds.
+    """The question of a call, joined with the one in the folder.
 
     Args:
         words: configurations, and `key=value` settings of all runs.
         known: the folder's journal.
-        budget: as text; None takes the folder's, as the next two.
-        num_seeds: of each method.
-        evals: spread over the budget.
+        budget: as text; None takes the folder's, also for the next two.
+        num_seeds: seeds of each method.
+        evals: evaluations spread over the budget.
 
-    Raises ValueError: an option is missing or wrong, or the two differ in more than added methods or seeds.
+    Raises ValueError: an option is missing or wrong, or the two questions differ in more than added methods or seeds.
     """
     overrides = tuple(text for text in words if "=" in text)
     files = [text for text in words if "=" not in text]
@@ -89,7 +89,7 @@ def ask(
 
 
 def _find_methods(files: Sequence[str], overrides: Sequence[str]) -> dict[str, str]:
-    """The configurations by name; refuses settings that a comparison makes itself, and two files of one name."""
+    """The configurations by name; refuses settings that a comparison sets itself, and two files with one name."""
     if not files:
         raise ValueError("give the configurations to compare, for instance: flowrl compare A.yaml B.yaml ...")
     for text in overrides:
@@ -105,7 +105,7 @@ def _find_methods(files: Sequence[str], overrides: Sequence[str]) -> dict[str, s
 
 
 def parse_budget(text: str) -> tuple[str, float]:
-    """("nfe", 2e5) of "nfe=200000" or "nfe=2e5". Raises ValueError: another unit, or no positive number."""
+    """Parses a budget: "nfe=2e5" gives ("nfe", 2e5). Raises ValueError: another unit, or not positive."""
     kind, _, amount = text.partition("=")
     try:
         limit = float(amount)
@@ -117,7 +117,7 @@ def parse_budget(text: str) -> tuple[str, float]:
 
 
 def overrides_of(question: ComparisonQuestion, seed: int, threads: int = 1) -> list[str]:
-    """The settings that `flowrl train` gets beside the configuration; the user's come last and win."""
+    """The settings that `flowrl train` gets in addition to the configuration; yours come last and win."""
     amount = f"{question.limit:g}" if question.budget == "seconds" else f"{round(question.limit)}"
     return [
         f"seed={seed}",
@@ -137,8 +137,8 @@ def settings_of(question: ComparisonQuestion, method: str, seed: int) -> TrainCo
 
 
 def evaluated_rewards(config: TrainConfig) -> tuple[str, ...]:
-    """The rewards that a run's evaluations measure, as they are called there: see
-    `flowrl.training.parts.evaluation_rewards`; a second one of a name has a number behind it."""
+    """Names of the rewards that a run's evaluations measure (`flowrl.training.parts.evaluation_rewards`); if two have
+    one name, the second gets a number."""
     trained = [entry for entry in config.rewards if "groups" not in aspects_of(entry.name)]
     entries = [*trained, *config.eval.rewards]
     names = [entry.called for entry in entries]
@@ -148,7 +148,7 @@ def evaluated_rewards(config: TrainConfig) -> tuple[str, ...]:
 
 
 def base_key(config: TrainConfig) -> str:
-    """What the evaluation before training depends on: runs with equal keys share it (a LoRA starts at zero)."""
+    """All that the evaluation before training depends on. Runs with equal keys share it: a LoRA starts at zero."""
     pipeline, settings, sampler = config.pipeline, config.eval, config.sampler
     scale = sampler.guidance_scale if settings.guidance_scale is None else settings.guidance_scale
     return json.dumps([
@@ -168,13 +168,13 @@ def run_name(method: str, seed: int) -> str:
 
 
 def is_finished(run: Path) -> bool:
-    """Whether a run came to its end."""
+    """Whether a run has finished."""
     return (run / "summary.json").is_file()
 
 
 def read_journal(folder: Path) -> dict[str, Any]:
-    """What the folder's journal holds; empty where there is none. Raises ValueError: the journal cannot be read, or the
-    folder holds something else."""
+    """Reads the folder's journal; empty if there is none. Raises ValueError: it is unreadable, or the folder holds
+    other files."""
     path = folder / JOURNAL
     if not path.exists():
         if is_taken(folder):
@@ -199,7 +199,7 @@ def command(question: ComparisonQuestion, folder: Path, jobs: int = 1) -> str:
 
 
 def _join(asked: ComparisonQuestion, given: ComparisonQuestion) -> ComparisonQuestion:
-    """The question with added methods and seeds. Raises ValueError: anything else differs; says what."""
+    """Adds methods and seeds to the question. Raises ValueError: anything else differs; the message says what."""
     differences = []
     if (asked.budget, asked.limit) != (given.budget, given.limit):
         differences.append(f"the budget was {asked.budget}={asked.limit:g}, not {given.budget}={given.limit:g}")

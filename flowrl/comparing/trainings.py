@@ -1,9 +1,9 @@
-"""Trains the runs of a comparison side by side: ordinary `flowrl train` processes, watched until all have ended.
+"""Trains the runs of a comparison side by side, as ordinary `flowrl train` processes, and watches them to their end.
 
-The run folders are the truth: `summary.json` marks a finished run, `config.yaml` one that can be continued. The journal
-only notes what happened. A lock that the trainings inherit keeps two comparisons out of one folder, also after a crash.
+The run folders decide: `summary.json` marks a finished run, `config.yaml` one that can be continued. The journal only
+notes what happened. The trainings inherit a lock, so that two comparisons cannot use one folder, even after a crash.
 
-How a comparison stands: a line for every run at work, redrawn on a terminal, printed each minute elsewhere.
+Progress has a line for every active run: redrawn on a terminal, printed each minute elsewhere.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _LOOK_EVERY = 0.2  # seconds between looks at the trainings
 
 @dataclass(kw_only=True, slots=True, eq=False)
 class Training:
-    """A run that is being trained, in one of the slots 0 .. jobs - 1."""
+    """A run in training, in one of the slots 0 .. jobs - 1."""
 
     name: str
     slot: int
@@ -59,7 +59,7 @@ class ComparisonRuns:
     """The runs of a question in a folder."""
 
     def __init__(self, folder: Path, question: ComparisonQuestion, journal: dict[str, Any]) -> None:
-        """Takes the journal, which is written at once and after every event."""
+        """Writes the journal at once and after every event."""
         self.folder, self.question, self.journal = folder, question, journal
         self.folder.mkdir(parents=True, exist_ok=True)
         (self.folder / "logs").mkdir(exist_ok=True)
@@ -73,10 +73,10 @@ class ComparisonRuns:
         self.working: list[Training] = []
 
     def run(self, jobs: int) -> tuple[str, ...]:
-        """Trains what is not finished, `jobs` at a time; returns the runs that failed.
+        """Trains all unfinished runs, `jobs` at a time; returns the runs that failed.
 
         Raises:
-            ValueError: another comparison works in the folder.
+            ValueError: another comparison uses the folder.
             KeyboardInterrupt: it was interrupted, and all have been saved.
         """
         busy = "another comparison, or a training that it started,"
@@ -106,7 +106,7 @@ class ComparisonRuns:
         return self._tell()
 
     def _tell(self) -> tuple[str, ...]:
-        """Prints what is finished and what failed, and returns the latter. Raises KeyboardInterrupt: it was
+        """Prints the finished and failed runs, and returns the failed ones. Raises KeyboardInterrupt: it was
         interrupted."""
         states = {name: entry["state"] for name, entry in self._runs().items()}
         failed = tuple(name for name, state in states.items() if state == "failed")
@@ -151,7 +151,7 @@ class ComparisonRuns:
             process.send_signal(signal.SIGINT)
 
     def _base_known(self, name: str, key: str) -> bool:
-        """Whether the evaluation before training is there, or another run is about to make it."""
+        """Whether the evaluation before training exists, or another run will make it."""
         return any(
             entry.get("base") == key
             and entry.get("initial")
@@ -178,7 +178,7 @@ class ComparisonRuns:
         write_atomically(self.folder / JOURNAL, json.dumps(self.journal, indent=1) + "\n")
 
     def _interrupt(self) -> None:
-        """Passes Ctrl-C (or SIGTERM, SIGHUP) to the trainings: once ends them after their iteration."""
+        """Passes Ctrl-C (or SIGTERM, SIGHUP) to the trainings; the first one ends them after their iteration."""
         self.interrupts += 1
         if self.interrupts == 1:
             text = "\nStopping: trainings end after this iteration and save. Press Ctrl-C again to stop at once."
@@ -202,13 +202,13 @@ class TrainingPlace:
 
 
 def visible_gpus(variable: str | None, count: int) -> list[str]:
-    """What CUDA_VISIBLE_DEVICES calls each of the `count` GPUs that it, or its absence, lets this process see."""
+    """Names, as in CUDA_VISIBLE_DEVICES, of the `count` GPUs that this process can see."""
     names = [str(number) for number in range(count)] if variable is None else variable.split(",")
     return [name.strip() for name in names[:count]]
 
 
 def shared_gpus(jobs: int, gpus: int) -> str:
-    """What is said of several trainings on one GPU; empty where there is nothing to say."""
+    """A note on several trainings that share a GPU; empty if there are none."""
     if jobs <= 1 or gpus == 0 or jobs <= gpus:
         return ""
     shared = "one GPU" if gpus == 1 else f"{gpus} GPUs"
@@ -221,9 +221,9 @@ def shared_gpus(jobs: int, gpus: int) -> str:
 def start_process(
     arguments: Sequence[str], log: Path, lock: IO[Any], environment: Mapping[str, str]
 ) -> subprocess.Popen[bytes]:
-    """Starts `flowrl <arguments>` in a process and a group of its own, so that Ctrl-C reaches it through us alone.
+    """Starts `flowrl <arguments>` in its own process and group, so that Ctrl-C reaches it only through this process.
 
-    Its output goes to the log; it inherits the open lock file, and our environment with some variables set.
+    Its output goes to the log. It inherits the open lock file, and this environment with some variables set.
     """
     with log.open("ab") as output:
         return subprocess.Popen(
@@ -251,7 +251,7 @@ _TAIL = 16_384  # bytes read from the end of metrics.jsonl
 
 
 class Working(Protocol):
-    """A run at work: its name, when it was started here (monotonic seconds) and what it had spent then."""
+    """An active run: its name, when it was started here (monotonic seconds) and what it had spent by then."""
 
     name: str
     begun: float
@@ -259,7 +259,7 @@ class Working(Protocol):
 
 
 class Display:
-    """Says how runs stand, on standard error; a context, so that a terminal is left in order."""
+    """Shows the progress of runs on standard error; a context manager, so that it leaves the terminal in order."""
 
     def __init__(self, folder: Path, question: ComparisonQuestion) -> None:
         """Watches the runs of a question in a folder."""
@@ -291,7 +291,7 @@ class Display:
         self.say(f"{entry['state']:<9} {name}  {clock(entry['wall_seconds'])}{error}")
 
     def update(self, runs: Mapping[str, Mapping[str, Any]], working: Sequence[Working]) -> None:
-        """Reads what the runs at work have spent, and shows it when it is time to."""
+        """Reads what the active runs have spent, and shows it when the next update is due."""
         now = time.monotonic()
         every = _LINES_EVERY if self.live is None else _READ_EVERY
         if now - self.printed < every:
@@ -307,9 +307,9 @@ class Display:
 
 
 def standing(runs: Mapping[str, Mapping[str, Any]], working: Sequence[tuple[str, float, float, float]]) -> list[str]:
-    """The lines about (name, share spent, share spent when started, seconds since) of the runs at work, and the whole.
+    """Lines on all active runs, each (name, share spent, share spent when started, seconds since), and on the whole.
 
-    The time left of all is that of the runs at work and of those that wait, at the mean pace of what was measured.
+    The time left covers active and waiting runs, at the mean measured pace.
     """
     width = max((len(name) for name, *_ in working), default=0)
     lines, paces, shares = [], [], 0.0
@@ -332,7 +332,7 @@ def standing(runs: Mapping[str, Mapping[str, Any]], working: Sequence[tuple[str,
 
 
 def spent_share(run: Path, question: ComparisonQuestion) -> float:
-    """Share of the budget that a run has spent, from the newest whole line of its metrics."""
+    """Share of the budget that a run has spent, from the last complete line of its metrics."""
     path, key = run / "metrics.jsonl", SPENT_KEYS[question.budget]
     if not path.is_file():
         return 0.0

@@ -14,15 +14,15 @@ from flowrl.config.strict_yaml import ConfigError, dotted_items, read_mapping, s
 from flowrl.runtime.former_names import KEYS, name_of_today, warn_of_former
 
 SETTINGS = "settings"
-"""What settings that are no file's are called: in messages, and as the name of their run."""
+"""Name of settings without a file, in messages and for their run."""
 
 
 def read_with_base(path: str | Path | Mapping[str, Any]) -> dict[str, Any]:
-    """Read a YAML file, or settings, and the files they build on.
+    """Reads a YAML file, or settings, and the files that they build on.
 
-    ``base`` names a file beside this one, with or without ``.yaml``, else one that ships with flowrl. Mappings are
-    merged key by key; everything else, lists too, replaces what the base says. A base may have a base. That of settings
-    which are no file's is a path, seen from the working folder, or the name of one that ships.
+    ``base`` names a file beside this one, with or without ``.yaml``, or one that ships with flowrl. Mappings are merged
+    key by key; everything else, lists too, replaces the base's value. A base may have a base. For settings without a
+    file, it is a path from the working folder, or the name of a shipped configuration.
 
     Raises:
         ConfigError: a file cannot be read, ``base`` is not text or names no file, or files name each other in a circle.
@@ -58,7 +58,7 @@ def read_with_base(path: str | Path | Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _rename_keys(data: dict[str, Any], place: str | Path) -> dict[str, Any]:
-    """Gives the values of former keys to those of today, in place; each is warned of. Both together are refused."""
+    """Moves the values of former keys to the current ones, in place, with a warning for each; refuses both together."""
     for old, value in [(key, value) for key, value in dotted_items(data) if key in KEYS]:
         section, (*above, last) = data, old.split(".")
         for key in above:
@@ -71,7 +71,7 @@ def _rename_keys(data: dict[str, Any], place: str | Path) -> dict[str, Any]:
 
 
 def _base_of(data: dict[str, Any], place: str | Path) -> str | None:
-    """What settings build on; the key is taken out of them."""
+    """The base of settings; removes its key from them."""
     base = data.pop("base", None)
     if base is not None and not (isinstance(base, str) and base.strip()):
         raise ConfigError(f"{place}: base is the name of another configuration beside this one, got {base!r}")
@@ -81,14 +81,14 @@ def _base_of(data: dict[str, Any], place: str | Path) -> str | None:
 def config_files() -> dict[str, Path]:
     """The configurations that ship, by name: those of the embedded models first, then family by family.
 
-    Each lies in the folder of its family, and its name is given to no other.
+    Each lies in the folder of its family and has a unique name.
     """
     files = Path(str(resources.files("flowrl") / "configs")).glob("*/*.yaml")
     return {file.stem: file for file in sorted(files, key=lambda file: (file.parent.name != "embedded", file))}
 
 
 def find_config(name: str, *, here: bool = True) -> Path:
-    """A YAML file by path, where `here` allows one, or one that ships with flowrl by name."""
+    """Finds a YAML file by path, if `here` allows one, or one that ships with flowrl by name."""
     if here and Path(name).is_file():
         return Path(name)
     shipped = config_files()
@@ -107,13 +107,13 @@ def find_config(name: str, *, here: bool = True) -> Path:
 
 
 def preset_of(name: str, shipped: Collection[str]) -> tuple[str, int] | None:
-    """What a former preset, `NAME_24gb`, stands for: a configuration that ships, and a card of so many GB."""
+    """The shipped configuration and the card in GB of a former preset, `NAME_24gb`."""
     found = re.fullmatch(r"(\w+)_([1-9]\d*)gb", name)
     return (found[1], int(found[2])) if found and name not in shipped and found[1] in shipped else None
 
 
 def config_for_card(given: Any, card: int | None) -> tuple[Any, int | None]:
-    """What a training or a plan is asked for; of a former preset its configuration and its card."""
+    """The configuration for a training or a plan; a former preset gives its configuration and its card."""
     if not isinstance(given, str) or Path(given).is_file() or (preset := preset_of(given, config_files())) is None:
         return given, card
     warn_of_former(given, f"{preset[0]} with a card of {preset[1]} GB")
@@ -121,8 +121,7 @@ def config_for_card(given: Any, card: int | None) -> tuple[Any, int | None]:
 
 
 def named_config(given: str | Mapping[str, Any]) -> tuple[Path | Mapping[str, Any], str]:
-    """A configuration by path, by name or as settings, in the form that is read, and the name of its run. Raises
-    ValueError: as `find_config`."""
+    """A configuration by path, name or settings, and the name of its run. Raises ValueError: as `find_config`."""
     if isinstance(given, Mapping):
         return given, SETTINGS
     path = find_config(given)

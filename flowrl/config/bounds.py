@@ -1,4 +1,4 @@
-"""The largest number that each key takes: far beyond any use, and small enough that a slip is answered at once."""
+"""The largest number that each key takes: far beyond any use, and small enough to catch a slip at once."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ SIDE = 16_384
 GUIDANCE = 1_000.0
 """Guidance scale."""
 THREADS = 1_024
-"""CPU threads; a hundred times as many end a process without a word."""
+"""CPU threads; a hundred times as many end a process without a message."""
 GRACE = 86_400.0
-"""Seconds to finish what was accepted: a day."""
+"""Seconds to finish accepted requests: a day."""
 PROCESSES = 100_000
 """Processes, workers, GPUs."""
 _EVER = 1_000_000_000  # iterations
@@ -56,11 +56,11 @@ MOST: dict[str, float] = {
     "eval.batch_size": IMAGES, "eval.num_prompts": _EVER, "eval.num_images": IMAGES, "eval.height": SIDE,
     "eval.width": SIDE, "eval.shift": 1_000, "eval.seed": 2**63 - 1,
 }  # fmt: skip
-"""Dotted key -> the largest absolute value, of a list's members each."""
+"""Dotted key -> the largest absolute value, for each member of a list."""
 
 
 def check_counts(most: int = 1_000_000, **values: int | None) -> None:
-    """Refuses parameters, by their names, that are no whole numbers from 1 to `most`; None passes."""
+    """Refuses parameters, by name, that are not whole numbers from 1 to `most`; None passes."""
     for name, value in values.items():
         if value is not None and not (isinstance(value, Integral) and value is not True and 1 <= value <= most):
             raise ValueError(f"`{name}` must be a whole number from 1 to {most:,}, got {value!r}")

@@ -1,4 +1,4 @@
-"""From a mapping of plain values to frozen dataclasses, strictly; all that is wrong is told at once."""
+"""Builds frozen dataclasses from a mapping of plain values, strictly; reports all faults at once."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ Setting = TypeVar("Setting")
 
 
 def build_settings(cls: type[Setting], overrides: Sequence[str], *, command: str) -> Setting:
-    """Make the settings of a command without a file from `key=value` texts, as strictly as a configuration.
+    """Builds the settings of a command without a file from `key=value` texts, as strictly as a configuration.
 
     Args:
-        command: what messages call their place.
+        command: name of the command in messages.
 
     Raises ConfigError: as `build`.
     """
@@ -45,7 +45,7 @@ def build_settings(cls: type[Setting], overrides: Sequence[str], *, command: str
 
 
 def setting_words(settings: Mapping[str, Any]) -> list[str]:
-    """Settings as the `key=value` words of a command line; those of a mapping in a mapping have dotted keys.
+    """Writes settings as `key=value` words of a command line; nested mappings have dotted keys.
 
     >>> setting_words({"num_iterations": 3, "optim": {"lr": 1e-4}})
     ['num_iterations=3', 'optim.lr=0.0001']
@@ -55,8 +55,8 @@ def setting_words(settings: Mapping[str, Any]) -> list[str]:
 
 def build(cls: type[Any], data: Mapping[str, Any], source: ConfigSource, prefix: str = "") -> Any:
     """Make an instance of the dataclass ``cls`` from a mapping, checking every key and type on the way. Raises
-    ConfigError: unknown and missing keys, wrong types, and contradictions that the dataclasses themselves refuse, all
-    of them at once, as far as one does not hide another."""
+    ConfigError: unknown and missing keys, wrong types, and contradictions that the dataclasses refuse; all at once,
+    unless one hides another."""
     keys = list(_wrong_keys(cls, data, source, prefix))
     try:
         made = _build(cls, data, source, prefix)
@@ -86,7 +86,7 @@ _KEY = re.compile(r"'([a-z_][\w.]*)'|: ([a-z_][\w.]*) (?:must be|is) ")
 
 
 def _keys(sentences: Iterable[str]) -> set[str]:
-    """The keys that sentences about keys name, those that were meant among them."""
+    """The keys that sentences about keys name, also the suggested ones."""
     return {name for said in sentences for pair in _KEY.findall(said) for name in pair if name}
 
 
@@ -98,7 +98,7 @@ def _mentions(said: str, keys: Iterable[str]) -> bool:
 def _wrong_keys(
     cls: type[Any], data: Mapping[str, Any], source: ConfigSource, prefix: str
 ) -> Iterator[tuple[str, str]]:
-    """Where each unknown or missing key of a mapping and of the mappings in it comes from, and what is said of it."""
+    """Source of each unknown or missing key in a mapping and its nested mappings, and the sentence about it."""
     hints, fields = hints_of(cls), {field.name: field for field in dataclasses.fields(cls)}
     for key, value in data.items():
         dotted = f"{prefix}{key}"
@@ -116,7 +116,7 @@ def _wrong_keys(
 
 
 def _mappings(value: Any, dotted: str, *, listed: bool) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """A value and its key where it is a mapping, with `listed` those in a list; what is of another type is left out."""
+    """A value and its key if it is a mapping, with `listed` also those in a list; leaves out other types."""
     value = value.value if isinstance(value, Override) else value
     if listed and isinstance(value, (list, tuple)):
         for index, item in enumerate(value):
@@ -126,8 +126,8 @@ def _mappings(value: Any, dotted: str, *, listed: bool) -> Iterator[tuple[str, M
 
 
 def _build(cls: type[Any], data: Mapping[str, Any], source: ConfigSource, prefix: str) -> Any:
-    """An instance of those keys of a mapping that there are. Raises ConfigError: all that is wrong with their values;
-    nothing, where a required key is missing."""
+    """Builds an instance from the existing keys of a mapping. Raises ConfigError: all faults of their values; empty if
+    a required key is missing."""
     hints, fields = hints_of(cls), {field.name: field for field in dataclasses.fields(cls)}
     values, kept, faults, refused = dict[str, Any](), dict[str, Any](), list[str](), list[str]()
     present = [name for name in data if name in fields]
@@ -155,7 +155,7 @@ def _build(cls: type[Any], data: Mapping[str, Any], source: ConfigSource, prefix
 
 
 def _defaults(fields: Iterable[dataclasses.Field[Any]]) -> dict[str, Any]:
-    """The defaults of those fields that have one."""
+    """The defaults of all fields that have one."""
     return {
         field.name: field.default_factory() if callable(field.default_factory) else field.default
         for field in fields
@@ -164,7 +164,7 @@ def _defaults(fields: Iterable[dataclasses.Field[Any]]) -> dict[str, Any]:
 
 
 def _place(source: ConfigSource, prefix: str) -> str:
-    """Where a section's own sentences are of: it names its keys in full, only an item of a list needs its index."""
+    """The place for a section's own sentences: it names its keys in full, so only an item of a list needs its index."""
     listed = any(part.isdecimal() for part in prefix.split("."))
     return f"{source.file}: {prefix.rstrip('.')}:" if listed else f"{source.file}:"
 
@@ -174,7 +174,7 @@ def _has_default(field: dataclasses.Field[Any]) -> bool:
 
 
 def _convert(value: Any, hint: Any, dotted: str, source: ConfigSource) -> Any:
-    """Turn a YAML value into what the annotation says, or raise."""
+    """Converts a YAML value to the annotated type, or raises."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     union = arguments if origin in (types.UnionType, typing.Union) else (hint,)
     if isinstance(value, Override):
@@ -198,7 +198,7 @@ _MISFIT = object()  # what `_convert_one` says of a value that is of another typ
 
 
 def _convert_one(value: Any, hint: Any, dotted: str, source: ConfigSource) -> Any:
-    """Convert to a type that is not a union; `_MISFIT` where the value does not fit."""
+    """Converts to a type that is not a union; `_MISFIT` if the value does not fit."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if hint is Any:
         return _plain(value, dotted, source)
@@ -220,9 +220,9 @@ def _convert_one(value: Any, hint: Any, dotted: str, source: ConfigSource) -> An
 
 
 def _convert_items(items: Sequence[Any], hints: Sequence[Any], dotted: str, source: ConfigSource) -> Any:
-    """The items of a list, each with its annotation, as a tuple; what is wrong with any of them is told together.
+    """Converts the items of a list, each by its annotation, to a tuple; reports the faults of all items together.
 
-    `_MISFIT` where there are not as many items as annotations.
+    `_MISFIT` if the numbers of items and annotations differ.
     """
     if len(items) != len(hints):
         return _MISFIT
@@ -241,7 +241,7 @@ def _convert_items(items: Sequence[Any], hints: Sequence[Any], dotted: str, sour
 
 
 def _convert_scalar(value: Any, hint: Any, dotted: str, source: ConfigSource) -> Any:
-    """A number, truth value or text of just this type, but that an integer may stand for a float; `_MISFIT` else."""
+    """A number, truth value or text of exactly this type (an integer may stand for a float); else `_MISFIT`."""
     if hint is float and isinstance(value, int | float) and not isinstance(value, bool):
         try:
             return float(value) if math.isfinite(value) else _MISFIT
@@ -274,7 +274,7 @@ def _plain(value: Any, dotted: str, source: ConfigSource, depth: int = 0) -> Any
 
 
 def _unknown_key(key: str, value: Any, siblings: Sequence[str], source: ConfigSource, prefix: str) -> str:
-    """Say what was probably meant: a sibling one slip away, a key of another section, a term of another toolkit."""
+    """Suggests the key that you meant: a sibling one slip away, a key of another section, or a foreign term."""
     start = f"unknown key '{prefix}{key}'"
     elsewhere = source.elsewhere()
     if key in elsewhere.absent:
@@ -294,7 +294,7 @@ def _unknown_key(key: str, value: Any, siblings: Sequence[str], source: ConfigSo
 
 
 def _ours(key: str, source: ConfigSource) -> str | None:
-    """Our own key that was written in the wrong section, and what we call a term that another toolkit uses."""
+    """Our own key in the wrong section, and our name for another toolkit's term."""
     own = next((own for own in source.own_keys if own.rpartition(".")[2] == key), None)
     found = [name for name in (own, source.elsewhere().keys.get(key)) if name is not None]
     return "' or '".join(found) or None

@@ -1,4 +1,5 @@
-"""What other toolkits call our keys and values, and what their configurations are here: `foreign_words.yaml`, read."""
+"""Other toolkits' names for our keys and values, and translations of their configurations, from
+`foreign_words.yaml`."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from typing import Any
 from flowrl.config.strict_yaml import Elsewhere, dotted_items, read_mapping
 
 Keys = Mapping[str, Any]
-"""Dotted name -> what it is."""
+"""Dotted name -> its translation."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -19,24 +20,24 @@ class Toolkit:
     """A toolkit whose configurations `flowrl init --from` translates."""
 
     keys: Keys
-    """Dotted name -> what it becomes; one that ends in a dot stands for all keys that begin so."""
+    """Dotted name -> its translation; a name that ends in a dot stands for all keys with this prefix."""
     defaults: Keys
-    """Dotted name -> what it is where a file does not say it."""
+    """Dotted name -> its default if a file does not set it."""
     rewards: Mapping[str, Keys]
     """Name in small letters -> our reward, on its scale."""
     algorithm: str
-    """The keys that say the algorithm, or the one that it always is."""
+    """The keys that name the algorithm, or the toolkit's only one."""
     always: Keys = field(default_factory=dict)
-    """What it does whatever a file says, in our keys."""
+    """What it always does, in our keys."""
     methods: Mapping[str, Keys] = field(default_factory=dict)
-    """Method -> what it does so then."""
+    """Method -> what it always does with it, in our keys."""
     of: Mapping[str, Keys] = field(default_factory=dict)
-    """Method -> keys as in `keys`, where it trains by that method."""
+    """Method -> keys as in `keys`, for files that train by that method."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ForeignWords(Elsewhere):
-    """All that is known of other toolkits' words."""
+    """All known words of other toolkits."""
 
     kernels: Mapping[str, str]
     """Name of a kernel -> ours."""
@@ -52,7 +53,7 @@ class ForeignWords(Elsewhere):
 
 @functools.cache
 def foreign_words() -> ForeignWords:
-    """The words of other toolkits; read when they are first asked for, which a right configuration never does."""
+    """The words of other toolkits, read at first use; a right configuration never needs them."""
     data = read_mapping(Path(__file__).with_name("foreign_words.yaml"))
     keys, toolkits = _by_their_names(data["keys"]), dict[str, Toolkit]()
 
@@ -88,5 +89,5 @@ def foreign_words() -> ForeignWords:
 
 
 def _by_their_names(table: Mapping[str, str]) -> dict[str, str]:
-    """Our name, or a sentence -> what others say in one text; turned round."""
+    """Inverts a table: our name, or a sentence -> a text with the words of others."""
     return {theirs: ours for ours, words in table.items() for theirs in words.split()}

@@ -1,4 +1,4 @@
-"""Keys of a configuration with their docstrings, types and defaults, as the code has them."""
+"""Reads the keys of a configuration with their docstrings, types and defaults from the code."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from flowrl.config.strict_yaml import describe_type
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KeyDoc:
-    """One key: its dotted name, what it takes, its default as YAML would say it, and its docstring."""
+    """One key: its dotted name, type, default as in YAML, and docstring."""
 
     key: str
     kind: str
@@ -45,7 +45,7 @@ def field_texts(cls: type[Any]) -> dict[str, str]:
 
 
 def fields_of(body: ast.ClassDef) -> dict[str, str]:
-    """As `field_texts`, of a class that was parsed."""
+    """As `field_texts`, for a parsed class."""
     return {
         line.target.id: " ".join(text.split())
         for place, line in enumerate(body.body)

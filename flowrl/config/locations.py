@@ -1,4 +1,4 @@
-"""Where a model is, in one text: a folder, a single file, a hub id, or a hub id at a revision (``ID@REVISION``)."""
+"""The location of a model as a text: a folder, a single file, a hub id, or a hub id at a revision (``ID@REVISION``)."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ _PINNED = re.compile(r"([\w.-]+(?:/[\w.-]+)?)@(\S+)")
 
 
 def at_revision(model: str, revision: str | None) -> str:
-    """A location with its revision; only a hub id has one. Raises ValueError: the model is a file or folder of this
-    machine."""
+    """A location with its revision; only a hub id has one. Raises ValueError: the model is a local file or folder."""
     if revision is None:
         return model
     if Path(model).exists() or is_path(model):
@@ -19,19 +18,19 @@ def at_revision(model: str, revision: str | None) -> str:
 
 
 def is_path(model: str) -> bool:
-    """Whether a location is written as a path or an asset, and so is no hub id whether it exists or not."""
+    """Whether a location is written as a path or an asset, and so is not a hub id even if nothing is there."""
     return model.startswith(("asset:", "/", "./", "../", "~"))
 
 
 def hub_id(location: str) -> str | None:
-    """The hub id of a location, without its revision; None of a place on this machine or an asset, which no file that
-    is passed on names."""
+    """The hub id of a location, without its revision; None for a local place or an asset, not to be named in shared
+    files."""
     if is_path(location) or Path(location).expanduser().exists() or location.count("/") != 1:
         return None
     return split_revision(location)[0]
 
 
 def split_revision(location: str) -> tuple[str, str | None]:
-    """A location without its revision, and that; None where it has none."""
+    """A location without its revision, and the revision, or None if it has none."""
     found = None if Path(location).exists() else _PINNED.fullmatch(location)
     return (location, None) if found is None else (found[1], found[2])

@@ -1,4 +1,4 @@
-"""Options of rewards, losses and the like: one frozen dataclass each, built strictly from what a configuration says.
+"""Options of rewards, losses and the like: a frozen dataclass each, built strictly from a configuration.
 
     @dataclass(frozen=True, kw_only=True, slots=True)
     class Jpeg:
@@ -9,8 +9,8 @@
 
     jpeg = build_options(Jpeg, {"quality": 90}, owner="reward 'jpeg'")
 
-The dataclass is the only statement of its options: the fields are the names, types and defaults, their docstrings the
-documentation, `__post_init__` the check. A user's function with keyword-only parameters is read as such a class.
+The dataclass alone states its options: fields give names, types and defaults, their docstrings the documentation, and
+`__post_init__` the check. Your own function with keyword-only parameters is read as such a class.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Options = TypeVar("Options")
 
 
 def unknown_name(what: str, name: Any, allowed: Iterable[str]) -> str:
-    """The sentence for a name that is none of those allowed, with the nearest one."""
+    """The sentence on a name that is not allowed, with the nearest allowed one."""
     names = sorted(allowed)
     near = difflib.get_close_matches(str(name), names, n=1)
     hint = f" (did you mean {near[0]!r}?)" if near else ""
@@ -39,8 +39,8 @@ def unknown_name(what: str, name: Any, allowed: Iterable[str]) -> str:
 
 
 def entry_of(table: Mapping[str, Entry], name: str, what: str, *, owner: str = "") -> Entry:
-    """The entry of a table of choices; `what` is a word for its names, `owner` what messages begin with. Raises
-    ValueError: there is no such entry, with the nearest name and all that there are."""
+    """The entry of a table of choices; `what` is a word for its names, `owner` begins messages. Raises ValueError:
+    there is no such entry; the message has the nearest name and all names."""
     if name not in table:
         raise ValueError(f"{owner}: {unknown_name(what, name, table)}" if owner else unknown_name(what, name, table))
     return table[name]
@@ -50,8 +50,8 @@ def build_options(cls: type[Options], options: Mapping[str, Any], *, owner: str)
     """Makes an options dataclass from plain values, as strictly as the configuration is read.
 
     Args:
-        cls: the dataclass; lists become tuples and mappings become nested dataclasses where its fields say so.
-        owner: what messages begin with, such as "reward 'jpeg'".
+        cls: the dataclass; lists become tuples and mappings become nested dataclasses if its fields are such.
+        owner: start of messages, such as "reward 'jpeg'".
 
     Raises ValueError: an unknown or missing option, a wrong type, or what `cls` itself refuses.
     """
@@ -66,7 +66,7 @@ def build_parts(classes: Sequence[type[Any]], options: Mapping[str, Any], *, own
         classes: the dataclasses; no option belongs to two.
         owner: as `build_options`.
 
-    Raises ValueError: as `build_options`; an unknown option is answered with those of all classes.
+    Raises ValueError: as `build_options`; the message on an unknown option lists those of all classes.
     """
     owners = {field.name: cls for cls in classes for field in dataclasses.fields(cls)}
     for name in options:

@@ -1,4 +1,4 @@
-"""Settings that replace those of a configuration, typed as words or given as values."""
+"""Settings that replace those of a configuration, as words or as values."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from flowrl.runtime.former_names import KEYS, name_of_today
 
 
 class Typed(str):
-    """A setting as somebody typed it, ``key=value``: the value is YAML."""
+    """A setting as typed, ``key=value``; the value is YAML."""
 
     __slots__ = ()
 
@@ -23,10 +23,9 @@ Settings = Sequence[str] | Mapping[str, Any]
 
 
 def typed_settings(words: Sequence[str], taken: Sequence[str] = ()) -> dict[str, Any]:
-    """``key=value`` words by their keys, as arguments of a function; of one key the last word counts.
+    """``key=value`` words by their keys, as arguments of a function; the last word of a key counts.
 
-    A key that is a parameter of the function, `taken`, is none of a configuration, so that it goes by another name and
-    the loader refuses it.
+    A key in `taken` is a parameter of the function, not of a configuration: it gets a name that the loader refuses.
     """
     found: dict[str, Any] = {}
     for word in words:
@@ -45,7 +44,7 @@ def setting_keys(settings: Settings) -> list[str]:
 
 
 def apply_settings(data: dict[str, Any], settings: Settings) -> dict[str, str]:
-    """Set what settings say in ``data``, in place, later ones last; return each dotted key with its word.
+    """Applies settings to ``data``, in place, later ones last; returns each dotted key with its word.
 
     >>> data = {"optim": {"lr": 1, "schedule": "cosine"}}
     >>> apply_settings(data, {"num_iterations": 3, "optim": {"lr": 1e-4}})
@@ -53,7 +52,7 @@ def apply_settings(data: dict[str, Any], settings: Settings) -> dict[str, str]:
     >>> data
     {'optim': {'lr': 0.0001, 'schedule': 'cosine'}, 'num_iterations': 3}
 
-    Raises ConfigError: as `apply_override`; or a value that no file could hold.
+    Raises ConfigError: as `apply_override`, or a value that no file could hold.
     """
     if not isinstance(settings, Mapping):
         return {apply_override(data, word): word for word in settings}

@@ -1,4 +1,4 @@
-"""Prompt sets that shipped configurations name and that do not ship: where they are published, and how to get them."""
+"""Prompt sets that shipped configurations name but that do not ship: where they are published, and how to get them."""
 
 from __future__ import annotations
 
@@ -16,39 +16,39 @@ class PublishedFile:
     """A file of a repository."""
 
     path: str
-    """In its repository."""
+    """Path in its repository."""
     megabytes: float | None = None
-    """Of the download; None where we could not look."""
+    """Size of the download; None if we could not check."""
     rows: int | None = None
-    """Prompts that it gives; None where we could not look."""
+    """Number of prompts in it; None if we could not check."""
     sha256: str = ""
-    """Of the file at the set's revision; "" where we could not look."""
+    """Hash of the file at the set's revision; "" if we could not check."""
     first: int | None = None
-    """The lines that are kept, from the top; None keeps all."""
+    """Number of first lines to keep; None keeps all."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PromptSet:
-    """A set of prompts under the name that `flowrl data get` takes."""
+    """A set of prompts, named as for `flowrl data get`."""
 
     about: str
-    """What it holds."""
+    """Description of its contents."""
     publisher: str
     """Who publishes it: OWNER/NAME of a repository."""
     licence: str
-    """What the publisher states."""
+    """Licence as the publisher states it."""
     place: str = ""
-    """Either "github" or "hub" where `flowrl data get` fetches it; "" where you get or make it yourself."""
+    """"github" or "hub" if `flowrl data get` fetches it; "" if you get or make it yourself."""
     revision: str = "main"
     """Commit or branch of the repository."""
     files: Mapping[str, PublishedFile] = field(default_factory=dict)
     """Name of the local file -> the published one."""
     by_hand: tuple[str, ...] = ()
-    """Names of the local files where nothing fetches them."""
+    """Names of the local files if nothing fetches them."""
     how: str = ""
-    """What to do then."""
+    """What to do in that case."""
     ships: tuple[str, str] | None = None
-    """Prompts that ship with flowrl and serve the same purpose, to train on and to evaluate on; None where none do."""
+    """Prompts that ship with flowrl and serve the same purpose, to train on and to evaluate on; None if none do."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -57,7 +57,7 @@ class PromptSet:
 
     @property
     def megabytes(self) -> float | None:
-        """Of the download; None where a file's size is unknown."""
+        """Size of the download; None if a file's size is unknown."""
         sizes = [file.megabytes for file in self.files.values()]
         return None if None in sizes else sum(size for size in sizes if size is not None)
 
@@ -73,13 +73,13 @@ PROMPT_SETS: dict[str, PromptSet] = {
 
 
 def set_of_file(path: str) -> str | None:
-    """The set of a file in the folder `data`, as a configuration has it, by its name; None where no set has it."""
+    """The set with a file that a configuration has in the folder `data`, by its name; None if no set has it."""
     folder, _, name = path.rpartition("/")
     return next((key for key, found in PROMPT_SETS.items() if folder == "data" and name in found.names), None)
 
 
 def advice_on(path: str) -> str:
-    """What to do about a file that is not there; "" where no set has it."""
+    """What to do about a missing file; "" if no set has it."""
     name = set_of_file(path)
     if name is None:
         return ""

@@ -1,6 +1,6 @@
-"""Who reads which key: settings that a recipe or method ignores are refused.
+"""Refuses settings that the run's recipe or method ignores, by a table of the readers of each key.
 
-A recipe says which readers its run has; a key that changed from its default must have one of them: `readers.yaml`.
+A recipe names the readers of its run. A key that differs from its default must have one of them: `readers.yaml`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _READ_BY: dict[str, str] = _TABLES["readers"]
 
 
 class UnreadError(ValueError):
-    """A key was set that nothing reads."""
+    """You set a key that nothing reads."""
 
     def __init__(self, key: str, said: str) -> None:
         super().__init__(said)
@@ -27,10 +27,10 @@ class UnreadError(ValueError):
 
 
 def refuse_unread(config: TrainConfig, readers: Collection[str], what: str) -> None:
-    """Refuses keys that were changed from their default although nothing would come of it.
+    """Refuses keys with another value than their default that would have no effect.
 
     Args:
-        readers: those of the run, words of the table.
+        readers: readers of the run, as named in the table.
         what: names the run, for the message.
     """
     for key, value in _changed_settings(config):
@@ -40,7 +40,7 @@ def refuse_unread(config: TrainConfig, readers: Collection[str], what: str) -> N
 
 
 def is_read(key: str, recipe: str, objective: str = "") -> bool:
-    """Whether a run of a recipe, with an objective, reads a key at all; it may still not matter to its method."""
+    """Whether a run of a recipe with an objective reads a key; its method may still ignore it."""
     if key == "clip_range" and objective in ("dppo", "reinforce"):
         return False
     wanted = _readers(key) or _readers(key.rpartition(".")[0])

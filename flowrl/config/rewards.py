@@ -1,4 +1,4 @@
-"""The rewards of a configuration: what is scored, with which weight, and how values come together."""
+"""The rewards of a configuration: their names, weights, and how their values are combined."""
 
 from __future__ import annotations
 
@@ -127,12 +127,12 @@ class RewardConfig:
 
     @property
     def called(self) -> str:
-        """What messages and tables call it."""
+        """Its name in messages and tables."""
         return str(self.label or self.name or self.function)
 
     @property
     def bounds(self) -> tuple[float, float]:
-        """`clip` in numbers; infinite where it is open."""
+        """`clip` in numbers; infinite if it is open."""
         low, high = self.clip or (None, None)
         return -math.inf if low is None else low, math.inf if high is None else high
 
@@ -154,7 +154,7 @@ def check_weights(weights: Sequence[float]) -> None:
 
 
 def check_rewards(rewards: Sequence[RewardConfig], *, needed: bool = True) -> None:
-    """Refuses an empty list where one is `needed`, one without any weight, a reward or a label that is there twice."""
+    """Refuses an empty list if one is `needed`, a list without any weight, and duplicate rewards or labels."""
     if needed and not rewards:
         raise ConfigError(
             "rewards is empty: list at least one, for instance '- name: NAME' or '- {file: my.py, function: NAME}'"

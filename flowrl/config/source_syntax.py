@@ -1,6 +1,6 @@
-"""What the code says of itself, read from the syntax trees: nothing of the package is imported or run.
+"""Reads facts about the code from its syntax trees, without importing or running the package.
 
-So a listing needs neither torch nor the libraries of a reward, and there is no second copy of what the code says.
+So a listing needs neither torch nor the libraries of a reward, and no fact is stated twice.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ PACKAGE = Path(str(resources.files("flowrl")))
 
 @cache
 def module_path(module: str) -> Path | None:
-    """The file of a module of the package; None of other modules."""
+    """The file of a module of the package; None for other modules."""
     package, *parts = module.split(".")
     if package != "flowrl":
         return None
@@ -38,7 +38,7 @@ def tree_of(module: str) -> ast.Module:
 
 @cache
 def find_definition(module: str, name: str) -> tuple[str, ast.AST] | None:
-    """The module and node that define a name which stands in a module, followed through its imports; None elsewhere."""
+    """The module and node that define a name in a module, followed through imports; None outside the package."""
     tree = tree_of(module)
     for node in tree.body:
         if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == name:
@@ -56,7 +56,7 @@ def find_definition(module: str, name: str) -> tuple[str, ast.AST] | None:
 
 
 def value_of(module: str, name: str) -> ast.expr:
-    """The expression that a name of a module is assigned."""
+    """The expression that is assigned to a name of a module."""
     found = find_definition(module, name)
     if found is not None and isinstance(found[1], ast.Assign | ast.AnnAssign) and found[1].value is not None:
         return found[1].value
@@ -64,7 +64,7 @@ def value_of(module: str, name: str) -> ast.expr:
 
 
 def class_of(module: str, name: str) -> tuple[str, ast.ClassDef]:
-    """The module and the definition of a class that stands in a module."""
+    """The module and the definition of a class that a module names."""
     found = find_definition(module, name)
     if found is None or not isinstance(found[1], ast.ClassDef):
         raise ValueError(f"{module} has no class {name}")
@@ -72,7 +72,7 @@ def class_of(module: str, name: str) -> tuple[str, ast.ClassDef]:
 
 
 def text_after(body: list[ast.stmt], place: int) -> str:
-    """The text that stands alone after a statement, which documents it."""
+    """The docstring after a statement."""
     after = body[place + 1] if place + 1 < len(body) else None
     if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant) and isinstance(after.value.value, str):
         return inspect.cleandoc(after.value.value)
@@ -80,8 +80,8 @@ def text_after(body: list[ast.stmt], place: int) -> str:
 
 
 def table_of(module: str, table: str) -> dict[str, ast.expr]:
-    """A table that is written out: its keys, with the expressions that stand for their values. Raises ValueError: the
-    module has no such table."""
+    """A literal table: its keys and the expressions of their values. Raises ValueError: the module has no such
+    table."""
     node = value_of(module, table)
     if not isinstance(node, ast.Dict):
         raise ValueError(f"{table} of {module} is not written out as names and values")
@@ -89,7 +89,7 @@ def table_of(module: str, table: str) -> dict[str, ast.expr]:
 
 
 def classes_in(module: str, table: str) -> dict[str, str]:
-    """A table of choices: name -> the class of its options, given as such or as ``options=`` of an entry."""
+    """A table of choices: name -> the class of its options, given directly or as ``options=`` of an entry."""
     found = {}
     for name, value in table_of(module, table).items():
         words = value.keywords if isinstance(value, ast.Call) else []

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 
 def edit_distance(a: str, b: str) -> int:
-    """Insertions, deletions, substitutions and swaps of neighbours that lead from ``a`` to ``b``."""
+    """The number of insertions, deletions, substitutions and swaps of neighbours from ``a`` to ``b``."""
     rows = [list(range(len(b) + 1))]
     for i, x in enumerate(a, start=1):
         row = [i]
@@ -21,7 +21,7 @@ def edit_distance(a: str, b: str) -> int:
 
 
 def closest(word: str, candidates: Sequence[str]) -> str | None:
-    """The candidate most like ``word``, or None where nothing is alike."""
+    """The candidate most like ``word``, or None if none is similar."""
     near = set(difflib.get_close_matches(word, candidates, n=5, cutoff=0.6))
     near |= {c for c in candidates if abs(len(word) - len(c)) <= 1 and edit_distance(word, c) <= 1}
 

@@ -1,7 +1,7 @@
-"""YAML to frozen dataclasses, strictly: an unknown key, a wrong type or a missing key is an error that teaches.
+"""Reads YAML strictly: an unknown key, a wrong type or a missing key is an error that teaches.
 
 The reader follows the YAML 1.2 core schema, because the 1.1 rules that PyYAML ships surprise people: there ``1e-4`` is
-a string, ``010`` is 8, ``1:30`` is 90 and ``no`` is false. Keys may appear once. Nothing here knows what is configured.
+a string, ``010`` is 8, ``1:30`` is 90 and ``no`` is false. Keys may appear once. All this fits any configuration.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ from flowrl.runtime.former_names import KEYS, name_of_today
 
 hints_of: Any = functools.lru_cache(maxsize=512)(typing.get_type_hints)  # the slowest part of reading a configuration
 MAX_NODES = 100_000
-"""Values of one YAML document, aliases written out: a few hundred bytes of them can stand for billions."""
+"""Values of one YAML document with aliases expanded, because a few hundred bytes of them can stand for billions."""
 MAX_CHARACTERS = 1_000_000
 """Length of one YAML document."""
 
 
 class ConfigError(Faults):
-    """A configuration that cannot be used: what was given, what is allowed, what to change.
+    """A configuration that cannot be used; says what was given, what is allowed and what to change.
 
-    One paragraph; where several things are wrong, a line for each.
+    One paragraph, or a line for each of several faults.
     """
 
     refused: tuple[str, ...] = ()
-    """Those faults that are contradictions of keys, each right by itself."""
+    """Faults that are contradictions between keys, each right by itself."""
     made: Any = None
-    """An instance without the keys that are wrong, for what else contradicts; None where one of them is needed."""
+    """An instance without the wrong keys, to look for further contradictions; None if one of them is required."""
     rest: Mapping[str, Any] = types.MappingProxyType({})
-    """Of a whole configuration: keys that are right, defaults too; what else is wrong can be looked for in them."""
+    """The right keys of a whole configuration, with defaults, to look for further faults."""
 
 
 def all_at_once(*checks: Callable[[], object]) -> None:
@@ -50,7 +50,7 @@ def all_at_once(*checks: Callable[[], object]) -> None:
 
 
 def refuse(*wrong: tuple[object, str]) -> None:
-    """Refuses what is wrong: each a condition, which settings that can work do not meet, and what is said of it."""
+    """Refuses faults: pairs of a condition that valid settings do not meet, and a sentence."""
     if found := [said for condition, said in wrong if condition]:
         raise ConfigError(*found)
 
@@ -60,9 +60,9 @@ class Override:
     """The value of one ``key=value`` argument: the text as typed and what YAML makes of it."""
 
     text: str
-    """What stood after the equals sign: a key that holds text gets this where YAML sees a number (``out=2024``)."""
+    """The text after the equals sign; a key for text gets it even if YAML sees a number (``out=2024``)."""
     value: Any
-    """The parsed value: what every other key gets."""
+    """The parsed value, for every other key."""
 
     def __repr__(self) -> str:
         return repr(self.value)
@@ -70,33 +70,33 @@ class Override:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Elsewhere:
-    """What other programs call our keys and values."""
+    """Other programs' names for our keys and values."""
 
     keys: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """Their key, by its last part -> ours, or a sentence about it."""
     absent: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    """Their key for what there is not here -> a sentence that says so."""
+    """Their key without a counterpart here -> a sentence that says so."""
     values: Mapping[str, Mapping[str, str]] = dataclasses.field(default_factory=dict)
     """Our dotted key -> their value -> ours."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class ConfigSource:
-    """Where values come from, for messages, and what other programs call our keys."""
+    """The source of values, for messages, and other programs' names for our keys."""
 
     file: str
     """Path of the configuration file as given."""
     overrides: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """Dotted key -> the override argument as typed."""
     elsewhere: Callable[[], Elsewhere] = Elsewhere
-    """What other programs call our keys; asked only where one is unknown or a value wrong."""
+    """Other programs' names for our keys; called only if a key is unknown or a value wrong."""
     remedy: str = ""
-    """What helps where required keys are missing, as a sentence."""
+    """A sentence on what helps if required keys are missing."""
     own_keys: tuple[str, ...]
     """Every dotted key there is; a list item is written ``rewards.0.weight``."""
 
     def of(self, dotted: str) -> str:
-        """Name the place a key came from: an override that set it (or a part of it), else the file."""
+        """The place that set a key: an override of it (or of a part of it), or else the file."""
         for key, argument in self.overrides.items():
             if key == dotted or key.startswith(f"{dotted}.") or dotted.startswith(f"{key}."):
                 return f"override '{argument}'"
@@ -104,7 +104,7 @@ class ConfigSource:
 
 
 class _Strict(yaml.constructor.SafeConstructor, yaml.resolver.Resolver):
-    """The YAML 1.2 core scalars, and no silent duplicates."""
+    """YAML 1.2 core scalars without silent duplicates."""
 
     yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012 - PyYAML's own class attribute
 
@@ -125,11 +125,11 @@ class _Strict(yaml.constructor.SafeConstructor, yaml.resolver.Resolver):
 
 
 class _Loader(_Strict, yaml.SafeLoader):
-    """PyYAML's own reader, whose words for a fault and whose refusal of tabs are ours."""
+    """PyYAML's own reader with our messages and our refusal of tabs."""
 
 
 class _FastLoader(_Strict, getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-    """The same in C, ten times as fast, where PyYAML has it."""
+    """The same in C, ten times as fast, if PyYAML has it."""
 
 
 _APART = re.compile(r"[\t?\ufeff]|(?<!\S)!(?!\S)")
@@ -137,11 +137,11 @@ _APART = re.compile(r"[\t?\ufeff]|(?<!\S)!(?!\S)")
 
 
 class _Dumper(yaml.SafeDumper):
-    """Safe dumper that quotes every text which either YAML 1.1 or our loader would read as something else."""
+    """Safe dumper that quotes every text that YAML 1.1 or our loader would read as something else."""
 
 
 class _FastDumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[misc]
-    """The same in C, where PyYAML has it, which escapes letters that the other writes."""
+    """The same in C, if PyYAML has it; it escapes letters that the other writes."""
 
 
 _FLOAT = re.compile(
@@ -161,8 +161,8 @@ for _dumper in (_Dumper, _FastDumper):
 
 
 def parse_yaml(text: str, where: str) -> Any:
-    """Parse one YAML document. Raises ConfigError: syntax error, tab, duplicate key, a key that is not text, nesting
-    without end, or aliases that stand for too many values; names ``where`` and the line."""
+    """Parse one YAML document. Raises ConfigError: syntax error, tab, duplicate key, a key that is not text, endless
+    nesting, or aliases for too many values; names ``where`` and the line."""
     if len(text) > MAX_CHARACTERS:
         raise ConfigError(f"{where}: it has {len(text):,} characters, and at most {MAX_CHARACTERS:,} are read")
     try:
@@ -197,7 +197,7 @@ def _read_document(text: str, reader: Any) -> Any:
 
 
 def _count(node: yaml.Node, counts: dict[int, float]) -> float:
-    """Nodes at and below this one, aliases written out; an alias of a node that it lies in counts once."""
+    """Nodes at and below this one with aliases expanded; an alias of an enclosing node counts once."""
     if id(node) not in counts:
         counts[id(node)] = 1.0
         below = node.value if isinstance(node, yaml.CollectionNode) else ()
@@ -247,9 +247,9 @@ def apply_override(data: dict[str, Any], argument: str) -> str:
 
 
 def set_value(data: dict[str, Any], dotted: str, value: Override, argument: str) -> None:
-    """Set the value of an override, in place; sections that are not there are created.
+    """Sets the value of an override, in place; creates missing sections.
 
-    Whether the key exists at all is for :func:`build` to judge.
+    :func:`build` judges whether the key exists.
 
     Raises ConfigError: a bad list index, or a part of a single value.
     """
@@ -320,7 +320,7 @@ def describe_type(hint: Any) -> str:
 
 
 def write_value(value: Any) -> str:
-    """A value as Python writes it, cut where it is long."""
+    """A value as Python writes it, shortened if it is long."""
     try:
         text = repr(value)
     except ValueError:  # an integer of thousands of digits
@@ -329,7 +329,7 @@ def write_value(value: Any) -> str:
 
 
 def kind(value: Any) -> str:
-    """What a YAML value is, in words."""
+    """The kind of a YAML value, in words."""
     words = {
         dict: "a mapping",
         list: "a list",

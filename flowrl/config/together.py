@@ -1,6 +1,6 @@
-"""Settings that do not go together: the one place that says which, and why (`together.yaml`).
+"""The only list of settings that exclude each other, with the reasons (`together.yaml`).
 
-What is refused before a model loads and the tables of docs/composing.md are both made of it.
+Both the refusals before a model loads and the tables of docs/composing.md come from it.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ def _text(value: Any) -> str:
 ROUTES = "rewards.routes"
 """The key of all rewards' routes, `TrainConfig.routes`."""
 OFF: Mapping[str, str] = {key: _text(value) for key, value in _TABLE["off"].items()}
-"""Key that a refusal names -> the value with which it is off, or that it can be set to instead."""
+"""Key in a refusal -> the value that switches it off, or an alternative value."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Exclusion:
-    """Settings that do not go together."""
+    """Settings that exclude each other."""
 
     settings: tuple[str, ...]
-    """`key=value` of each, or a key, for all of its values but the one in `OFF`."""
+    """`key=value` of each, or a key for all of its values except the one in `OFF`."""
     why: str
     """The reason."""
 
     def met(self, given: Mapping[str, str]) -> list[str]:
-        """These settings as they are given, by the values of keys; none where one of them is not."""
+        """These settings with the given values of their keys; empty if one of them is not set."""
         named = [setting.partition("=") for setting in self.settings]
         met = [given[key] != OFF[key] and value in ("", given[key]) for key, _, value in named]
         return [f"{key}={given[key]}" for key, _, _ in named] if all(met) else []
 
     def said(self, met: list[str]) -> str:
-        """The refusal of settings that were met, and what to set instead."""
+        """The refusal of such settings, and what to set instead."""
         *first, last = met
         cures = [f"{key}={OFF[key]}" for key in (setting.partition("=")[0] for setting in reversed(met))]
         return f"{', '.join(first)} and {last} do not go together, because {self.why}: set {' or '.join(cures)}"
@@ -53,14 +53,14 @@ EXCLUSIONS = tuple(Exclusion(settings=tuple(row["settings"]), why=row["why"]) fo
 
 
 def refuse_together(given: Mapping[str, Any]) -> None:
-    """Refuses values of keys of `OFF` that do not go together; those that are left out are off. Raises Faults: a
-    ValueError that names the settings, the reason, and what to set instead."""
+    """Refuses values of keys of `OFF` that exclude each other; missing keys are off. Raises Faults: a ValueError that
+    names the settings, the reason, and what to set instead."""
     values = {**OFF, **{key: _text(value) for key, value in given.items()}}
     if found := [one.said(met) for one in EXCLUSIONS if (met := one.met(values))]:
         raise Faults(*found)
 
 
 def check_together(config: Any) -> None:
-    """Refuses settings of a `TrainConfig` that do not go together. Raises as `refuse_together`."""
+    """Refuses settings of a `TrainConfig` that exclude each other. Raises as `refuse_together`."""
     given = {key: attrgetter(key)(config) for key in OFF if key != ROUTES}
     refuse_together(given | {ROUTES: f"[{', '.join(dict.fromkeys(sum(config.routes, ())))}]"})

@@ -52,14 +52,14 @@ from flowrl.config.strict_yaml import ConfigError, ConfigSource, all_at_once, do
 __all__ = ["ConfigError", "PromptsConfig", "TrainConfig", "find_config", "load_config", "resolve_path", "to_yaml"]
 
 BATCH_LIMIT = 24
-"""The upper bound of batch sizes that are not given, in images."""
+"""Upper bound of batch sizes that you do not set, in images."""
 REMEDY = "'base: tiny_recommended' takes over what a shipped one says; 'flowrl init --from FILE' reads other toolkits"
-"""What helps a file that lacks required keys."""
+"""Remedy for a file without required keys."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Geometry:
-    """How the images of one iteration are split on one process."""
+    """How one process splits its images of an iteration."""
 
     images_per_process: int
     rollout_batch_size: int
@@ -261,7 +261,7 @@ class TrainConfig:
         )
 
     def _check_workers(self) -> None:
-        """Refuses settings of workers that there are none of."""
+        """Refuses settings of workers if there are none."""
         workers, default = self.workers, WorkersConfig()
         refuse(
             (
@@ -343,11 +343,11 @@ class TrainConfig:
 
 
 def load_config(path: str | Path | Mapping[str, Any], overrides: Settings = ()) -> TrainConfig:
-    """Read a YAML file and its base, put other settings in the place of its own and check everything.
+    """Reads a YAML file and its base, replaces settings and checks everything.
 
     Args:
-        path: the file, or settings that are no file's.
-        overrides: ``a.b=value`` words with YAML values, later ones win, or values by their keys; list items by index,
+        path: the file, or settings without a file.
+        overrides: ``a.b=value`` words with YAML values (later ones win), or values by key; list items by index,
             ``rewards.0.weight=2``.
 
     Raises:
@@ -379,10 +379,10 @@ def resolve_path(text: str, base: Path | None = None) -> Path:
 
     Args:
         text: a path, or ``asset:NAME`` for a file or folder that ships with flowrl.
-        base: folder that relative paths start at; default the current one.
+        base: folder of relative paths; the current one by default.
 
     Raises:
-        ConfigError: nothing is there; says what was looked for.
+        ConfigError: nothing is there; the message says what was looked for.
     """
     if not text.startswith("asset:"):
         path = (Path.cwd() if base is None else base) / Path(text).expanduser()
@@ -406,12 +406,12 @@ def resolve_path(text: str, base: Path | None = None) -> Path:
 
 
 def option_path(text: str) -> Path:
-    """The path that an option of a reward names, there or not; of ``asset:NAME`` the bundled file or folder."""
+    """The path in an option of a reward, whether it exists or not; the bundled file or folder for ``asset:NAME``."""
     return resolve_path(text) if text.startswith("asset:") else Path(text).expanduser()
 
 
 def is_here(text: str) -> bool:
-    """Whether a path of the configuration exists; a dataset does where it is a folder."""
+    """Whether a path of the configuration exists; a dataset does if it is a folder."""
     if text.startswith("dataset:"):
         return Path(text.split(":")[1]).is_dir()
     try:
@@ -428,8 +428,8 @@ def _plain(value: Any) -> Any:
 
 
 def largest_fitting(bound: int | None, images: int, multiple: int = 1) -> int:
-    """The largest divisor of a number of images that is at most a bound (`BATCH_LIMIT` where none is given), and a
-    multiple of a number that divides the images; that number itself where the bound is below it."""
+    """The largest divisor of a number of images up to a bound (`BATCH_LIMIT` by default) that is a multiple of a given
+    divisor; that divisor itself if the bound is below it."""
     most = max(BATCH_LIMIT if bound is None else bound, multiple)
     return multiple * divisors(images // multiple, most // multiple)[-1]
 

@@ -24,18 +24,18 @@ __all__ = ["CREDIT", "Method", "turning_points"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Method:
-    """A credit method and what it asks of the rollout."""
+    """A credit method and its needs in the rollout."""
 
     options: type[Any]
     """The class of its options; `options(...)(sampled, reward_KF, context) -> Credit`."""
     plan: Literal["trajectories", "branches", "tree"] = "trajectories"
     """How paths are sampled."""
     values: bool = False
-    """Latents on the way are completed and scored too."""
+    """Whether intermediate latents are completed and scored too."""
     completion: Literal["full", "clean"] | int = "full"
     """How, unless the run says otherwise: "full", "clean" or a number of ODE steps."""
     merged: bool = False
-    """Takes the weighted sum of the rewards as its only channel."""
+    """Whether the weighted sum of the rewards is its only channel."""
     back_up: Callable[..., Tensor] | None = None
     """Applied to the normalised advantages `(sampled, advantage_M, per_dim=...) -> advantage_M`."""
 

@@ -1,4 +1,4 @@
-"""What a credit method may ask of a run besides its transitions and rewards."""
+"""What a credit method may need of a run besides its transitions and rewards."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from flowrl.runtime.shapes import Float
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Context:
-    """The run around a table of transitions; the defaults are those of one process with little latents."""
+    """The run around a table of transitions; the defaults are those of one process with small latents."""
 
     step_std: Float[Tensor, " T"] | None = None
     """[T] standard deviation of the kernel at each step."""
@@ -23,9 +23,9 @@ class Context:
     gather: Callable[[Tensor], Tensor] = torch.clone
     """Joins the rows of all processes, in rank order, as many of each."""
     rank: int = 0
-    """This process's place among them."""
+    """Rank of this process."""
     iteration: int = 0
-    """Counts from 0."""
+    """Iteration, counted from 0."""
 
     def __post_init__(self) -> None:
         if self.per_dim < 1:
@@ -33,4 +33,4 @@ class Context:
 
 
 ALONE = Context()
-"""One process, and nothing known of the kernel."""
+"""One process, with an unknown kernel."""

@@ -1,4 +1,4 @@
-"""Dense credit: what each step gained (DenseGRPO, arXiv 2601.20218; Stepwise-Flow-GRPO), and noise calibrated by it."""
+"""Dense credit: the gain of each step (DenseGRPO, arXiv 2601.20218; Stepwise-Flow-GRPO), and noise calibrated by it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from flowrl.trajectory import Credit, Sampled
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DenseGrpo:
-    """DenseGRPO (arXiv 2601.20218): gain of a step, `V_{k+1} - V_k`, beside gains at that step under the same prompt.
+    """DenseGRPO (arXiv 2601.20218): gain of a step, `V_{k+1} - V_k`, compared with the same step's for the same prompt.
 
     V_k is the reward of the ODE completion after k stochastic steps; a sample's gains add up to `V_n - V_0`. In the
     paper one Euler step per completion ("clean") was worse than outcome credit, and all remaining steps ("full") best.
@@ -32,7 +32,7 @@ class DenseGrpo:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stepwise:
-    """Stepwise-Flow-GRPO (CVPR 2026): gain of a step, beside the gains of all steps under the same prompt.
+    """Stepwise-Flow-GRPO (CVPR 2026): gain of a step, compared with the gains of all steps for the same prompt.
 
     One mean and one std over all gains of a prompt. Early gains are larger; dividing each step by its own std, as
     `DenseGrpo` does, lifts the noise of late steps to the same size, and was reported to converge more slowly. The

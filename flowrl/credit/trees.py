@@ -1,7 +1,7 @@
 """Credit of trees: rewards of leaves carried up to the transitions that lead to them (BranchGRPO, TreeGRPO).
 
 Letters: K rewards, M transitions, F leaves. A transition and the node it leads to share their value. Small tables of
-numbers: computed in float64 on the CPU, returned where and as precise as the rewards came.
+numbers: computed in float64 on the CPU, returned on the device and in the dtype of the rewards.
 """
 
 from __future__ import annotations
@@ -214,10 +214,10 @@ def back_up(sampled: Sampled, advantage_M: Float[Tensor, " M"], *, per_dim: int 
     Averaging makes the advantages of upper transitions smaller.
 
     Args:
-        advantage_M: [M], read at the transitions that end in a leaf; NaN where a leaf has no valid reward.
+        advantage_M: [M], read at the transitions that end in a leaf; NaN if a leaf has no valid reward.
 
-    Returns [M]; NaN where no valid leaf follows. Raises ValueError: the table is not one of trees, or advantages are
-    not [M].
+    Returns [M]; NaN if no valid leaf follows. Raises ValueError: the table is not one of trees, or advantages are not
+    [M].
     """
     if advantage_M.shape != sampled.step.shape:
         raise ValueError(f"advantages must be [{len(sampled)}], one per transition, got {tuple(advantage_M.shape)}")

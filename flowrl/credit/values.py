@@ -90,13 +90,13 @@ def values_of(sampled: Sampled, reward_KF: Float[Tensor, " K F"]) -> Float[Tenso
 
 
 def gains_of(sampled: Sampled, reward_KF: Float[Tensor, " K F"]) -> Float[Tensor, " K b n"]:
-    """Gain of every step, `V_{k+1} - V_k`; NaN where one of the two is. Raises as `values_of`."""
+    """Gain of every step, `V_{k+1} - V_k`; NaN if one of the two is. Raises as `values_of`."""
     values = values_of(sampled, reward_KF).double()
     return (values[..., 1:] - values[..., :-1]).to(reward_KF.dtype)
 
 
 def one_channel(reward_KF: Float[Tensor, " K F"], method: str) -> None:
-    """Refuse several reward channels where a method is not defined for them."""
+    """Refuses several reward channels for a method that is not defined for them."""
     if len(reward_KF) != 1:
         raise ValueError(
             f"{method} needs one reward channel, got {len(reward_KF)}: what it does with values is not linear in them, "

@@ -1,1 +1,1 @@
-"""Benchmarks: how models are drawn, judged and summed up."""
+"""Benchmarks: draws, judges and sums up the images of models."""

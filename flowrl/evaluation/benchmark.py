@@ -1,8 +1,8 @@
-"""The benchmarks of `flowrl eval` by name, with what is known of each before anything heavy is loaded; and results.
+"""The benchmarks of `flowrl eval` by name, with all that is known of each before anything heavy loads; and results.
 
-A benchmark is an entry of `benchmarks.yaml`, whose module has `RULES` (`flowrl.evaluation.runner`): how options and
-prompts are read, where images lie that exist, who judges, and how verdicts become numbers. Drawing, journals,
-baselines and resuming are the runner's.
+A benchmark is an entry of `benchmarks.yaml`, whose module has `RULES` (`flowrl.evaluation.runner`): how to read options
+and prompts, where existing images lie, who judges, and how verdicts become numbers. The runner does drawing, journals,
+baselines and resuming.
 
     out/result.json  out/page.html            `flowrl.evaluation.evaluate`
     out/model/, out/base/                     `subject.folder`: images/, journals, a benchmark's own result files
@@ -24,21 +24,21 @@ if TYPE_CHECKING:  # names of commands and options are asked for before anything
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Benchmark:
-    """What a caller has to know of a benchmark before it is run."""
+    """What a caller must know of a benchmark before running it."""
 
     rules: str
-    """Module with `RULES`; several benchmarks may share it, and `settings.benchmark` says which is meant."""
+    """Module with `RULES`; if several benchmarks share it, `settings.benchmark` says which one runs."""
     samples: int = 4
-    """Images or clips per prompt where nobody says: the published number."""
+    """Default number of images or clips per prompt: the published one."""
     videos: bool = False
-    """Whether it takes models of videos; all others take models of images."""
+    """Whether it takes video models instead of image models."""
     one_image: bool = False
-    """Whether it takes one image of each prompt, however many a folder has."""
+    """Whether it takes one image per prompt, however many a folder has."""
     own_names: bool = False
     """Whether it also takes a folder in which images or clips have the published names."""
     reproduces: str | None = None
-    """Of a published name: what it reproduces, and against what that was checked here, in a line; it goes into
-    result.json and docs/published.md, as does `reproduces` of the rewards."""
+    """For a published name: what it reproduces and what that was checked against, in one line for result.json and
+    docs/published.md, like `reproduces` of rewards."""
 
 
 BENCHMARKS: dict[str, Benchmark] = {
@@ -47,7 +47,7 @@ BENCHMARKS: dict[str, Benchmark] = {
 
 
 def are_shares(metrics: Iterable[str]) -> bool:
-    """Whether metrics `eval/<benchmark>/...` that lie from 0 to 1 have to: a panel's are those of any scorer."""
+    """Whether metrics `eval/<benchmark>/...` from 0 to 1 are shares; a panel's scorers may have any range."""
     names = {name.split("/")[1] for name in metrics}
     return not any(known.rules.endswith("panel") for name, known in BENCHMARKS.items() if name in names)
 
@@ -57,7 +57,7 @@ NO_TRAINING = ", not another training of the same model"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SideResult:
-    """What was found of a subject, or of the base."""
+    """Findings about the subject, or about the base."""
 
     rows: Sequence[Mapping[str, Any]]
     metrics: Mapping[str, float]
@@ -66,7 +66,7 @@ class SideResult:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Result:
-    """What a benchmark found; the command prints it, result.json and the page are written of it."""
+    """The result of a benchmark; the output, result.json and the page are made from it."""
 
     headline: str
     """The result in one or two sentences of plain text; it opens the output and the page."""
@@ -74,18 +74,18 @@ class Result:
     """One mapping per image of the subject, of plain JSON values (NaN is written as null)."""
     base_rows: tuple[Mapping[str, Any], ...] = ()
     metrics: Mapping[str, float]
-    """`eval/<benchmark>/<metric>` -> number of the subject. Means over several models are taken of these."""
+    """`eval/<benchmark>/<metric>` -> number of the subject. Results of several models are means of these."""
     base_metrics: Mapping[str, float] = field(default_factory=dict)
     intervals: Mapping[str, Interval] = field(default_factory=dict)
     """Scores with intervals, in the order in which the page draws them."""
     base_intervals: Mapping[str, Interval] = field(default_factory=dict)
     differences: Mapping[str, Interval] = field(default_factory=dict)
-    """Paired differences, subject minus base, likewise."""
+    """Paired differences, subject minus base, in the same order."""
     claim: str = f"prompts of this kind{NO_TRAINING}"
-    """What the intervals speak of."""
+    """What the intervals cover."""
     tables: tuple[Table, ...]
     notes: tuple[str, ...] = ()
-    """Warnings and facts without which the numbers mislead; printed, and on top of the page."""
+    """Warnings and facts without which the numbers mislead; printed, and at the top of the page."""
     facts: Mapping[str, Any] = field(default_factory=dict)
     """Judge, versions, settings: plain JSON values for result.json and the page's last section."""
     sections: tuple[str, ...] = ()
@@ -100,10 +100,10 @@ def result_of(
     """The result of a subject, or of a subject and a base.
 
     Args:
-        benchmark: which begins the full names of metrics.
+        benchmark: its name, with which full names of metrics begin.
         sides: the subject, and the base if there is one.
-        notes: without which the numbers mislead.
-        claim: what the intervals speak of; empty for prompts of this kind.
+        notes: facts without which the numbers mislead.
+        claim: what the intervals cover; empty for prompts of this kind.
     """
     named = [{f"eval/{benchmark}/{name}": value for name, value in side.metrics.items()} for side in sides]
     base = sides[1:]

@@ -1,8 +1,8 @@
-"""DPG-Bench: four images of each dense prompt as a grid, under the names that its script reads, and a judge.
+"""DPG-Bench: a grid of four images per dense prompt, under the names that its script reads, and a judge.
 
-Without a judge images are drawn and the grids are written; with one a judge of this toolkit is asked. The published
-judge is mPLUG-large through the benchmark's own script, which takes the folder of grids. **Another judge gives another
-metric**: its numbers compare with each other only. Options: see `GridOptions`.
+Without a judge, it only draws images and writes the grids; with one, it asks a judge of this toolkit. The published
+judge is mPLUG-large in the benchmark's own script, which takes the folder of grids. **Another judge gives another
+metric**: compare its numbers only with each other. Options: see `GridOptions`.
 
 In the subject's folder: `dpg_bench/<item>.png`, and the journal of the answers.
 """
@@ -40,23 +40,23 @@ from flowrl.statistics.means import Range, mean_interval
 
 FOLDER = "dpg_bench"
 MADE_OF = "dpg_bench_grids.json"
-"""In the subject's folder: the images of which the grids were made."""
+"""File in the subject's folder that names the images of the grids."""
 GRID = 4
 ASKED = "{question}\nAnswer with one word, yes or no."
 _VERSION = 1
 
 Answers = dict[str, list[dict[int, float]] | None]
-"""1 or 0 for every question about every sample, by item; None where one of them had no answer."""
+"""1 or 0 for every question about every sample, by item; None if a question has no answer."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GridOptions:
-    """What `options` sets."""
+    """The benchmark's `options`."""
 
     all_rows: bool = False
-    """Keep the first row of the file, which the published loader leaves out."""
+    """Keep the first row of the file, which the published loader skips."""
     crops: int = GRID
-    """Images of a grid that are judged, 1 to 4."""
+    """Number of images of a grid to judge, 1 to 4."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.crops <= GRID:
@@ -65,7 +65,7 @@ class GridOptions:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GridPlan:
-    """Everything that is known before a model or a judge is loaded; `judge` is None where only grids are wanted."""
+    """All that is known before a model or judge loads; `judge` is None if you want only grids."""
 
     items: tuple[Item, ...]
     judge: dict[str, Any] | None
@@ -87,7 +87,7 @@ def plan_of(settings: Settings) -> GridPlan:
 
 
 def place(subject: Subject, plan: GridPlan, images: list[ImageFile]) -> list[ImageFile]:
-    """Writes `dpg_bench/<item>.png` of every four images, row by row; files that are of these images stay."""
+    """Writes `dpg_bench/<item>.png` from every four images, row by row; keeps files that hold these images."""
     folder, note = subject.folder / FOLDER, subject.folder / MADE_OF
     known = read_json(note, "delete it, the grids are made again") if note.is_file() else {}
     for row, item in enumerate(plan.items):
@@ -105,9 +105,9 @@ def place(subject: Subject, plan: GridPlan, images: list[ImageFile]) -> list[Ima
 
 
 def ask(settings: Settings, plan: GridPlan, chat: Chat, subject: Subject, images: Sequence[ImageFile]) -> Answers:
-    """What the judge answers about every sample.
+    """Asks the judge about every sample.
 
-    Answers that are neither yes nor no, and failures of the judge, are not kept: the next run asks again.
+    Keeps no answers that are neither yes nor no, and no failures of the judge: the next run asks again.
     """
     assert plan.judge is not None
     work = [
@@ -148,7 +148,7 @@ def ask(settings: Settings, plan: GridPlan, chat: Chat, subject: Subject, images
 
 
 def grid_result(settings: Settings, plan: GridPlan, chat: Chat, parts: Sequence[SubjectVerdicts[Answers]]) -> Result:
-    """Scores of a subject, or of a subject and a base."""
+    """Scores of a subject, and of a base if there is one."""
     scores = [aggregate(plan.items, part.found) for part in parts]
     by_item = [
         {item.id: 100 * item_score(crops, item.questions) for item in plan.items if (crops := part.found[item.id])}

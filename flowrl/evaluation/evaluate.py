@@ -1,7 +1,7 @@
 """Measures models, or folders of images, on a benchmark: `flowrl.evaluate`, `flowrl eval`.
 
-The same call resumes where it stopped. One model gets `OUT/model` and, with a baseline, `OUT/base`; several are
-evaluated one after the other in `OUT/<name>` and summed up with an interval over trainings.
+Call it again to resume where it stopped. One model gets `OUT/model` and, with a baseline, `OUT/base`. Several models
+are evaluated one after another in `OUT/<name>` and summed up with an interval over trainings.
 """
 
 from __future__ import annotations
@@ -69,12 +69,12 @@ class Evaluation:
         benchmark: its name.
         headline: the result in a sentence or two.
         metrics: `eval/<benchmark>/<metric>` -> number; for several models their mean.
-        scores: the main ones with 95 % intervals.
-        differences: those to the baseline, paired by prompts; empty without one.
+        scores: the main scores with 95 % intervals.
+        differences: differences to the baseline, paired by prompts; empty without one.
         claim: what the intervals cover.
-        notes: what you have to know to read the numbers.
+        notes: what you need to know to read the numbers.
         rows: one mapping per image, with its prompt and verdict; empty for several models.
-        folder: with `page.html`, `result.json` and the images.
+        folder: holds `page.html`, `result.json` and the images.
         text: headline, tables and notes for a terminal.
     """
 
@@ -89,7 +89,7 @@ class Evaluation:
     folder: Path
     text: str = field(repr=False)
     files: tuple[Path, ...] = field(repr=False)
-    """The judged images of the model, in their order; empty for videos and for several models."""
+    """The judged images of the model, in order; empty for videos and for several models."""
 
     @property
     def images(self) -> list[Image.Image]:
@@ -117,7 +117,7 @@ def evaluate(
     max_sequence_length: int | None = None, batch_size: int | None = None, device: str | None = None,
     show: bool = True, page: Callable[..., str] | None = None,
 ) -> Evaluation:  # fmt: skip
-    """Measures models on a benchmark; the same call continues where it stopped.
+    """Measures models on a benchmark. Call this again to continue where it stopped.
 
     Args:
         models: run folder or what `train` returned, LoRA or model folder, hub id or `asset:NAME`; several count as
@@ -142,7 +142,7 @@ def evaluate(
         page: writes the page of a result.
 
     Raises:
-        FlowrlError: an argument is wrong; whatever can be known before weights load is refused before.
+        FlowrlError: an argument is wrong; most faults are found before weights load.
 
     >>> flowrl.evaluate(benchmark="genevil", show=False)
     Traceback (most recent call last):
@@ -186,7 +186,7 @@ def evaluate(
 def _measure(
     plans: Sequence[Settings], labels: list[str], home: Path, page: Callable[..., str] | None, *, dry_run: bool
 ) -> Evaluation:
-    """Refuses what can be known to be wrong, evaluates one model after the other, and sums up several."""
+    """Refuses known faults, evaluates one model after another, and sums up several."""
     for settings in plans:
         for subject in settings.subjects:
             if subject.source is not None:
@@ -232,7 +232,7 @@ def _path(given: str | Path | None) -> Path | None:
 def _named(
     models: Model | Sequence[Model], known: Benchmark, images: Path | None, lora: Path | None
 ) -> dict[str, str | None]:
-    """Models by label; the folder's label for None, where images exist."""
+    """Models by label; with existing images, their folder's label and None."""
     if images is not None:
         return {_folder_label(images): None}
     if isinstance(models, str) or not isinstance(models, Sequence):
@@ -247,7 +247,7 @@ def _named(
 
 
 def _folder_label(folder: Path) -> str:
-    """The name of a folder of images; of one that this command drew, OUT/model/images, that of OUT."""
+    """The name of a folder of images; for one that this command drew (OUT/model/images), the name of OUT."""
     parts = folder.resolve().parts
     if len(parts) > 3 and parts[-1] == "images" and parts[-2] in ("model", BASE):
         return parts[-3]
@@ -262,9 +262,9 @@ def _base(
     known: Benchmark,
     sampling: SamplingOptions,
 ) -> Subject | None:
-    """What the subject is compared to; the word `base` is the model that the subject was trained from.
+    """The base to compare the subject with; the word `base` means the model that the subject was trained from.
 
-    `homes` are the folder of the subject, and the one that all subjects share.
+    `homes` are the subject's folder and the folder that all subjects share.
     """
     if given is None:
         return None
@@ -296,7 +296,7 @@ def _base(
 
 
 def _samples(known: Benchmark, images: Path | None) -> int:
-    """As many as a folder in GenEval's layout has that a benchmark takes, else the benchmark's."""
+    """Samples per prompt: as many as a folder in GenEval's layout has, or else the benchmark's number."""
     if known.one_image or images is None or not is_folder_of_images(images):
         return known.samples
     listed = read_folder(images, CLIPS if known.videos else IMAGES)
@@ -311,7 +311,7 @@ def _batch_size(known: Benchmark, *given: Source | None) -> int:
 
 
 def _train_prompts(given: str | Path | None, source: Source | None) -> Path | None:
-    """The file given, or the one that a run was trained on if it is still there."""
+    """The given file, or the run's training prompts if the file still exists."""
     if given is not None:
         return resolve_path(str(given))
     if source is None or not source.tuned or source.train_prompts is None:

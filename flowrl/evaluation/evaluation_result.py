@@ -1,4 +1,4 @@
-"""From a benchmark's result to text and files: rows, result.json; and several models' results as one."""
+"""Writes a benchmark's result as text and files (rows, result.json), and joins results of several models."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from flowrl.runtime.versions import version_of
 from flowrl.statistics.paired import over_runs
 
 Page = Callable[..., str]
-"""(result, title, names, command) -> the page as HTML."""
+"""Maps (result, title, names, command) to the page as HTML."""
 
 
 def with_notes(result: Result, settings: Settings) -> Result:
-    """Adds what the command knows: settings that differ between subject and base."""
+    """Adds a note on settings that differ between subject and base."""
     ours, theirs = settings.subject.source, settings.base.source if settings.base is not None else None
     notes = list(result.notes)
     if ours is not None and theirs is not None:
@@ -52,7 +52,7 @@ def as_text(result: Result) -> str:
 
 
 def write(result: Result, settings: Settings, page: Page | None) -> None:
-    """Rows of both subjects, result.json and the page."""
+    """Writes rows of both subjects, result.json and the page."""
     for subject, rows in zip(settings.subjects, (result.rows, result.base_rows), strict=False):
         subject.folder.mkdir(parents=True, exist_ok=True)
         write_atomically(subject.folder / "rows.jsonl", "".join(json.dumps(plain(row)) + "\n" for row in rows))
@@ -66,7 +66,7 @@ def write(result: Result, settings: Settings, page: Page | None) -> None:
 
 
 def refuse_foreign_files(folder: Path, names: Sequence[str], keys: Set[str]) -> None:
-    """Refuses a folder in which others wrote files of these names; the first is JSON, and ours if it has these keys."""
+    """Refuses a folder with foreign files of these names. The first is JSON, and ours if it has these keys."""
     try:
         own = keys <= read_json(folder / names[0]).keys()
     except ValueError:
@@ -78,7 +78,7 @@ def refuse_foreign_files(folder: Path, names: Sequence[str], keys: Set[str]) -> 
 def write_result(
     result: Result, out: Path, benchmark: str, names: Sequence[str], images: Mapping[str, str], page: Page | None = None
 ) -> None:
-    """result.json, and the page where there is who writes one; `images` are the folders that were given, by side."""
+    """Writes result.json, and the page if `page` is given; `images` are the given folders, by side."""
     out.mkdir(parents=True, exist_ok=True)
     command = call_words()
     content = {
@@ -94,7 +94,7 @@ def write_result(
 
 
 def over_models(results: Sequence[Result], labels: Sequence[str]) -> Result:
-    """Several trainings of one method as one: means of all metrics, and of their changes, with t intervals."""
+    """Joins several trainings of one method: means of all metrics and of their changes, with t intervals."""
     notes = tuple(dict.fromkeys(note for result in results for note in result.notes))
     if not any(result.metrics for result in results):  # drawn for a judge that is to come
         headline = " ".join(result.headline for result in results)

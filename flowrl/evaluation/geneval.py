@@ -1,8 +1,8 @@
 """The benchmark GenEval (Ghosh et al. 2023, arXiv 2310.11513): does an image show what its prompt asks for?
 
-Verdicts are those of `flowrl.benchmarks.geneval.rules` on what a judge of `flowrl.rewards.networks.detectors` finds.
-Two overall numbers are in use and differ: the benchmark's own is the mean of the six task means (macro), Flow-GRPO logs
-the mean over images (micro). Here both are given, by name, and the graded and strict rewards of Flow-GRPO beside them.
+`flowrl.benchmarks.geneval.rules` gives verdicts on what a judge of `flowrl.rewards.networks.detectors` finds. Two
+different overall numbers are in use: the benchmark's own is the mean of the six task means (macro); Flow-GRPO logs the
+mean over images (micro). The result has both, and Flow-GRPO's graded and strict rewards.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def plan_of(settings: Settings) -> GenevalPlan:
 def ask(
     settings: Settings, plan: GenevalPlan, judge: Detector, subject: Subject, images: Sequence[ImageFile]
 ) -> list[Row]:
-    """Verdicts of a subject's images, also written in the format of the original scripts, whose summary reads them."""
+    """Judges a subject's images; also writes the verdicts in the format that the original summary script reads."""
     rows = judge_images(images, judge, subject, files=named_files(settings.options))
     published = [
         {"filename": row["file"], "tag": row["task"], "prompt": row["prompt"], "correct": row["correct"],
@@ -72,7 +72,7 @@ def ask(
 
 
 def benchmark_prompts(settings: Settings) -> list[Prompt]:
-    """Those of the images that exist, or of the file that is named, or the model's default."""
+    """The prompts of existing images, of the named file, or the model's default ones."""
     if settings.subject.images is not None:
         if settings.prompts is not None:
             raise ValueError(f"the images of `images` name their own prompts: leave out `prompts` {settings.prompts}.")
@@ -88,7 +88,7 @@ def benchmark_prompts(settings: Settings) -> list[Prompt]:
 
 
 def judge_name(given: str | None, records: Sequence[Mapping[str, Any]]) -> str:
-    """The judge asked for, or the one that knows the objects of the records."""
+    """The requested judge, or the one that knows the objects of the records."""
     parsed = [parse_record(record) for record in records]
     objects = {clause.label for record in parsed for clause in (*record.include, *record.exclude)}
     known = {"shapes": set(SHAPES), "mask2former": set(CLASSES), "openmmlab": set(CLASSES)}
@@ -113,9 +113,9 @@ def judge_name(given: str | None, records: Sequence[Mapping[str, Any]]) -> str:
 def judge_images(
     images: Sequence[ImageFile], judge: Detector, subject: Subject, *, files: Mapping[str, str] | None = None
 ) -> list[Row]:
-    """One row per image, in their order; answers of an earlier run are taken from the journal.
+    """Judges images, one row per image in order; answers of an earlier run come from the journal.
 
-    `files` are digests of those that the judge's options name.
+    `files` are digests of the files that the judge's options name.
     """
     identity = {"benchmark": "geneval", "version": _VERSION, "judge": judge.version} | (
         {"files": files} if files else {}
@@ -134,7 +134,7 @@ def judge_images(
 
 
 def _judged(batch: Sequence[tuple[str, ImageFile]], judge: Detector) -> list[tuple[str, Row]]:
-    """Rows of a batch; images of one size are shown to the judge together."""
+    """Rows of a batch; the judge sees all images of one size together."""
     pixels = [image.pixels() for _, image in batch]
     rows = []
     order = sorted(range(len(batch)), key=lambda place: pixels[place].shape)
@@ -148,7 +148,7 @@ def _judged(batch: Sequence[tuple[str, ImageFile]], judge: Detector) -> list[tup
 
 
 def row_of(image: ImageFile, detections: Sequence[Detection], color_of: Any) -> Row:
-    """What the rules say of one image, from what a judge found in it.
+    """Applies the rules to one image, given what a judge found in it.
 
     `details` holds the kept detections in the form of the published result file: class -> [x1, y1, x2, y2, score].
     """

@@ -1,4 +1,4 @@
-"""From GenEval's verdicts to its numbers, tables and the page's examples of what went wrong."""
+"""Computes numbers and tables from GenEval's verdicts, and chooses examples of failures for the page."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from flowrl.statistics.paired import Comparison, Summary, compare, detectable, s
 Row = Mapping[str, Any]
 
 REASONS: dict[str, str] = read_mapping(Path(__file__).with_name("geneval_reasons.yaml"))
-"""Kind of failure -> the lines of a reason that are of this kind (GenEval's wording)."""
+"""Kind of failure -> pattern of the lines of a reason with this kind (GenEval's wording)."""
 
 EXAMPLES = 6
 
@@ -37,7 +37,7 @@ EXAMPLES = 6
 def geneval_result(
     settings: Settings, plan: Any, judge: Detector, parts: Sequence[SubjectVerdicts[list[dict[str, Any]]]]
 ) -> Result:
-    """The result of one subject, or of a subject and a base."""
+    """The result of a subject, and of a base if there is one."""
     rows, names = [part.found for part in parts], [part.label for part in parts]
     summaries = [summarise(score_rows(part), order=TASKS) for part in rows]
     change = compare(score_rows(rows[1]), score_rows(rows[0]), order=TASKS) if len(rows) > 1 else None
@@ -97,8 +97,8 @@ def _notes(
 
 
 def score_rows(rows: Sequence[Row], key: str = "correct") -> list[ScoreRow]:
-    """Rows as the statistics take them. Images of one text are numbered in their order, in whatever folder they lie:
-    folders made row by row hold a prompt several times, with one image each."""
+    """Rows for the statistics. Images of one text are numbered in order across folders, because folders made row by row
+    hold a prompt several times with one image each."""
     seen: Counter[tuple[str, str]] = Counter()
     found = []
     for row in rows:
@@ -141,7 +141,7 @@ def _scores(
     change: Comparison | None,
     samples: float,
 ) -> Table:
-    """Tasks, both overall numbers, pass@samples and the rewards; with a base what it had and what changed."""
+    """Table of tasks, both overall numbers, pass@samples and the rewards; with a base, also its and the changes."""
     sides: list[Summary | Comparison] = [*summaries, *([change] if change is not None else [])]
     listed = [
         {
@@ -179,7 +179,7 @@ def _detectable(summary: Summary, change: Comparison | None) -> float:
 
 
 def _failures(rows: Sequence[Sequence[Row]]) -> Table:
-    """How many images fail for each kind of reason; an image may fail for several."""
+    """Counts the images that fail for each kind of reason; an image may fail for several."""
     counts = [Counter(kind for row in part for kind in set(kinds(row["reason"]))) for part in rows]
     order = [kind for kind in (*REASONS, "other") if any(count[kind] for count in counts)]
     columns = list(zip(counts, rows, strict=True))[::-1]  # base first
@@ -192,7 +192,7 @@ def _failures(rows: Sequence[Sequence[Row]]) -> Table:
 
 
 def failure_examples(rows: Sequence[Row], images: Sequence[ImageFile]) -> str:
-    """For each kind of failure images spread evenly over those that failed so, with prompt and whole reason."""
+    """For each kind of failure, images spread evenly over those with it, with prompt and full reason."""
     body = ""
     for kind in (*REASONS, "other"):
         failed = [place for place, row in enumerate(rows) if kind in kinds(row["reason"])]

@@ -1,8 +1,8 @@
-"""Questions asked until their answers can be read, and a journal that keeps what was answered.
+"""Asks questions until their answers can be read, and keeps the answers in a journal.
 
-A judge may be busy, refuse an image, or answer something else than it was asked for. An answer that cannot be read is
-asked for again, warmer and with another seed, up to a number of tries; then it is kept as failed, and so is one that
-was cut off. A question whose server failed is not kept: the next run asks it.
+A judge may be busy, refuse an image, or not answer the question. If an answer cannot be read, the question is asked
+again, at a higher temperature and with another seed, up to a number of tries; then it is kept as failed, like an answer
+that was cut off. If the server failed, nothing is kept: the next run asks again.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ KEPT_ERRORS = (*READABLE_ERRORS, UNPARSED)
 RETRY_TEMPERATURE = 0.7  # of tries after the first: a greedy answer would come out the same again
 
 Build = Callable[[int, int, float], Question]
-"""(place, number of the try, temperature) -> the question."""
+"""Maps (place, number of the try, temperature) to the question."""
 Read = Callable[[int, Answer], tuple[str | None, Row]]
-"""(place, an answer that came) -> why it cannot be read, None if it can, and what of it is kept beside its text."""
+"""Maps (place, answer) to why it cannot be read (None if it can), and what to keep in addition to its text."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Asking:
-    """How answers are asked for."""
+    """Settings for asking."""
 
     attempts: int = 1
     """Tries for a question whose answer cannot be read; each after the first has another seed."""
     max_tokens: int = 1024
     """Length of an answer."""
     temperature: float = 0.0
-    """Of the first try; 0 is greedy. Later ones have `RETRY_TEMPERATURE` at least."""
+    """Temperature of the first try; 0 is greedy. Later tries have at least `RETRY_TEMPERATURE`."""
     seed: int = 0
-    """Of sampled answers."""
+    """Seed of sampled answers."""
 
     def __post_init__(self) -> None:
         if self.attempts < 1 or self.max_tokens < 1:
@@ -55,7 +55,7 @@ class Asking:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What a result says of it."""
+        """The settings as a result states them."""
         return {"temperature": self.temperature, "tries": self.attempts, "max_tokens": self.max_tokens}
 
 
@@ -63,22 +63,21 @@ def ask_kept(
     chat: Chat, keys: Sequence[str], build: Build, read: Read, journal: Journal, asking: Asking, *, label: str,
     lost: str = "without scores", kept: Sequence[str | None] = KEPT_ERRORS,
 ) -> list[Row]:  # fmt: skip
-    """The judge's answers to some questions, in their order; those in the journal are not asked for again.
+    """The judge's answers to questions, in order; questions with an answer in the journal are not asked again.
 
     A row holds `output` (the last reply), `attempts`, `error` (None, or why it cannot be read), `tokens`, `seconds`
     (its share of the time), and what `read` adds.
 
     Args:
-        keys: of the questions, in the journal.
-        build: makes a question; called again for every try.
-        read: what an answer says.
-        asking: how often, and how warmly, a question is asked.
-        label: who is judged, for the progress.
-        lost: what to call those that failed, for the progress.
-        kept: what may be said of answers that are kept.
+        keys: keys of the questions in the journal.
+        build: makes a question; called for every try.
+        read: reads an answer.
+        asking: number of tries and temperature.
+        label: the judged subject, for the progress.
+        lost: name of failed questions, for the progress.
+        kept: note on the kept answers.
 
-    Raises ValueError: the judge answers nothing at all: not there, refuses, or it has used all its tokens. What it said
-    before is kept.
+    Raises ValueError: the judge is not there, refuses, or has used all its tokens. Earlier answers are kept.
     """
     missing = [place for place, key in enumerate(keys) if key not in journal.rows]
     batches = [missing[first : first + AT_ONCE] for first in range(0, len(missing), AT_ONCE)]

@@ -1,4 +1,4 @@
-"""Judges as they are given: a name that a benchmark knows, a mapping as text, or a YAML file with one.
+"""Reads judges: a name that a benchmark knows, a mapping as text, or a YAML file with one.
 
     offline
     {server: http://127.0.0.1:8080/v1, model: QwenVL}
@@ -23,10 +23,10 @@ from flowrl.training.model_files import named_files
 
 
 def read_judge(text: str | None, known: Mapping[str, Mapping[str, Any]], *, owner: str) -> dict[str, Any]:
-    """The judge that is described, checked without calling a server or loading weights.
+    """Reads and checks a judge without calling a server or loading weights.
 
     Args:
-        text: as given; None if it was not.
+        text: the judge as given; None if none was given.
         known: the benchmark's own judges by name.
         owner: the benchmark, for messages.
 
@@ -49,29 +49,29 @@ def read_judge(text: str | None, known: Mapping[str, Mapping[str, Any]], *, owne
 
 
 def judge_text(judge: str | Mapping[str, Any] | None) -> str | None:
-    """A judge as `read_judge` takes it."""
+    """Writes a judge in the form that `read_judge` takes."""
     return json.dumps(dict(judge)) if isinstance(judge, Mapping) else judge
 
 
 def load_judge(settings: Settings, plan: Any) -> Any:
-    """The judge of a plan, ready to be asked; None where it names none."""
+    """Loads the judge of a plan; None if it names none."""
     if plan.judge is None:
         return None
     return build_chat(plan.judge, device=torch.device(settings.device), owner=f"{settings.benchmark}, `judge`")
 
 
 def weights_of(judge: Mapping[str, Any], version: str) -> dict[str, Any]:
-    """What an answer of a judge in this process depends on beside its name: a folder may come to hold other weights.
+    """Identity of the weights of a judge in this process, because a folder may later hold other weights.
 
     Args:
-        judge: as `read_judge` gives it; one on a server is known by its name alone.
-        version: that it says it is once it is loaded.
+        judge: as `read_judge` returns it; a judge on a server has only its name.
+        version: version that the loaded judge states.
     """
     return {} if is_server(judge) else {"weights": version, "files": named_files(judge)}
 
 
 def check_tokens(errors: Iterable[str | None]) -> None:
-    """Stops where a judge has used all its tokens; called when what it did answer has been kept."""
+    """Raises an error if a judge has used all its tokens; call it after its answers are kept."""
     if NO_TOKENS in errors:
         raise ValueError(
             "the judge has used all tokens that max_tokens_total gives it: raise it, or remove it. What was answered "
@@ -80,8 +80,7 @@ def check_tokens(errors: Iterable[str | None]) -> None:
 
 
 def check_alive(answers: Sequence[Answer], readable: Sequence[str | None] = (None,)) -> None:
-    """Stops where a judge answered nothing at all: it is not there, or refuses. `readable` are errors with which it
-    answered all the same."""
+    """Raises an error if a judge is not there or refuses everything. `readable` are errors that count as answers."""
     errors = {answer.error for answer in answers}
     if not errors & set(readable):
         words = ", ".join(sorted(str(error) for error in errors))

@@ -1,8 +1,7 @@
-"""Benchmarks that are prompts and a panel of scorers: DrawBench, the PickScore and OCR tests, HPDv2; and diversity.
+"""Benchmarks with prompts and a panel of scorers: DrawBench, the PickScore and OCR tests, HPDv2; and diversity.
 
-Any list of rewards of `flowrl.rewards` will do that judge an image by itself. What each benchmark's published numbers
-are made of is in `flowrl.benchmarks.panels`. Options: `rewards`, `features` (none, clip or pixels), `feature_model`,
-and `REWARD.OPTION`.
+The scorers are any rewards of `flowrl.rewards` that judge single images. `flowrl.benchmarks.panels` has those of
+published numbers. Options: `rewards`, `features` (none, clip or pixels), `feature_model`, and `REWARD.OPTION`.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ Scorers = Mapping[str, Reward]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PanelPlan:
-    """What is measured, known before anything is loaded."""
+    """All that is known before anything loads."""
 
     panel: Panel
     specs: Sequence[Mapping[str, Any]]
@@ -48,7 +47,7 @@ class PanelPlan:
 
     @property
     def own_scorers(self) -> bool:
-        """Whether the scorers are the benchmark's own; a panel without any takes all."""
+        """Whether the scorers are the benchmark's own; a panel without scorers of its own accepts any."""
         own = list(self.panel.rewards)
         return not own or [spec.called for spec in parse_reward_specs(self.specs)] == own
 
@@ -58,7 +57,7 @@ def scorer_options(settings: Settings, known: Sequence[str], what: str) -> dict[
 
     Args:
         known: the benchmark's own options.
-        what: it has instead of a judge.
+        what: what the benchmark has instead of a judge.
     """
     for name in settings.options:
         if "." not in name and name not in known:
@@ -73,7 +72,7 @@ def scorer_options(settings: Settings, known: Sequence[str], what: str) -> dict[
 
 
 def specs_of(rewards: str, options: Mapping[str, str]) -> list[dict[str, Any]]:
-    """The scorers of a list of names; none where it is empty."""
+    """Reads scorers from a list of names; none if it is empty."""
     if not rewards and options:
         raise ValueError(f"`options` {next(iter(options))}: no reward was given, name them by `options` rewards=NAME.")
     return scorer_specs(rewards, options) if rewards else []
@@ -93,7 +92,7 @@ def plan_of(settings: Settings) -> PanelPlan:
 
 
 def prompts_of(settings: Settings, subject: Subject, plan: PanelPlan) -> list[Prompt]:
-    """The prompts of the file that is named, or the embedded model's held-out ones."""
+    """The prompts of the named file, or the embedded model's held-out ones."""
     named = settings.prompts
     if named is None and subject.source is not None and subject.source.model in WORLD_MODELS:
         named = WORLD
@@ -108,7 +107,7 @@ def find_prompts(settings: Settings, named: str | None, where: str, world: str) 
 
 
 def existing(settings: Settings, plan: PanelPlan, folder: Path) -> list[ImageFile]:
-    """Images of a folder: in GenEval's layout, or any with a file of prompts as `flowrl reward score` takes it."""
+    """Images of a folder: in GenEval's layout, or in any layout with a file of prompts as for `flowrl reward score`."""
     if is_folder_of_images(folder):
         found = [image for image in read_folder(folder) if image.sample < settings.samples]
     else:
@@ -126,7 +125,7 @@ def existing(settings: Settings, plan: PanelPlan, folder: Path) -> list[ImageFil
 def ask(
     settings: Settings, plan: PanelPlan, scorers: Scorers, subject: Subject, images: Sequence[ImageFile]
 ) -> ScoredImages:
-    """What every scorer says of a subject's images, taken from the journal where it is known."""
+    """Scores a subject's images with every scorer; known values come from the journal."""
     values = {}
     rows: list[dict[str, Any]] = [
         {"file": p.file, "index": p.index, "sample": p.sample, "prompt": p.prompt,

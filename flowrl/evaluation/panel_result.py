@@ -1,4 +1,4 @@
-"""From the values of a panel of scorers to means, tables and notes."""
+"""Computes means, tables and notes from the values of a panel of scorers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ DIVERSITY = "diversity"
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class ScoredImages:
-    """Images, their values by scorer (NaN where one failed), and a row for each image."""
+    """Images, their values by scorer (NaN for failures), and a row for each image."""
 
     images: Sequence[ImageFile]
     values: Mapping[str, Float64[np.ndarray, " n"]]
@@ -33,12 +33,12 @@ class ScoredImages:
 
     @property
     def prompts(self) -> list[str]:
-        """What tells the prompts of the images apart."""
+        """A key for the prompt of each image."""
         return [image.asked_for for image in self.images]
 
     @property
     def units(self) -> list[tuple[str, ...]]:
-        """What intervals are over: a text about other images is another prompt."""
+        """The units of intervals; the same text about other images is another prompt."""
         return [
             (image.prompt, *map(str, (*image.source_images, *image.reference_images)), *image.record.get("sources", ()))
             for image in self.images
@@ -60,9 +60,9 @@ def panel_result(
 
     Args:
         parts: the subject, and then the base.
-        spread: their diversity, or nothing.
+        spread: their diversity; empty if not measured.
         own_scorers: whether they are the benchmark's own.
-        notes: what else a reader has to know.
+        notes: further facts for the reader.
     """
     scored, labels = [part.found for part in parts], [part.label for part in parts]
     subject = scored[0]

@@ -1,6 +1,6 @@
-"""What rewards and benchmarks with a published name reproduce, as a page of Markdown: docs/published.md.
+"""Writes what rewards and benchmarks with a published name reproduce, as a page of Markdown: docs/published.md.
 
-The sentences stand in one place: `reproduces` of a reward in `rewards/built_in.yaml`, of a benchmark in
+Each sentence is stated once: as `reproduces` of a reward in `rewards/built_in.yaml`, or of a benchmark in
 `benchmarks.yaml`.
 """
 

@@ -1,4 +1,4 @@
-"""Did training bring a run's images nearer to drawn scenes, by another measure than its rewards? `flowrl.realism`."""
+"""Whether training brought a run's images nearer to drawn scenes, by a separate measure: `flowrl.realism`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = ["Realism", "realism"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Realism:
-    """How far a run's images are from drawn scenes, at its first and last evaluation, and the change."""
+    """Distance of a run's images to drawn scenes at its first and last evaluation, and the change."""
 
     folder: Path
     before: float
@@ -40,7 +40,7 @@ def realism(runs: str | Path | Sequence[str | Path]) -> list[Realism]:
         runs: run folders that keep every evaluation image (`eval.num_images` is at least their number).
 
     Raises:
-        FlowrlError: a folder is no such run.
+        FlowrlError: a folder is not such a run.
     """
     found = []
     for folder in map(Path, [runs] if isinstance(runs, str | Path) else runs):

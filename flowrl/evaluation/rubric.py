@@ -1,4 +1,4 @@
-"""Rules that explain preferences, found by a judge and weighed by regression: `flowrl.rubric`."""
+"""Rules that explain preferences, proposed by a judge and weighted by regression: `flowrl.rubric`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from flowrl.runtime.public import public
 __all__ = ["rubric"]
 
 _RUBRIC = re.compile(r'"info": \{\s*"')
-"""What it notes of how it found the rules; those written by hand have no such notes."""
+"""Pattern of the notes on how rules were found; a rubric written by hand has none."""
 
 
 @public
@@ -30,9 +30,10 @@ def rubric(
 
     Args:
         pairs: file with a prompt and the paths of winner and loser on each line.
-        judge: what proposes and answers: a mapping such as {"server": URL, "model": NAME}, or a YAML file with one.
+        judge: the judge that proposes and answers: a mapping such as {"server": URL, "model": NAME}, or a YAML file
+            with one.
         out: the file to write.
-        top: the most rules to keep.
+        top: maximum number of rules to keep.
         penalty: weight of the l1 norm; a higher one keeps fewer rules.
         rounds: rounds of proposing; later ones are about hard pairs.
         seed: the seed of every random draw.

@@ -1,10 +1,9 @@
-"""How every benchmark runs: images of subject and base, their verdicts, and what both come to.
+"""Runs every benchmark: images of subject and base, their verdicts, and the result.
 
     check(settings)            refuses what can be known to be wrong before weights load
     run(settings) -> Result    draws or reads all images, has them judged, sums up
 
-What a benchmark does of its own is its `Rules`. Journals of verdicts in `subject.folder` make the same call resume
-where it stopped.
+The `Rules` of a benchmark hold what is specific to it. With journals in `subject.folder`, the same call resumes.
 """
 
 from __future__ import annotations
@@ -30,16 +29,16 @@ Verdicts = TypeVar("Verdicts")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SubjectVerdicts(Generic[Verdicts]):
-    """A subject with its images and what was found of them."""
+    """A subject with its images and their verdicts."""
 
     subject: Subject
     """A model, or a folder of images."""
     images: Sequence[ImageFile]
-    """All of them, in the order of prompts and samples."""
+    """All images, in the order of prompts and samples."""
     found: Verdicts
     """What the benchmark's `ask` returned."""
     seconds: Mapping[str, float]
-    """Of drawing or reading, and of judging."""
+    """Seconds of drawing or reading, and of judging."""
 
     @property
     def label(self) -> str:
@@ -49,30 +48,30 @@ class SubjectVerdicts(Generic[Verdicts]):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rules(Generic[Plan, Judge, Verdicts]):
-    """What a benchmark does of its own."""
+    """The functions that are specific to a benchmark."""
 
     plan: Callable[[Settings], Plan]
-    """Reads options, prompts and judge; raises ValueError for what can be known to be wrong without weights."""
+    """Reads options, prompts and judge; raises ValueError for faults that can be found without weights."""
     prompts: Callable[[Settings, Subject, Plan], Sequence[Prompt]]
-    """What is drawn of a subject."""
+    """The prompts to draw for a subject."""
     ask: Callable[[Settings, Plan, Judge, Subject, Sequence[ImageFile]], Verdicts]
-    """What the judge says of a subject's images, from its journal where it is known; writes result files."""
+    """Judges a subject's images, with known verdicts from its journal; writes result files."""
     result: Callable[[Settings, Plan, Judge, Sequence[SubjectVerdicts[Verdicts]]], Result]
-    """Numbers, tables and notes of a subject, or of a subject and a base."""
+    """Numbers, tables and notes of a subject, and of a base if there is one."""
     judge: Callable[[Settings, Plan], Judge]
-    """Loads who judges; None where nobody is named."""
+    """Loads the judge; None if none is named."""
     suffix: str = PNG
-    """How drawn files end."""
+    """File ending of drawn files."""
     existing: Callable[[Settings, Plan, Path], list[ImageFile]] | None = None
-    """The images of a folder that exists; without it those of GenEval's layout."""
+    """Finds the images of an existing folder; by default in GenEval's layout."""
     place: Callable[[Subject, Plan, list[ImageFile]], list[ImageFile]] | None = None
     """Puts images under the published names."""
     prepare: Callable[[Settings, Plan], Plan] | None = None
-    """The plan with what it needs on disk."""
+    """Puts on disk what the plan needs; returns the plan."""
     estimate: Callable[[Settings, Plan], Result | None] | None = None
-    """The result of a dry run; None where it is none."""
+    """The result of a dry run; None if this is not one."""
     unjudged: Callable[[Plan], tuple[str, str]] | None = None
-    """Of a benchmark that only draws where no judge is named: what was drawn, and where in the subject's folder."""
+    """For a benchmark that only draws if no judge is named: what it drew, and where in the subject's folder."""
 
 
 def rules_of(benchmark: str) -> Rules[Any, Any, Any]:
@@ -82,8 +81,8 @@ def rules_of(benchmark: str) -> Rules[Any, Any, Any]:
 
 
 def check(settings: Settings) -> None:
-    """Refuses what can be known to be wrong before weights load. Raises ValueError: no prompts or bad ones, an unknown
-    option or judge, or images that are missing from a folder."""
+    """Finds faults before weights load. Raises ValueError: bad or no prompts, unknown options or judge, missing
+    images."""
     rules = rules_of(settings.benchmark)
     plan = rules.plan(settings)
     for subject in settings.subjects:
@@ -94,8 +93,8 @@ def check(settings: Settings) -> None:
 
 
 def run(settings: Settings) -> Result:
-    """Draws or reads the images of subject and base, has them judged, and sums up. Raises ValueError: see `check`; or a
-    judge that answers nothing, whose answers before are kept."""
+    """Draws or reads the images of subject and base, judges them and sums up. Raises ValueError: as `check`, or the
+    judge answers nothing; earlier answers are kept."""
     rules = rules_of(settings.benchmark)
     plan = rules.plan(settings)
     if rules.estimate is not None and (estimate := rules.estimate(settings, plan)) is not None:

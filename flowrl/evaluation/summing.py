@@ -1,4 +1,4 @@
-"""What the benchmarks share in summing up: their options, overlap with training prompts, tables and sentences."""
+"""Shared parts of the benchmarks' results: options, overlap with training prompts, tables and sentences."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from flowrl.statistics.means import ScoreRow, claim
 
 Options = TypeVar("Options")
 Line = tuple[str, Sequence[Interval], Interval | None]
-"""A score: its name, the intervals of the subject and of the base if there is one, and their paired difference."""
+"""A score: its name, the intervals of the subject and the base (if any), and their paired difference."""
 
 
 def options_of(settings: Settings, cls: type[Options]) -> Options:
-    """The options of a benchmark as the dataclass that states them."""
+    """Builds a benchmark's options as their dataclass."""
     return build_options(cls, option_values(settings), owner=f"`options` of {settings.benchmark}")
 
 
 def option_values(settings: Settings) -> dict[str, Any]:
-    """The options by name, read as values of the configuration are."""
+    """The options by name, read like values of a configuration."""
     values: dict[str, Any] = {}
     for name, text in settings.options.items():
         apply_override(values, f"{name}={text}")
@@ -37,15 +37,15 @@ def option_values(settings: Settings) -> dict[str, Any]:
 
 
 def trained_on(settings: Settings, prompts: Iterable[str]) -> Overlap | None:
-    """Which prompts the subject was trained on; None where its training prompts are not known. `prompts` are texts, or
-    what `flowrl.prompts.overlap.request` says of prompts about images."""
+    """Which prompts the subject was trained on; None if its training prompts are unknown. `prompts` are texts, or
+    `flowrl.prompts.overlap.request` of prompts about images."""
     if settings.train_prompts is None:
         return None
     return overlap(map(request, read_prompts(settings.train_prompts)), prompts)
 
 
 def training_notes(settings: Settings, prompts: Iterable[str]) -> list[str]:
-    """A note where prompts were trained on."""
+    """A note if prompts were trained on."""
     if not (shared := trained_on(settings, prompts)):
         return []
     count = len(shared.exact) + len(shared.swapped)
@@ -53,7 +53,7 @@ def training_notes(settings: Settings, prompts: Iterable[str]) -> list[str]:
 
 
 def skip_notes(label: str, skipped: int, images: int, answers: Sequence[Row], *, many: float) -> list[str]:
-    """A note where images have no scores; it warns where these are more than a share `many`."""
+    """A note if images have no scores; it is a warning if their share exceeds `many`."""
     if not skipped:
         return []
     warning = " That is many: the rest may not be a fair sample." if skipped / images > many else ""
@@ -63,7 +63,7 @@ def skip_notes(label: str, skipped: int, images: int, answers: Sequence[Row], *,
 
 
 def costs_of(answers: Mapping[str, Sequence[Row]]) -> dict[str, dict[str, float]]:
-    """What all answers about each subject took: tokens, and seconds of the judge."""
+    """Cost of all answers about each subject: tokens, and seconds of the judge."""
     return {
         "tokens": {label: sum(row["tokens"] for row in rows) for label, rows in answers.items()},
         "judging_seconds": {label: round(sum(row["seconds"] for row in rows), 1) for label, rows in answers.items()},
@@ -71,13 +71,13 @@ def costs_of(answers: Mapping[str, Sequence[Row]]) -> dict[str, dict[str, float]
 
 
 def errors_of(answers: Iterable[Row]) -> str:
-    """Why answers cannot be read, and how many for each reason."""
+    """Counts the answers that cannot be read, by reason."""
     words = Counter(str(row["error"]) for row in answers if row["error"])
     return ", ".join(f"{word} {count}" for word, count in words.most_common())
 
 
 def add_difference(said: str, change: Interval, base: str) -> str:
-    """A sentence about a subject, continued by what is established about it and the base."""
+    """Adds the established difference to the base to a sentence about a subject."""
     difference = f"{signed(change.mean)} (95 % {bounds(change, sign=True)})"
     if not change.excludes(0.0):
         return f"{said} No difference to {base} is established: {difference}."
@@ -85,7 +85,7 @@ def add_difference(said: str, change: Interval, base: str) -> str:
 
 
 def add_changes(said: str, changes: Mapping[str, Interval], labels: Sequence[str], nothing: str) -> str:
-    """A sentence about several scores of a subject, continued by those that surely changed from the base."""
+    """Adds the scores that surely changed from the base to a sentence about a subject's scores."""
     if not changes:
         return said
     moved = [f"{name} {signed(change.mean, 4)}" for name, change in changes.items() if change.excludes(0.0)]
@@ -93,7 +93,7 @@ def add_changes(said: str, changes: Mapping[str, Interval], labels: Sequence[str
 
 
 def means_and_bounds(intervals: Mapping[str, Interval]) -> dict[str, float]:
-    """Metrics of scores: the mean by its name, its bounds with `_low` and `_high`."""
+    """Metrics of scores: the mean under its name, its bounds with `_low` and `_high`."""
     found: dict[str, float] = {}
     for name, interval in intervals.items():
         found |= {name: interval.mean, f"{name}_low": interval.low, f"{name}_high": interval.high}
@@ -101,7 +101,7 @@ def means_and_bounds(intervals: Mapping[str, Interval]) -> dict[str, float]:
 
 
 def lines_of(found: Sequence[Mapping[str, Interval]], changes: Mapping[str, Interval]) -> list[Line]:
-    """The lines of the scores that all subjects have."""
+    """Lines for the scores that all subjects have."""
     names = [name for name in found[0] if all(name in part for part in found)]
     return [(name, [part[name] for part in found], changes.get(name)) for name in names]
 
@@ -115,11 +115,11 @@ def score_table(
     paired_by: str = "prompts and samples",
     extra: tuple[str, Mapping[str, str]] = ("", {}),
 ) -> Table:
-    """Scores of a subject with intervals; with a base what both have, and the paired change.
+    """Table of a subject's scores with intervals; with a base, the scores of both and the paired change.
 
     Args:
-        labels: of the subject, and of the base.
-        lines: the scores; with a base those without a difference are left out.
+        labels: names of the subject and the base.
+        lines: the scores; with a base, scores without a difference are left out.
         paired_by: what the two have in common.
         extra: head and cells, by name, of a further column of a subject alone.
     """
@@ -141,7 +141,7 @@ def score_table(
 
 
 def claim_of(images: Mapping[str, Sequence[ImageFile]]) -> str:
-    """What the intervals of images, by the task that they answer, speak of (`flowrl.statistics.means.claim`)."""
+    """What the intervals cover, from images by their task (`flowrl.statistics.means.claim`)."""
     return claim(
         ScoreRow(task=task, prompt=image.asked_for, sample=image.sample, value=0.0)
         for task, listed in images.items()

@@ -1,10 +1,9 @@
-"""T2I-CompBench: images under the names that its scripts read, the non-spatial score, and what the scripts found.
+"""T2I-CompBench: images under the names that its scripts read, the non-spatial score, and the scripts' results.
 
-Draw the images, run the repository's own scripts on OUT/model/t2i_compbench/<category>, then call once more: their
-vqa_result.json is read and summed up. Prompts are a folder with `<category>_val.txt` files, or one of them. Six of the
+Draw the images, run the repository's own scripts on OUT/model/t2i_compbench/<category>, then call this again: it reads
+and sums up their vqa_result.json. Prompts are a folder with `<category>_val.txt` files, or one of them. Six of the
 eight categories need detectors, question or depth models of the benchmark's own and are scored by its scripts;
-`non_spatial` is the cosine of CLIP ViT-B/32 (option `clip_model`), which is scored here. The overall is given where all
-eight are known.
+`non_spatial` is the cosine of CLIP ViT-B/32 (option `clip_model`), which is scored here. The overall needs all eight.
 
 In the subject's folder: `t2i_compbench/<category>/samples/<prompt>_<number>.png`.
 """
@@ -39,12 +38,12 @@ FOLDER = "t2i_compbench"
 NOTE = "Means over images; the overall is the mean of all eight. Intervals cover"
 _CATEGORIES = read_mapping(Path(__file__).with_suffix(".yaml"))
 FILES, RESULTS = ({name: row[key] for name, row in _CATEGORIES.items()} for key in ("prompts", "results"))
-"""Of each category the file of its prompts, and the folder of its results."""
+"""For each category, its file of prompts and its folder of results."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SceneOptions:
-    """What `options` sets."""
+    """The benchmark's `options`."""
 
     clip_model: str = "openai/clip-vit-base-patch32"
     """CLIP model of `non_spatial`."""
@@ -59,7 +58,7 @@ class ScenePlan:
 
     @property
     def prompts(self) -> list[str]:
-        """Each once: categories share some."""
+        """Each prompt once; categories share some."""
         return distinct([prompt for listed in self.categories.values() for prompt in listed])
 
 
@@ -106,7 +105,7 @@ def read_categories(settings: Settings) -> dict[str, list[str]]:
 
 
 def images_by_category(plan: ScenePlan, images: Sequence[ImageFile]) -> dict[str, list[ImageFile]]:
-    """Images by category, numbered over it."""
+    """Images by category, numbered within it."""
     drawn: dict[str, list[ImageFile]] = {}
     for image in images:
         drawn.setdefault(image.prompt, []).append(image)
@@ -122,7 +121,7 @@ def place(subject: Subject, plan: ScenePlan, images: list[ImageFile]) -> list[Im
 
 
 def ask(settings: Settings, plan: ScenePlan, scorers: Scorers, subject: Subject, images: Sequence[ImageFile]) -> Scores:
-    """Scores what can be scored here, and reads what the scripts found."""
+    """Scores what it can here, and reads the scripts' results."""
     placed = images_by_category(plan, images)
     for name, reward in scorers.items():
         listed = placed["non_spatial"]
@@ -149,7 +148,7 @@ def ask(settings: Settings, plan: ScenePlan, scorers: Scorers, subject: Subject,
 
 
 def result(settings: Settings, plan: ScenePlan, scorers: Scorers, parts: Sequence[SubjectVerdicts[Scores]]) -> Result:
-    """Means of the categories that have scores, and the overall where all do."""
+    """Means of the categories that have scores, and the overall if all have."""
     sides, placed = [_side(plan, part) for part in parts], images_by_category(plan, parts[0].images)
     found, changes = sides[0].intervals, _changes(placed, [part.found for part in parts])
     total = sides[0].metrics.get("overall")
@@ -200,7 +199,7 @@ def _changes(placed: Mapping[str, Sequence[ImageFile]], scores: Sequence[Scores]
 
 
 def _interval(scores: Mapping[int, float], images: Sequence[ImageFile], ends: Range | None = VERDICTS) -> Interval:
-    """Over prompts; of a category of a single prompt over its images."""
+    """An interval over prompts; over images if a category has a single prompt."""
     prompts = [image.prompt for image in images]
     units = [prompts[place] for place in scores] if len(set(prompts)) > 1 else None
     return mean_interval(list(scores.values()), units, ends=ends)

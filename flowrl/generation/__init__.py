@@ -1,1 +1,1 @@
-"""Images of a model for lists of prompts: which model is meant, drawing, search, folders, scorers, journals."""
+"""Draws a model's images for lists of prompts: finding the model, drawing, search, folders, scorers, journals."""

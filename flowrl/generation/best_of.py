@@ -1,7 +1,7 @@
 """Best of N with any reward, and candidates pruned by the reward of the predicted clean image.
 
-A base model, a tuned one and RLG are searched alike. Costs are evaluations of the network per image that is kept:
-`Pruning.evaluations` times the rows that a velocity needs per step: 2 with classifier-free guidance, 4 with RLG on top.
+Search works in the same way for a base model, a tuned one and RLG. Cost is network evaluations per kept image:
+`Pruning.evaluations` times the rows of a velocity per step (2 with classifier-free guidance, 4 with RLG on top).
 
 Letters: P prompts, N candidates each.
 """
@@ -33,25 +33,24 @@ class KeptImages:
     images: Float[Tensor, " p 3 h w"]
     """float32 [P, 3, H, W] on the host."""
     chosen: Int64[Tensor, " p"]
-    """[P] the numbers of the candidates that were kept."""
+    """[P] numbers of the kept candidates."""
     scores: Float[Tensor, " c p n"]
-    """[C+1, P, N] float64, by which they were chosen, at each cut and at the end; NaN for who was not scored there, or
-    failed."""
+    """[C+1, P, N] float64, scores at each cut and at the end; NaN for candidates that failed or were not scored."""
     evaluations: int
-    """Candidates times steps for one kept image."""
+    """Candidates times steps per kept image."""
     looks: int
-    """Images decoded and scored for one kept image."""
+    """Images decoded and scored per kept image."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Candidates:
-    """All images of best of N, and what they scored: float32 [P, N, 3, H, W] and float64 [P, N], on the host."""
+    """All images of best of N, and their scores: float32 [P, N, 3, H, W] and float64 [P, N], on the host."""
 
     images: Float[Tensor, " p n 3 h w"]
     scores: Float[Tensor, " p n"]
 
     def best(self, count: int) -> Int64[Tensor, " p"]:
-        """The best of the first `count` candidates of each prompt; of equal ones the first, never one that failed."""
+        """The best of the first `count` candidates of each prompt: the first of equal ones, never a failed one."""
         return best(self.scores[:, :count])
 
 
@@ -62,11 +61,11 @@ def candidates(
     """Draws and scores N images of each prompt.
 
     Args:
-        make: what is drawn from.
-        prompts: P prompts with their negative ones and images, and what the reward reads of them.
+        make: the velocity to draw with.
+        prompts: P prompts with their negative ones and images, and what the reward reads.
         schedule: of the deterministic sampler.
         reward: any of `flowrl.rewards`; those that compare get the candidates of a prompt as a group.
-        part: a sub-score of the reward to go by, instead of its value.
+        part: a sub-score of the reward by which to choose, instead of its value.
 
     Raises ValueError: x does not fit the prompts, or the reward has no such part.
     """
@@ -84,8 +83,8 @@ def prune_steps(
 ) -> KeptImages:  # fmt: skip
     """Drops candidates by the reward of the clean image predicted at the plan's cuts, keeps the best at the end.
 
-    Arguments as `candidates`, and the plan; without cuts it is best of N. A failed score never wins; of equal ones the
-    first does, and where all of a prompt failed its first candidate is kept.
+    Arguments as `candidates`, and the plan; without cuts it is best of N. A failed score never wins, and the first of
+    equal ones does. If all candidates of a prompt failed, the first is kept.
     """
     count = _check(prompts, x)
 
@@ -117,7 +116,7 @@ def _score(
     rows: Tensor,
     count: int,
 ) -> Tensor:
-    """[b] of candidates by their numbers; NaN where the reward failed."""
+    """Scores [b] of candidates by their numbers; NaN if the reward failed."""
     inputs = reward_inputs(
         pipeline,
         [prompts[row // count] for row in rows],

@@ -1,4 +1,4 @@
-"""Images of prompts by the deterministic sampler of evaluations, from whatever velocity draws them; and where."""
+"""Draws images of prompts with any velocity by the deterministic sampler of evaluations; finds the device."""
 
 from __future__ import annotations
 
@@ -16,12 +16,11 @@ from flowrl.training.prompting import device_of
 from flowrl.trajectory import Schedule
 
 Make = Callable[[Sequence[Prompt]], Velocity]
-"""The velocity of a batch of prompts: of a base model, a tuned one or RLG between them."""
+"""Makes the velocity for a batch of prompts, from a base model, a tuned one or RLG between them."""
 
 
 def find_device(given: str | None, key: str = "`device` ") -> torch.device:
-    """The device that a word names, or the best one of this machine; `key` is what it was given as. Raises ValueError:
-    it is not there."""
+    """The named device, or this machine's best one; `key` names the setting. Raises ValueError: it does not exist."""
     if given is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     check_device(given, key=key)

@@ -1,8 +1,8 @@
 """Folders of images in GenEval's layout: NNNNN/metadata.jsonl holds a prompt's record, NNNNN/samples its images.
 Clips lie in the same layout, a file each.
 
-Read are folders of this toolkit and those of the original scripts, with sample names of any number of digits. What is
-incomplete is refused: a score over the images that happen to be there is another number.
+It reads folders of this toolkit and of the original scripts, with sample names of any number of digits. It refuses
+incomplete folders, because a score over some of the images is another number.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from flowrl.runtime.files import read_json, read_json_lines
 from flowrl.runtime.shapes import UInt8
 
 DRAWN = "drawn.json"
-"""What drew the images, with which settings; this toolkit's own folders have it."""
+"""File on what drew the images, with which settings; only this toolkit's folders have it."""
 
 IMAGES = (".png",)
-"""How the names of samples end where images are expected; `flowrl.media.lossless.CLIPS` are those of clips."""
+"""Endings of image samples; `flowrl.media.lossless.CLIPS` are those of clips."""
 
 _LETTERS = 16  # of digests in keys
 _NUMBER = re.compile(r"\d+")
@@ -38,7 +38,7 @@ _NUMBER = re.compile(r"\d+")
 class ImageFile:
     """One image: `file` is its path within the folder, `index` the number of its prompt, whose images are a group.
 
-    `sample` is its number among those, `record` what the folder or a file says of it or of its prompt.
+    `sample` is its number in that group, `record` the facts in the folder or a file about it or its prompt.
     """
 
     file: str
@@ -52,13 +52,12 @@ class ImageFile:
 
     @property
     def stamp(self) -> str:
-        """File and content: a key under which what was said of this very image can be kept."""
+        """File and content, as a key for results about exactly this image."""
         return f"{self.file}:{content_digest(self.path)[:_LETTERS]}"
 
     @property
     def read_with(self) -> str:
-        """All that a reward may read beside the pixels, as text: prompt, record, and the content of images and clips
-        that belong to it."""
+        """All that a reward may read besides pixels, as text: prompt, record, and content of its images and clips."""
         files = [
             contents((*given, *_named_files(self.record, keys)))
             for given, keys in (
@@ -70,12 +69,12 @@ class ImageFile:
 
     @property
     def asked_for(self) -> str:
-        """What tells the prompts of images apart: the text, with the content of images and clips that it is about."""
+        """The key of an image's prompt: the text, with the content of images and clips that it is about."""
         files = contents(self.source_images or _named_files(self.record, (*SOURCES, VIDEO, MASK)))
         return json.dumps([self.prompt, files], ensure_ascii=False) if files else self.prompt
 
     def key_with(self, text: str) -> str:
-        """The image as it is, and a text that something was asked with."""
+        """A key from the image's content and the text of a question."""
         return f"{self.stamp}:{hashlib.sha256(text.encode('utf-8', 'backslashreplace')).hexdigest()[:_LETTERS]}"
 
     def pixels(self) -> UInt8[np.ndarray, " h w 3"]:
@@ -99,7 +98,7 @@ def read_folder(folder: Path, suffixes: Sequence[str] = IMAGES) -> list[ImageFil
 
     Args:
         folder: in GenEval's layout.
-        suffixes: how the names of what is looked for end.
+        suffixes: endings of the files to find.
 
     Raises ValueError: there is no such folder, it has another layout, or images are missing.
     """
@@ -175,7 +174,7 @@ def _check_complete(folder: Path, places: Sequence[Path], images: Sequence[Image
 
 
 def read_drawn(folder: Path) -> dict[str, Any] | None:
-    """What this toolkit noted when it drew a folder; None where another program did. Raises ValueError: the note cannot
+    """This toolkit's note on how it drew a folder; None if another program drew it. Raises ValueError: the note cannot
     be read."""
     path = folder / DRAWN
     return read_json(path, "delete the folder and draw it again.") if path.is_file() else None

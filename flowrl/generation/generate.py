@@ -1,8 +1,8 @@
-"""Images or clips of a model for a list of prompts, in GenEval's folder layout; resumable.
+"""Draws a model's images or clips for a list of prompts in GenEval's folder layout; resumable.
 
-The start noise of an image is a function of (seed, prompt, sample), the same that evaluations during training use, so
-any two models share it. Images appear whole or not at all; what is there is not drawn again. `drawn.json` holds the
-model's fingerprint and the settings: a folder is continued with the same ones or not at all.
+The start noise of an image is a function of (seed, prompt, sample), as in evaluations during training, so any two
+models share it. Images appear whole or not at all, and existing ones are not drawn again. `drawn.json` holds the
+model's fingerprint and the settings; a folder can be continued only with the same ones.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from flowrl.training.heldout import made_of
 from flowrl.training.prompting import encode_all
 
 ENCODED_FIRST = 2000
-"""Up to this many prompts are embedded before the first image; embeddings of more would fill the host's memory."""
+"""Up to so many prompts are embedded before the first image; embeddings of more would fill the host's memory."""
 
 PNG = IMAGES[0]
 
@@ -44,7 +44,7 @@ Item = tuple[int, int]  # number of the prompt, number of the sample
 
 
 def choose(prompts: Sequence[Prompt], num_prompts: int | None) -> list[Prompt]:
-    """Each row once, in the order of the list; `num_prompts` of them spread evenly over it."""
+    """Each row once, in the order of the list, or `num_prompts` of them spread evenly over it."""
     return some(distinct(prompts), num_prompts)
 
 
@@ -54,11 +54,10 @@ def some(listed: Sequence[T], number: int | None) -> list[T]:
 
 
 def images_of(settings: Settings, subject: Subject, prompts: Sequence[Prompt], suffix: str = PNG) -> list[ImageFile]:
-    """The images of a subject: read where they exist, drawn for `prompts` otherwise, as far as they are missing.
+    """The images of a subject: existing ones are read, missing ones are drawn for `prompts`.
 
     Args:
-        suffix: how files that are drawn end: `PNG` for images; `LOSSLESS` or `PLAYED` for clips, of which a folder
-            that exists may hold any kind.
+        suffix: ending of drawn files: `PNG` for images; `LOSSLESS` or `PLAYED` for clips; existing ones may have any.
 
     Raises ValueError: the folder is half-written, foreign, or was drawn with other settings.
     """
@@ -75,7 +74,7 @@ def images_of(settings: Settings, subject: Subject, prompts: Sequence[Prompt], s
 
 
 def given_images(settings: Settings, folder: Path, kinds: Sequence[str] = IMAGES) -> list[ImageFile]:
-    """Images that exist: of `settings.num_prompts` prompts, spread evenly, the first `settings.samples` each. Raises
+    """Existing images: the first `settings.samples` of each of `settings.num_prompts` prompts, spread evenly. Raises
     ValueError: the folder is half-written or foreign, or has fewer samples."""
     images = read_folder(folder, kinds)
     indexes = list(dict.fromkeys(image.index for image in images))
@@ -99,10 +98,10 @@ def draw_folder(
     show: bool = True,
     suffix: str = PNG,
 ) -> None:
-    """Draws what is missing of `samples` images for each prompt; loads no model where nothing is.
+    """Draws the missing ones of `samples` images for each prompt; loads no model if none are missing.
 
-    Batches are always the same, whatever is missing of them, so an image does not depend on when the work was stopped.
-    `suffix` says what the files are, as in `images_of`.
+    Batches are always the same, whichever of their images are missing, so an image does not depend on when drawing was
+    stopped. `suffix` is as in `images_of`.
 
     Raises ValueError: no prompts, or the folder holds something else.
     """
@@ -178,7 +177,7 @@ def _place(folder: Path, item: Item, suffix: str) -> Path:
 
 
 def _save(drawn: Tensor, place: Path, fps: float | None, track: tuple[Tensor, int] | None) -> Path:
-    """An image, or a clip of a pipeline that has a frame rate, as its file's name says."""
+    """Saves an image, or a clip of a pipeline with a frame rate, by the ending of the file's name."""
     if fps is None:
         return save_png(drawn, place)
     return (save_lossless if place.suffix == LOSSLESS else save_mp4)(drawn, place, fps, track)
@@ -187,9 +186,9 @@ def _save(drawn: Tensor, place: Path, fps: float | None, track: tuple[Tensor, in
 def _settings(
     source: Source, mark: str, prompts: Sequence[Prompt], *, samples: int, seed: int, suffix: str
 ) -> dict[str, Any]:
-    """All that an image depends on but the machine and the size of a batch, which change last digits at most.
+    """All that an image depends on, except the machine and the batch size, which change only last digits.
 
-    What a key that older folders lack says by default is None, so that they can be continued.
+    A key that older folders lack is None by default, so that they can be continued.
     """
     listed = json.dumps([prompt.record for prompt in prompts], sort_keys=True)
     files = [contents((*prompt.sources, *prompt.clips)) for prompt in prompts]
@@ -225,7 +224,7 @@ def _check_old(folder: Path) -> None:
 
 
 def _claim(folder: Path, wanted: Mapping[str, Any]) -> None:
-    """Writes the settings of a new folder; of an old one checks that they are the same."""
+    """Writes the settings of a new folder, or checks that those of an old one are the same."""
     old = read_drawn(folder)
     if old is None:
         folder.mkdir(parents=True, exist_ok=True)

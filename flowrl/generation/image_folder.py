@@ -1,4 +1,4 @@
-"""Folders of images for rewards: which images, with which prompts, and their values.
+"""Reads folders of images with their prompts, and scores them with rewards.
 
 A folder is one of
 
@@ -8,8 +8,8 @@ A folder is one of
                  images that it is about are named as in any file of prompts (`flowrl.prompts.prompt_files`)
     NNNNN/metadata.jsonl with NNNNN/samples/*.png   (GenEval's), which names its own prompts
 
-Images of one prompt are a group: of one text and, where a .jsonl file gives them, the same images that it is about and
-the same negative prompt. Without any prompt, those of one folder are.
+Images of one prompt form a group: those with one text and, if a .jsonl file gives them, the same source images and
+negative prompt. Without prompts, the images of one folder form a group.
 """
 
 from __future__ import annotations
@@ -49,18 +49,18 @@ Change = Callable[[Image.Image], Image.Image]
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class ItemScores:
-    """What a reward said of N items."""
+    """A reward's values for N items."""
 
     values: Float64[np.ndarray, " n"]
-    """[N], NaN where it failed."""
+    """[N], NaN for failures."""
     parts: dict[str, Float64[np.ndarray, " n"]]
     """Sub-scores [N] by name."""
     errors: list[str | None]
-    """[N] why an item failed, None where it did not. A batch with several reasons has them all, by commas."""
+    """[N] why an item failed, None if it did not. A batch with several reasons has all of them, separated by commas."""
     seconds: Float64[np.ndarray, " n"]
     """[N] an item's share of its batch's time."""
     batches: np.ndarray
-    """[N] number of its batch, -1 where it was in none."""
+    """[N] number of its batch, -1 if it was in none."""
 
     @property
     def failed(self) -> int:
@@ -111,7 +111,7 @@ _Row = tuple[Path, Prompt, Hashable]
 
 
 def images_in(folder: Path) -> list[Path]:
-    """All images of a folder and those below it, in the order of their names, numbers by value; none that is hidden."""
+    """All visible images of a folder and its subfolders, in the order of their names, numbers by value."""
     found = [path for path in files_below(folder).values() if path.suffix.lower() in SUFFIXES]
     seen = [path for path in found if not is_hidden(path, folder)]
     if len(seen) < len(found):
@@ -146,7 +146,7 @@ def _say(text: str) -> None:
 
 
 def _group_of(row: Prompt) -> Hashable:
-    """What images of one group share: text, negative prompt, and the content of what the prompt is about."""
+    """The key of a group: text, negative prompt, and the content of the images that the prompt is about."""
     return drawn_by(row), *contents(row.references)
 
 
@@ -162,7 +162,7 @@ def _read_listed(folder: Path, prompts: Path) -> list[_Row]:
 
 
 def check_needs(reward: Reward, items: Sequence[ImageFile], *, key: str, prompts_given: bool) -> None:
-    """Refuses a reward that a folder of images cannot feed, and one that must be trained first.
+    """Refuses a reward that needs more than a folder of images, and one that must be trained first.
 
     Args:
         key: its name, for messages.
@@ -195,9 +195,9 @@ def score_items(
 
     Args:
         key: the reward's name, for messages.
-        batch_size: items at once; more where a group is larger.
-        iteration: as the reward is told; it draws what it draws at random by it.
-        change: what is done to each image first.
+        batch_size: items at once; more if a group is larger.
+        iteration: the iteration that the reward gets, on which its random draws depend.
+        change: a change of each image before scoring.
         label: of the progress bar.
 
     Raises ValueError: a group of images of several sizes for a reward that compares them.
@@ -234,7 +234,7 @@ def score_items(
 
 
 def inputs_of(items: Sequence[ImageFile], places: Sequence[int]) -> RewardInputs | None:
-    """Some items, of one size, as rewards take them, without those that cannot be read; None where none can."""
+    """Items of one size in the form for rewards, without those that cannot be read; None if none can."""
     images = {place: _load(items[place].path) for place in places}
     readable = [place for place in places if images[place] is not None]
     return _inputs(items, readable, [images[place] for place in readable], 0) if readable else None
@@ -243,8 +243,8 @@ def inputs_of(items: Sequence[ImageFile], places: Sequence[int]) -> RewardInputs
 def make_batches(
     items: Sequence[ImageFile], sizes: Sequence[tuple[float, ...] | None], *, whole_groups: bool, batch_size: int
 ) -> list[list[int]]:
-    """Places of the items by batch, of one size each; an item without a size is in none. Raises ValueError: whole
-    groups are asked for and one has several sizes."""
+    """Positions of the items by batch, with one size per batch; an item without a size is in none. Raises ValueError:
+    whole groups are requested, and one has several sizes."""
     units: dict[Hashable, list[int]] = {}
     for place, (item, size) in enumerate(zip(items, sizes, strict=True)):
         if size is not None:
@@ -269,8 +269,8 @@ def _hears(reward: Reward) -> bool:
 
 
 def _size(path: Path, *, heard: bool) -> tuple[float, ...] | None:
-    """Width and height, of a clip its frames and their rate, and where it is `heard` the shape and rate of its sound,
-    since those of a batch are one tensor and have one rate; None where the file is damaged."""
+    """Width and height; for a clip also its frames and their rate and, if it is `heard`, the shape and rate of its
+    sound, because a batch is one tensor with one rate; None if the file is damaged."""
     if is_clip(path):
         found = clip_size(path)
         if found is None:
@@ -290,7 +290,7 @@ def _size(path: Path, *, heard: bool) -> tuple[float, ...] | None:
 
 
 def _load(path: Path, change: Change | None = None) -> Tensor | None:
-    """Float32 [3, H, W] in [0, 1], of a clip [F, 3, H, W]; None where the file is damaged."""
+    """Float32 [3, H, W] in [0, 1], or [F, 3, H, W] for a clip; None if the file is damaged."""
     if is_clip(path):
         try:
             return read_clip(path)
@@ -328,7 +328,7 @@ def _inputs(
 
 
 def _load_all(places: Sequence[Sequence[Path]]) -> list[list[Tensor]] | None:
-    """The images that each prompt is about; None where no prompt has any."""
+    """The images that each prompt is about; None if no prompt has any."""
     found = [[(path, _load(path)) for path in row] for row in places]
     for path, image in (pair for row in found for pair in row):
         if image is None:

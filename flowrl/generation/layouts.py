@@ -1,4 +1,4 @@
-"""Folders of images by the naming rules of several benchmarks, and images put under such names.
+"""Reads folders of images by the naming rules of several benchmarks, and puts images under such names.
 
 {index}_{sample}.png      UniGenBench: the prompt's index in its file, samples from 0
 """
@@ -19,8 +19,8 @@ def numbered_name(index: int, sample: int) -> str:
 
 
 def read_numbered(folder: Path, prompts: Mapping[int, str], samples: int) -> list[ImageFile]:
-    """The images `{index}_{sample}.png` of prompts by index, in their order. Raises ValueError: no folder, or an image
-    is missing; says which and how many."""
+    """The images `{index}_{sample}.png` of prompts by index, in order. Raises ValueError: no folder, or images are
+    missing; the message says which and how many."""
     if not folder.is_dir():
         raise ValueError(f"there is no folder {folder}: give one with images named {{index}}_{{sample}}.png.")
     wanted = [(index, sample) for index in prompts for sample in range(samples)]
@@ -39,7 +39,7 @@ def read_numbered(folder: Path, prompts: Mapping[int, str], samples: int) -> lis
 
 
 def put(images: Sequence[ImageFile], folder: Path, names: Iterable[str]) -> list[Path]:
-    """Puts images into a folder under other names, as further links to the same files where the disk allows it.
+    """Puts images into a folder under other names, as hard links if the disk allows it.
 
     A name may be a path within the folder.
     """

@@ -1,4 +1,4 @@
-"""Which model is meant, how it is sampled, and its fingerprint: for `flowrl sample`, `flowrl eval` and their like."""
+"""Finds a model, how to sample it, and its fingerprint, for commands such as `flowrl sample` and `flowrl eval`."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ EMBEDDED = "asset:tiny-sd3"
 WORLD_MODELS = (EMBEDDED, "asset:tiny-sd15")
 """Models that ship with flowrl and draw the embedded world's images."""
 EMBEDDED_VIDEO = "asset:tiny-wan"
-"""The one that draws its clips."""
+"""The shipped model that draws the embedded world's clips."""
 
 SHIPPED: dict[str, dict[str, Any]] = read_mapping(Path(__file__).with_name("shipped_models.yaml"))
-"""How the models that ship with flowrl are sampled unless told otherwise."""
+"""Default sampling of the models that ship with flowrl."""
 
 SAMPLING = "flowrl_sampling.json"
-"""Of the folder of a merged model: what its run drew evaluations with."""
+"""File in the folder of a merged model with the sampling settings of its run's evaluations."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Source:
-    """What to sample from, and how its owner samples it."""
+    """A model to sample, with its usual sampling settings."""
 
     model: str
     lora: Path | None
@@ -49,23 +49,22 @@ class Source:
     quantize: str = "none"
     """Form of the denoiser's weights, `pipeline.quantize` of a run."""
     offload: tuple[str, ...] = ()
-    """What rests on the host while it is not asked for, `pipeline.offload` of a run."""
+    """Parts that rest on the host while unused, `pipeline.offload` of a run."""
     family: str = "sd3"
     options: dict[str, Any] = field(default_factory=dict)
     """Further options of the family: size, frames."""
     variant: str | None = None
-    """Ending of the names of the files with weights, `pipeline.variant` of a run."""
+    """Ending of the weight files' names, `pipeline.variant` of a run."""
     negative: str = ""
-    """Of the prompts that have no negative prompt of their own."""
+    """Negative prompt for prompts without their own."""
     shift: float | None = None
-    """Of the noise levels; None takes the model's own."""
+    """Shift of the noise levels; None takes the model's own."""
     training_size: tuple[int | None, int | None] | None = None
-    """Height and width whose noise levels are visited whatever is drawn, None in it the model's own; None: the size
-    that is drawn."""
+    """Height and width that decide the noise levels (a side of None is the model's own); None takes the drawn size."""
     train_prompts: str | None = None
-    """What a run was trained on."""
+    """Training prompts of a run."""
     trained_from: str | None = None
-    """The model before training, of a run that trained all weights and so has another `model`."""
+    """The model before training, if a run trained all weights and so has another `model`."""
     trained_variant: str | None = None
     """Its `variant`."""
 
@@ -76,7 +75,7 @@ class Source:
 
     @property
     def sampling(self) -> dict[str, Any]:
-        """What a folder with the same model has to keep to be sampled in the same way."""
+        """The settings that a folder with the same model must store to be sampled in the same way."""
         names = ("num_steps", "guidance_scale", "grid", "max_sequence_length", "shift")
         size = {name: self.options[name] for name in ("height", "width", "num_frames", "fps") if name in self.options}
         return {name: getattr(self, name) for name in names} | {"options": size}
@@ -98,7 +97,7 @@ class Source:
 
     @staticmethod
     def of_run(config_file: Path, *, base: bool, lora: Path | None) -> Source:
-        """What a run draws its evaluations with, or with `base` its model before training."""
+        """The model and sampling of a run's evaluations, or its model before training with `base`."""
         from flowrl.training.parts import model_family
 
         config = load_config(config_file)
@@ -123,7 +122,7 @@ class Source:
 
     @staticmethod
     def of_model(model: str, lora: Path | None) -> Source:
-        """A model with what it is usually sampled with."""
+        """A model with its usual sampling."""
         from flowrl.pipelines import GENERIC, family_of
         from flowrl.pipelines.generic.generic_family import FAMILY
         from flowrl.pipelines.places.known_checkpoints import usual_sampling
@@ -140,17 +139,17 @@ class Source:
 def find_source(
     model: str, *, base: bool = False, lora: Path | None = None, sampling: SamplingOptions | None = None
 ) -> Source:
-    """Reads a run's own settings, or takes a model with defaults; what is given here wins. Loads no weights.
+    """Reads a run's own settings, or takes a model with defaults; arguments win. Loads no weights.
 
     Args:
         model: a run folder, what a run trained (its `lora/` or `model/`), a LoRA in PEFT's layout, which names its
             base, a folder written by diffusers, `asset:tiny-sd3`, or a hub id.
-        base: of a run, the model before training.
-        lora: a LoRA folder to add; of a run that trained one, in place of its own.
-        sampling: in place of a run's own (of its evaluations), of `SHIPPED`, else of what the checkpoint or its family
-            is usually sampled with (16 tokens for the embedded models, float32).
+        base: take a run's model before training.
+        lora: a LoRA folder to add; it replaces the LoRA of a run.
+        sampling: replaces the settings of a run's evaluations, of `SHIPPED`, or the usual ones of the checkpoint or its
+            family (16 tokens for the embedded models, float32).
 
-    Raises ValueError: an unknown dtype, or a LoRA folder that does not say what it belongs to.
+    Raises ValueError: an unknown dtype, or a LoRA folder that does not name its model.
     """
     from flowrl.training.parts import DTYPES
 
@@ -175,7 +174,7 @@ def _known(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _drawn_options(config: TrainConfig) -> dict[str, Any]:
-    """Options of the family with which a run's evaluations draw."""
+    """Options of the family in a run's evaluations."""
     settings, evaluated = config.pipeline, config.eval
     given = {
         "height": evaluated.height or settings.height,
@@ -211,8 +210,7 @@ def _owner_of_lora(model: str, lora: Path | None) -> tuple[str, Path | None]:
 
 
 def lora_of(source: Source, model: str, command: str) -> Path:
-    """The LoRA of a model, for a command that takes nothing else. Raises ValueError: it has none; `command` is what was
-    to be done with it."""
+    """The LoRA of a model, for a `command` that needs one, which the message names. Raises ValueError: it has none."""
     if source.lora is not None:
         return source.lora
     if source.trained_from is not None:
@@ -223,11 +221,11 @@ def lora_of(source: Source, model: str, command: str) -> Path:
 
 
 def check_source(source: Source, *, judging: str | None = None, videos: bool = False) -> None:
-    """Refuses a model or LoRA that is not there or is not one, as far as it can be told without loading weights.
+    """Refuses a missing or invalid model or LoRA, as far as it can tell without loading weights.
 
     Args:
-        judging: the command that judges what is drawn, which takes models of one kind; None: it takes any.
-        videos: the kind: whether it judges videos, or images.
+        judging: the command that judges the samples, which takes models of one kind; None takes any.
+        videos: the kind: videos, or images.
     """
     from flowrl.pipelines import family, family_for
     from flowrl.training.model_files import model_location
@@ -254,8 +252,8 @@ def check_source(source: Source, *, judging: str | None = None, videos: bool = F
 
 
 def check_lora(place: Path, source: Source) -> None:
-    """Reads a LoRA and holds it against the network of a source without its weights. Raises ValueError: there is none,
-    it cannot be read, or it is of another model."""
+    """Reads a LoRA and compares it with the network of a source without its weights. Raises ValueError: there is none,
+    it cannot be read, or it belongs to another model."""
     from flowrl.pipelines import family, stock_of
     from flowrl.pipelines.weights.lora import refuse_other_network
     from flowrl.pipelines.weights.lora_files import read_lora
@@ -269,12 +267,12 @@ def check_lora(place: Path, source: Source) -> None:
 
 
 def with_negative(prompts: Sequence[Prompt], source: Source) -> list[Prompt]:
-    """The prompts with the source's negative prompt where theirs is empty."""
+    """The prompts, with the source's negative prompt if theirs is empty."""
     return [prompt if prompt.negative else replace(prompt, negative=source.negative) for prompt in prompts]
 
 
 def load_source(source: Source, device: str | None = None) -> Pipeline:
-    """The pipeline with its LoRA, on the best device there is unless one is named."""
+    """Loads the pipeline with its LoRA, on the named device or else the best one."""
     import torch
 
     from flowrl.pipelines import family, stock_of
@@ -301,18 +299,18 @@ def load_source(source: Source, device: str | None = None) -> Pipeline:
 
 
 def schedule_of(source: Source, pipeline: Pipeline) -> Schedule:
-    """The noise levels that a source's owner visits, for its loaded pipeline."""
+    """The usual noise levels of a source, for its loaded pipeline."""
     if source.training_size is not None:
         pipeline = pipeline.resized(*source.training_size)
     return pipeline.schedule(source.num_steps, source.grid, source.shift)
 
 
 class HasFolder(Protocol):
-    """What lies in a folder, such as a run that `flowrl.train` returned."""
+    """An object with a folder, such as a run that `flowrl.train` returned."""
 
     @property
     def folder(self) -> Path:
-        """Where."""
+        """The folder."""
 
 
 Model = str | Path | HasFolder
@@ -322,7 +320,7 @@ Words = str | Path | Sequence[str | Path]
 
 
 def place_of(model: Model) -> str:
-    """A model as one names it: what a function of flowrl returned by its folder."""
+    """The name of a model; a result of another function stands for its folder."""
     return str(model) if isinstance(model, str | Path) else str(model.folder)
 
 
@@ -336,7 +334,7 @@ def several(given: Any) -> list[Any]:
 
 
 def label_of(model: str, lora: Path | None = None) -> str:
-    """A short name for tables: the last part of a path or hub id, with that of a LoRA given beside it."""
+    """A short name for tables: the last part of a path or hub id, with that of an added LoRA."""
     path = Path(model.removeprefix("asset:"))
     parts = [part for part in (path.parent.name, path.name) if part] if path.name == "lora" else [path.name]
     return "-".join([*parts, *([lora.name] if lora is not None else [])]) or "model"

@@ -1,4 +1,4 @@
-"""The rewards that a command line names (built-in names, or a YAML file with a list of rewards), and their options."""
+"""Reads the rewards of a command line (built-in names, or a YAML file with a list of rewards) and their options."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from flowrl.rewards import REWARDS
 
 
 def reward_list(given: Sequence[str]) -> list[dict[str, Any]]:
-    """The rewards that a command line names, as specs; what a file says of weights is for training and left out. Raises
-    ValueError: neither names of rewards nor a file with rewards, or a name twice."""
+    """The rewards of a command line as specs, without the weights of a file, which are for training. Raises ValueError:
+    neither names of rewards nor a file with rewards, or a name twice."""
     if twice := [name for name in given if given.count(name) > 1]:
         raise ValueError(f"reward {twice[0]} is named twice: name it once, or give a YAML file with options and labels")
     wrong = next((name for name in given if name not in REWARDS), None)
@@ -39,7 +39,7 @@ def reward_list(given: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def reward_label(spec: Mapping[str, Any]) -> str:
-    """What a reward is called."""
+    """The name of a reward."""
     return str(spec.get("label") or spec.get("name") or spec.get("function"))
 
 
@@ -71,6 +71,6 @@ def reward_specs(rewards: str, options: Sequence[str] = ()) -> list[dict[str, An
 
 
 def _plain(value: Any) -> Any:
-    """A value with those of overrides in their place."""
+    """A value with overrides replaced by their values."""
     value = value.value if isinstance(value, Override) else value
     return {key: _plain(part) for key, part in value.items()} if isinstance(value, dict) else value

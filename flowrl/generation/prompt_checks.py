@@ -1,4 +1,4 @@
-"""What is wrong with prompts for a model and for rewards: known from the whole files, before anything loads."""
+"""Finds faults of prompts for a model and for rewards from the whole files, before anything loads."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SHOWN = 60  # characters of a prompt in a message
 
 
 def sources_taken(family: ModelFamily, model: str, options: Mapping[str, Any]) -> tuple[int, int] | None:
-    """Least and most source images of a prompt beside its clips; None where that is known once the model is loaded."""
+    """Fewest and most source images of a prompt besides its clips; None if only the loaded model knows."""
     if family.name in GENERIC and isinstance(own := options.get("num_sources"), int):
         return own, own
     card = family.card(model) if isinstance(family, Family) else None
@@ -34,9 +34,9 @@ def sources_taken(family: ModelFamily, model: str, options: Mapping[str, Any]) -
 
 
 def source_faults(rows: Sequence[Prompt], family: ModelFamily, allowed: tuple[int, int] | None) -> list[str]:
-    """Prompts whose source images or clips the model does not take, or that lack those it needs.
+    """Finds prompts with source images or clips that the model does not take, or without those that it needs.
 
-    Prints which keys name images that are left out, since a row may hold anything.
+    Prints the keys that name ignored images, since a row may hold anything.
 
     Args:
         rows: of one file.
@@ -68,14 +68,13 @@ def refuse_sources(rows: Sequence[Prompt], source: Source) -> None:
 def reward_faults(
     rows: Sequence[Prompt], rewards: Sequence[CheckedReward], *, trained: bool, alone: bool
 ) -> Iterator[str]:
-    """Prompts that lack what a reward needs, so that no image of theirs can ever get its value.
+    """Finds prompts that lack what a reward needs, so that their images can never get its value.
 
     Args:
         rows: of one file.
         rewards: that score their images.
-        trained: whether they are trained on, or else evaluated alone.
-        alone: whether an image needs the value of each reward; if not, those prompts are let pass that some reward
-            with a weight can score.
+        trained: whether they are trained on, not only evaluated.
+        alone: whether an image needs every reward's value; if not, prompts pass that any weighted reward can score.
     """
     for number, reward in enumerate(rewards):
         others = [] if alone else [one for k, one in enumerate(rewards) if k != number and one.entry.weight]
@@ -91,7 +90,7 @@ def reward_faults(
 
 
 def _told(rows: Sequence[Prompt], fault: Callable[[Prompt], str]) -> str:
-    """The fault of the first prompt that has one, and how many others have; empty where none has."""
+    """The fault of the first prompt with one, and how many others have one; empty if none has."""
     bad = [(row, said) for row in rows if (said := fault(row))]
     if not bad:
         return ""
@@ -123,7 +122,7 @@ def _count_fault(row: Prompt, family: ModelFamily, allowed: tuple[int, int]) -> 
 
 
 def _unread(row: Prompt) -> list[str]:
-    """Keys of a row without source images that may name some and are not read."""
+    """Unread keys of a row without source images that may name some."""
     return [
         name
         for name, value in row.metadata.items()

@@ -19,16 +19,16 @@ from flowrl.trajectory import Schedule
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RLG:
-    """Which tuned models guide, how strongly, and when."""
+    """The tuned models that guide, their scales, and when they guide."""
 
     loras: tuple[Path, ...]
     """Folders of the tuned models' LoRAs."""
     scales: tuple[float, ...]
     """One for each; 1 is the tuned model."""
     first_steps: int = 0
-    """Steps at the start that one tuned model takes alone."""
+    """Number of first steps with one tuned model alone."""
     interval: tuple[float, float] | None = None
-    """Noise levels outside of which one tuned model runs alone."""
+    """Range of noise levels; outside it, one tuned model runs alone."""
     base_guidance_scale: float | None = None
     """Classifier-free guidance scale of the base; None takes that of the tuned models."""
 
@@ -55,7 +55,7 @@ class RLG:
             raise ValueError(f"`rlg_from` {self.first_steps} leaves no step to `rlg`: there are {num_steps} steps")
 
     def schedules(self, schedule: Schedule) -> list[Scale]:
-        """The scales as functions of sigma where they are not constant."""
+        """The scales, as functions of sigma if they are not constant."""
         if self.first_steps:
             return [by_step(rl_first(scale, self.first_steps), schedule.sigma) for scale in self.scales]
         if self.interval is not None:
@@ -86,8 +86,8 @@ def rlg_settings(
     base_guidance: float | None = None,
     before_training: bool = False,
 ) -> RLG | None:
-    """Reads what is said of guidance between models; None where no scales were given. Raises ValueError: a value that
-    is not a number, or options that contradict each other."""
+    """Reads options of guidance between models; None if no scales are given. Raises ValueError: a value that is not a
+    number, or options that contradict each other."""
     if scales is None:
         said = {"rlg_from": first_steps, "rlg_interval": interval, "base_guidance": base_guidance}
         if extra := [name for name, value in said.items() if value is not None]:
@@ -132,7 +132,7 @@ def numbers(given: Numbers, option: str, example: str) -> tuple[float, ...]:
 
 
 def add_experts(pipeline: Pipeline, loras: Sequence[Path], stock: Stock | None = None) -> list[str]:
-    """Loads LoRAs beside each other into a pipeline that has none; returns their adapters' names.
+    """Loads LoRAs side by side into a pipeline without one; returns their adapters' names.
 
     `stock` is as `flowrl.pipelines.weights.lora_files.read_lora` takes it.
 

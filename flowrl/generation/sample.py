@@ -49,9 +49,9 @@ from flowrl.training.heldout import decode
 from flowrl.training.prompting import device_of, encode_prompts, guided
 
 BATCH = 16
-"""Images at once where `batch_size` does not say; videos are drawn one by one."""
+"""Default number of images at once; videos are drawn one by one."""
 MOST_SEEDS = 10_000
-"""Seeds of one call; their images are held until all are drawn."""
+"""Largest number of seeds of a call, whose images stay in memory until all are drawn."""
 
 Pair = tuple[Prompt, int]
 """A prompt, and the seed of its start noise."""
@@ -123,7 +123,7 @@ def sample(
     Args:
         model: run folder or what `train` returned, LoRA or model folder, hub id or `asset:NAME`.
         prompts: one text or several.
-        prompt_file: .txt, .jsonl or .csv, or `asset:NAME`; beside or instead of `prompts`.
+        prompt_file: .txt, .jsonl or .csv, or `asset:NAME`; in addition to or instead of `prompts`.
         seeds: the seeds of the start noise: a number, several, or a text such as "0-3,7". A seed gives all models and
             prompts the same noise.
         out: folder of `<prompt>_seed<seed>.png` or `.mp4` and `grid.png`; None writes none.
@@ -131,8 +131,8 @@ def sample(
         lora: folders of LoRAs to add to the model; several with `rlg`.
         before_training: draw with the run's model before training.
         rlg: guidance from the base to the tuned model, a scale per LoRA: 0 is the base, 1 the tuned model.
-        rlg_from: so many first steps have no such guidance.
-        rlg_interval: noise levels outside of these two have no such guidance.
+        rlg_from: number of first steps without this guidance.
+        rlg_interval: two noise levels, outside which there is no such guidance.
         base_guidance: guidance scale of the base model under `rlg`; None takes that of the tuned model.
         steps, guidance, height, width, dtype, max_sequence_length: how to sample the model (`SamplingOptions`).
         batch_size: images drawn at once.
@@ -234,7 +234,7 @@ def _collect(
 
 
 def parse_seeds(given: int | str | Iterable[int]) -> list[int]:
-    """Seeds of a number, of several, of "0,3,7" or "0-3" or a mix; each once. Raises ValueError: anything else."""
+    """Parses seeds: a number, several, "0,3,7", "0-3" or a mix; each once. Raises ValueError: anything else."""
     text = given if isinstance(given, str) else ",".join(map(str, several(given)))
     seeds: list[int] = []
     for part in text.split(","):
@@ -253,7 +253,7 @@ def wanted_prompts(
 ) -> list[Prompt]:
     """The texts, with the source images, and the prompts of a file; each once.
 
-    `negative` is of the prompts without a negative prompt of their own.
+    `negative` is the negative prompt for prompts without their own.
 
     Raises ValueError: an image or a row of the file is bad.
     """
@@ -268,8 +268,8 @@ def wanted_prompts(
 def load_drawing(
     source: Source, settings: RLG | None, device: str
 ) -> tuple[Callable[[Sequence[Pair]], tuple[Tensor, list[Track]]], float]:
-    """Loads the model; returns what makes images of pairs and the sounds of clips, on the host, by its LoRA or by
-    guidance between models, and the frames per second of videos (0 of images)."""
+    """Loads the model; returns a function that draws images of pairs and the sounds of clips, on the host, with its
+    LoRA or with guidance between models, and the frames per second of videos (0 for images)."""
     pipeline = load_source(source if settings is None else replace(source, lora=None), device)
     schedule, scale = schedule_of(source, pipeline), source.guidance_scale
     names = [] if settings is None else add_experts(pipeline, settings.loras, stock_of(source.family, source.model))
@@ -313,5 +313,5 @@ def draw_pairs(
 
 
 def as_image(pixels: Any) -> Image.Image:
-    """An image [3, H, W] in [0, 1] as PIL has it."""
+    """Converts an image [3, H, W] in [0, 1] to PIL."""
     return Image.fromarray(np.ascontiguousarray(to_pixels(pixels)))

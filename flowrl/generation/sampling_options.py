@@ -1,4 +1,4 @@
-"""How images are drawn, where a caller says so: one statement for all that draw."""
+"""The sampling options of all functions that draw images."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from flowrl.config.bounds import GUIDANCE, SIDE, STEPS, check_counts
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SamplingOptions:
-    """What a caller says of sampling; None leaves it to the run, else to what the checkpoint is made for."""
+    """Your sampling options; None takes the run's value, or else what the checkpoint is made for."""
 
     steps: int | None = None
     """Denoising steps."""
@@ -23,7 +23,7 @@ class SamplingOptions:
     dtype: str | None = None
     """Precision of the network: "float32", "bfloat16" or "float16"."""
     max_sequence_length: int | None = None
-    """Text tokens that are read."""
+    """Text tokens to read."""
 
     def __post_init__(self) -> None:
         check_counts(STEPS, steps=self.steps)
@@ -33,12 +33,12 @@ class SamplingOptions:
 
     @property
     def given(self) -> list[str]:
-        """The names of those that were given."""
+        """The names of the given options."""
         return [one.name for one in fields(self) if getattr(self, one.name) is not None]
 
 
 def check_guidance(**values: float | None) -> None:
-    """Refuses guidance scales, by their parameters' names, that are no numbers from 0 to `GUIDANCE`; None passes."""
+    """Refuses guidance scales, by parameter name, that are not numbers from 0 to `GUIDANCE`; None passes."""
     for name, value in values.items():
         if value is not None and not (math.isfinite(value) and 0 <= value <= GUIDANCE):
             raise ValueError(f"`{name}` must be a number from 0 to {GUIDANCE:g}, got {value!r}")

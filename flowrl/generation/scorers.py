@@ -1,4 +1,4 @@
-"""Rewards as scorers of images: each image once, answers kept in the journal."""
+"""Uses rewards as scorers: scores each image once and keeps answers in the journal."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def load_rewards(specs: Sequence[Mapping[str, Any]], device: torch.device | str)
 
 
 def load_scorers(specs: Sequence[Mapping[str, Any]], device: torch.device | str) -> dict[str, Reward]:
-    """The rewards by key. Raises ValueError: one that compares the images of a prompt: its mean is the same for every
+    """The rewards by key. Raises ValueError: one compares the images of a prompt: its mean is the same for every
     model."""
     rewards = load_rewards(specs, device)
     for name, reward in rewards.items():
@@ -59,16 +59,13 @@ def load_scorers(specs: Sequence[Mapping[str, Any]], device: torch.device | str)
 
 
 def answers_of(benchmark: str, name: str, reward: Reward, spec: Mapping[str, Any], folder: Path) -> Journal:
-    """The journal of what a reward says of the images of a subject: one for each version of it, with its options and
-    the content of files that these name.
-    """
+    """The journal of a reward's answers on a subject's images: one per version, options, and content of their files."""
     identity = {"benchmark": benchmark, "reward": name, "version": reward.version}
     return Journal(folder, identity | said_by(spec))
 
 
 def said_by(spec: Mapping[str, Any]) -> dict[str, Any]:
-    """What a spec says of its reward that can change a value: options, the content of files that these name, frames of
-    videos; but for where servers are."""
+    """All of a spec that can change a value: options, content of their files, frames, but not addresses of servers."""
     (entry,) = parse_reward_specs([spec])
     moved = addresses_of(entry.name or "")
     options = with_identities({option: value for option, value in entry.options.items() if option not in moved})
@@ -84,7 +81,7 @@ def has_prompts(items: Sequence[ImageFile], prompt: str | None) -> bool:
 def score_images(
     name: str, reward: Reward, images: Sequence[ImageFile], journal: Journal, *, batch_size: int, label: str
 ) -> list[Row]:
-    """One row per image, {value, parts, error}, in their order; null where it failed.
+    """Scores images: one row per image in order, {value, parts, error}; null for failures.
 
     Failures are not kept in the journal: the next run asks again.
     """
@@ -104,5 +101,5 @@ def score_images(
 
 
 def values_of(rows: Sequence[Row]) -> Float64[np.ndarray, " n"]:
-    """Values of rows, NaN where they failed."""
+    """Values of rows, NaN for failures."""
     return np.array([math.nan if row["value"] is None else row["value"] for row in rows], dtype=np.float64)

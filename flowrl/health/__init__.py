@@ -1,1 +1,1 @@
-"""What would stop a run, or went wrong in one."""
+"""Finds what would stop a run, or what went wrong in one."""

@@ -1,6 +1,6 @@
-"""A configuration on this machine: its settings, prompts, model, licences and reward servers.
+"""Checks a configuration on this machine: its settings, prompts, model, licences and reward servers.
 
-Two iterations of a configuration by its own recipe, as `flowrl bench` trains them, with as few prompts as can be.
+It trains two iterations with the configuration's own recipe, like `flowrl bench`, with as few prompts as possible.
 """
 
 from __future__ import annotations
@@ -44,19 +44,19 @@ from flowrl.training.prompting import RunPrompts
 
 _SIZE = 64  # pixels of the images that servers are asked about
 CANNOT = (ValueError, OSError, ImportError, RuntimeError, MemoryError)
-"""What loading and asking raise where something is not there."""
+"""Errors that loading and requests raise if something is missing."""
 
 
 def diagnose_configuration(
     given: str | Mapping[str, Any], overrides: Settings, *, step: bool, offline: bool
 ) -> Examination:
-    """Everything that can be known of a configuration before a run of it.
+    """Checks all that can be known about a configuration before its run.
 
     Args:
         given: name of a shipped configuration, a file, or settings.
-        overrides: settings that replace its.
-        step: whether two iterations are trained.
-        offline: whether the hub is not asked.
+        overrides: settings that replace its own.
+        step: whether to train two iterations.
+        offline: whether to leave out requests to the hub.
     """
     about = f"The configuration {SETTINGS if isinstance(given, Mapping) else given}"
     try:
@@ -74,7 +74,7 @@ def diagnose_configuration(
 
 
 def _checks(config: TrainConfig, name: str, found: Obstacles, *, step: bool, offline: bool) -> tuple[Check, ...]:
-    """Everything but the reading of the settings, in order; `found` stands in the way of a run."""
+    """All checks except reading the settings, in order; `found` are faults that stop a run."""
     told = {*found.refused, *found.absent, *found.device}
     prompts = None  # where they cannot be read, which is told with what stands in the way
     with suppress(ValueError, OSError):
@@ -100,7 +100,7 @@ def _checks(config: TrainConfig, name: str, found: Obstacles, *, step: bool, off
 
 
 def _prompts(config: TrainConfig, prompts: RunPrompts | None) -> Iterator[Check]:
-    """How many prompts there are, how many are evaluated on too, and how many rewards do not read to their end."""
+    """Counts prompts, training prompts among the evaluation prompts, and prompts too long for a reward."""
     if prompts is None:
         return
     shared = overlap_of_rows(prompts.train, prompts.held_out)
@@ -122,7 +122,7 @@ def _prompts(config: TrainConfig, prompts: RunPrompts | None) -> Iterator[Check]
 
 
 def _right_rewards(config: TrainConfig) -> list[CheckedReward]:
-    """The rewards whose options are right; what is wrong with the others is told with the settings."""
+    """The rewards whose options are right; the check of settings names the faults of the others."""
     found = list[CheckedReward]()
     for entry in (*config.rewards, *config.eval.rewards):
         with suppress(*CANNOT):
@@ -195,7 +195,7 @@ def _licences(models: Sequence[str], *, offline: bool) -> Iterator[Check]:
 
 
 def _rewards(config: TrainConfig, prompts: Sequence[Prompt], *, offline: bool) -> Iterator[Check]:
-    """Servers are reached and asked about two images; of other rewards, whether their models are here."""
+    """Asks reward servers about two images; checks of other rewards whether their models are here."""
     for number, entry in enumerate((*config.rewards, *config.eval.rewards)):
         name = f"{'eval ' if number >= len(config.rewards) else ''}reward {entry.called}"
         try:
@@ -209,7 +209,7 @@ def _rewards(config: TrainConfig, prompts: Sequence[Prompt], *, offline: bool) -
 
 
 def _kept(name: str, checked: CheckedReward, *, offline: bool) -> Check:
-    """Whether the models of a reward are here, or can be."""
+    """Whether the models of a reward are here, or can be downloaded."""
     models = [model.name for model in models_of(checked.options) or ()]
     away = [model for model in models if not (Path(model).exists() or in_cache(model))]
     if not away:
@@ -262,10 +262,10 @@ _ITERATIONS = 2  # the first warms up
 
 
 def step_checks(config: TrainConfig, name: str, *, hindered: bool) -> Iterator[Check]:
-    """Throughput and memory of an iteration, and what the recipe says of it; no weights are downloaded.
+    """Throughput and memory of an iteration, and the recipe's own warnings; downloads no weights.
 
     Args:
-        hindered: whether something was found that stops a run anyway.
+        hindered: whether another check found a fault that stops the run.
     """
     if why := _left_out(config, hindered=hindered):
         yield Check("step", "note", f"not tried: {why}")
@@ -315,7 +315,7 @@ def fewest(subject: BenchSubject) -> TrainConfig:
 
 
 def _said(rows: list[dict[str, Any]], config: TrainConfig) -> Iterator[Check]:
-    """What is wrong in the iterations by their own log."""
+    """Faults in the log of the iterations."""
     failed = max(row.get("invalid_ratio", 0.0) for row in rows)
     if failed > 0:
         reasons = {key.partition("/")[2] for row in rows for key in row if key.startswith("reward_errors/")}

@@ -1,4 +1,4 @@
-"""What a doctor finds, as data. Nothing heavy is imported here."""
+"""The findings of `flowrl doctor` as data. Nothing heavy is imported here."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 State = Literal["ok", "note", "warning", "fault"]
-"""`fault` would stop a run or has made one worthless; a `note` says what was not looked at, or need not be there."""
+"""A `fault` would stop a run or has made one worthless; a `note` says what was not checked, or is optional."""
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One thing that was looked at: what was found, and what to change; `cure` is empty where nothing is."""
+    """One check: what was found, and what to change; `cure` is empty if there is nothing to change."""
 
     name: str
     state: State
@@ -21,14 +21,14 @@ class Check:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Examination:
-    """The checks of one thing, in order, and a line that says what they are about."""
+    """The checks of one subject, in order, and a line that names the subject."""
 
     about: str
     checks: tuple[Check, ...]
 
     @property
     def code(self) -> int:
-        """The exit code: 1 where there is a fault."""
+        """The exit code: 1 if there is a fault, otherwise 0."""
         return int(any(check.state == "fault" for check in self.checks))
 
 
@@ -37,7 +37,7 @@ class Diagnosis:
     """The findings of `flowrl.doctor`.
 
     Attributes:
-        examinations: that of the machine and that of the configuration, or that of the run.
+        examinations: those of the machine and of the configuration, or that of the run.
         of_run: whether it is about a run.
     """
 

@@ -1,4 +1,4 @@
-"""What would stop a run on this machine, or of this configuration; or what went wrong in a run."""
+"""Finds what would stop a run on this machine or of this configuration, or what went wrong in a run."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def doctor(
     show: bool = True,
     **settings: Any,
 ) -> Diagnosis:
-    """Looks at this machine and at a configuration, or at a run, finished or not.
+    """Checks this machine and a configuration, or a run, finished or not.
 
     Args:
         config_or_run: a YAML file, the name of one that ships, or a mapping of settings; or a run folder, or what
@@ -37,7 +37,7 @@ def doctor(
         **settings: replace those of the configuration, as in `train`.
 
     Raises:
-        FlowrlError: there are settings beside a run or without a configuration, or the folder is no run.
+        FlowrlError: there are settings with a run or without a configuration, or the folder is not a run.
     """
     subject = getattr(config_or_run, "folder", config_or_run)
     folder = Path(subject).expanduser() if isinstance(subject, str | Path) else None

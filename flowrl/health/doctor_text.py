@@ -1,4 +1,4 @@
-"""A diagnosis on a terminal of 80 columns: a line for each check with its mark, and below it what to change."""
+"""Writes a diagnosis for a terminal of 80 columns: a marked line per check, and below it what to change."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def as_text(diagnosis: Examination, encoding: str | None = "utf-8") -> str:
 
 
 def last_words(checks: Sequence[Check]) -> str:
-    """One line that says whether something is in the way of a run."""
+    """One line that says whether anything stops a run."""
     faults = sum(check.state == "fault" for check in checks)
     warnings = sum(check.state == "warning" for check in checks)
     said = f"{plural(faults, 'fault')} to fix first" if faults else "Nothing here would stop a run"

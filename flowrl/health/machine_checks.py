@@ -1,4 +1,4 @@
-"""This machine: libraries, disk, shared memory, processes that reach each other, the model hub, driver and kernels."""
+"""Checks this machine: libraries, disk, shared memory, processes that reach each other, the hub, driver and kernels."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _ENTRY = re.compile(
 
 
 def version_checks() -> list[Check]:
-    """Libraries against the bounds of the package's metadata, and against what was tested."""
+    """Compares libraries with the bounds of the package's metadata, and with the tested versions."""
     required, extras = requirements(_declared())
     installed = {name: version_of(name) for name in required}
     wrong = {name: text for name, bounds in required.items() if (text := unmet(name, bounds, installed[name]))}
@@ -73,7 +73,7 @@ def requirements(declared: Sequence[str]) -> tuple[dict[str, str], dict[str, dic
 
 
 def unmet(name: str, bounds: str, installed: str | None) -> str:
-    """Why an installed version does not meet bounds such as ">=2.15,<3"; empty where it does."""
+    """Why an installed version does not meet bounds such as ">=2.15,<3"; empty if it does."""
     if installed is None:
         return f"{name} is not installed"
     own = numbers(installed)
@@ -106,7 +106,7 @@ def _declared() -> list[str]:
 
 
 def disk_check(folder: Path, *, name: str = "disk") -> Check:
-    """Room where runs are written, and whether a file can be."""
+    """Free space for runs, and whether a file can be written there."""
     place, free = nearest_folder(folder), free_bytes(folder) / GIB
     cure = "make room there, or write runs elsewhere with out=FOLDER"
     try:
@@ -128,7 +128,7 @@ def disk_check(folder: Path, *, name: str = "disk") -> Check:
 
 
 def shared_memory_check(place: Path = Path("/dev/shm")) -> Check:
-    """Shared memory, through which the GPUs of a machine and its processes exchange what they have."""
+    """Shared memory, through which the GPUs and processes of a machine exchange data."""
     if not place.is_dir():
         return Check("shared memory", "note", f"there is no {place}; one process needs none")
     free = free_bytes(place) / GIB
@@ -176,7 +176,7 @@ def processes_check(backend: str, gpus: int) -> Check:
 
 
 def hub_check(*, offline: bool = False) -> Check:
-    """The hub as a run would meet it; with `offline` it is not asked."""
+    """Checks access to the hub as a run needs it; asks nothing if `offline`."""
     from huggingface_hub import constants, get_token
 
     place = constants.ENDPOINT
@@ -212,7 +212,7 @@ def hub_check(*, offline: bool = False) -> Check:
 
 
 def _status(place: str, token: str | None) -> int | None:
-    """The status that the hub answers with, of the page that says whose a token is; None without an answer."""
+    """The hub's status code for the page that names the owner of a token; None without an answer."""
     import requests
 
     headers = {"Authorization": f"Bearer {token}"} if token else {}
@@ -224,7 +224,7 @@ def _status(place: str, token: str | None) -> int | None:
 
 
 def driver_check(facts: GpuFacts) -> Check:
-    """Whether the driver is one, answers, and is new enough for torch's CUDA."""
+    """Whether there is a driver that answers and is new enough for torch's CUDA."""
     if facts.driver is None and not facts.names:
         return Check("driver", "note", "no NVIDIA driver here: runs use the CPU, enough for the embedded models")
     if (fault := driver_fault(facts)) is not None:

@@ -1,4 +1,4 @@
-"""One of two processes that `flowrl doctor` starts: they add numbers a few times and the first prints milliseconds.
+"""One of two processes that `flowrl doctor` starts; they add numbers a few times, and the first prints milliseconds.
 
 python -m flowrl.health.process_probe BACKEND FILE RANK
 """

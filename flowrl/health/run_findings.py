@@ -1,8 +1,7 @@
-"""What went wrong in a run, since when, and what to change, from what the run wrote.
+"""Finds what went wrong in a run, since when, and what to change, from the run's files.
 
-But for a reward that falls nothing is judged by a number of this file: warnings are those that the watchdog gave while
-the run went on, and gives again of the rows it left; vital signs are those of the report, each with its own test; an
-error and a foreign checkpoint are told in the words in which `flowrl train` tells them.
+Only a falling reward is judged by a number of this file. Warnings are those of the watchdog, recomputed from the run's
+rows; vital signs are those of the report, each with its own test; errors and foreign checkpoints as in `flowrl train`.
 """
 
 from __future__ import annotations
@@ -25,11 +24,11 @@ from flowrl.training.checkpoints import check_newest
 from flowrl.training.watchdog import iteration_warnings, new_history
 
 _FALL = 2.5
-"""Standard errors by which a training reward may lie below that of the untrained model; beyond, 1 in 160 by chance."""
+"""Standard errors by which a reward may fall below the untrained model's; more happens by chance in 1 of 160 cases."""
 
 
 def diagnose_run(folder: Path) -> Examination:
-    """What is wrong with a run, finished, stopped or at work. Raises ValueError: the folder is not a run."""
+    """Finds what is wrong with a finished, stopped or active run. Raises ValueError: the folder is not a run."""
     run, found = read_run(folder), list[Check]()
     if error := run.manifest.get("error"):
         said, cure = divided(str(error))
@@ -55,7 +54,7 @@ def diagnose_run(folder: Path) -> Examination:
 
 
 def _warnings(run: RunData) -> Iterator[Check]:
-    """Every kind of warning, as it was said first."""
+    """The first warning of every kind."""
     warnings, config = run.warnings, None
     if not run.warned:
         with suppress(ValueError, OSError):  # of another release, or gone
@@ -96,9 +95,9 @@ def _signs(run: RunData) -> Iterator[Check]:
 
 
 def _reward(run: RunData) -> Iterator[Check]:
-    """A training reward that ended below what the untrained model got, the first iteration, by more than chance.
+    """A fault if a training reward ended below that of the untrained model (the first iteration) by more than chance.
 
-    The last two thirds of the iterations count; errors are those over an iteration's prompts, `reward_error`.
+    It takes the last two thirds of the iterations, with errors over an iteration's prompts (`reward_error`).
     """
     rewards, errors = (column(run.train, key)[1] for key in ("reward", "reward_error"))
     if len(rewards) < 3 or len(errors) != len(rewards):

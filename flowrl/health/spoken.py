@@ -1,4 +1,4 @@
-"""An error's sentence as a check: what is wrong, and from the first words that ask for something on what to change."""
+"""Turns an error's sentence into a check: what is wrong, and from the first request on, what to change."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"|“[^”]*”|\([^()]*\)")
 
 
 def divided(sentence: str) -> tuple[str, str]:
-    """The two parts of "what is wrong: what to change"; the second is empty where nothing is asked for."""
+    """Splits "what is wrong: what to change" in two; the second part is empty if nothing is requested."""
     plain = _QUOTED.sub(lambda found: "_" * len(found[0]), sentence)
     for found in _CURE.finditer(plain):
         if found[0] != ", " or not _CURE.search(plain, found.end()):  # a comma counts where nothing stronger follows
@@ -25,5 +25,5 @@ def divided(sentence: str) -> tuple[str, str]:
 
 
 def faulty(name: str, sentence: str) -> Check:
-    """The check that such an error fails."""
+    """A failed check for such an error."""
     return Check(name, "fault", *divided(sentence))

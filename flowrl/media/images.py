@@ -1,4 +1,4 @@
-"""Images to files: one PNG, a captioned grid of many, sources beside their edits. Files appear whole or not at all.
+"""Writes images to files: one PNG, a captioned grid, or sources beside their edits. Files appear whole or not at all.
 
 Pixels are float in [0, 1], channels first, as the pipelines decode them; they are rounded to 8 bits, never truncated.
 """
@@ -31,8 +31,8 @@ TOLERANCE = 1e-3  # how far a decoder's clamp may miss [0, 1] before it is an er
 def save_png(image: Tensor | np.ndarray | Image.Image, path: str | Path, *, durable: bool = False) -> Path:
     """Write one image, [3, H, W] float in [0, 1] or an already drawn PIL image, and return its path.
 
-    The file is written beside its place and moved there, so a reader or a killed run never meets half an image; with
-    `durable` nobody does after a power cut either, which takes some milliseconds. Missing folders are made. Raises
+    The file is written beside its place and moved there, so a reader or a killed run never sees half an image. With
+    `durable` this also holds after a power cut, at a cost of some milliseconds. Missing folders are made. Raises
     ValueError: another shape or dtype, or values that are not finite or leave [0, 1].
     """
     drawn = image if isinstance(image, Image.Image) else Image.fromarray(to_pixels(image))
@@ -85,8 +85,8 @@ def beside(
     """Edits as a grid: in every cell the sources, an arrow, and the result, with the caption below.
 
     Args:
-        sources: for each result its source images, [3, h, w] float in [0, 1] of any size; they are drawn as tall as
-            the result, or smaller where they would be wider than twice that. A result without one stands alone.
+        sources: for each result its source images, [3, h, w] float in [0, 1] of any size; they are drawn as tall as the
+            result, or smaller if they would be wider than twice that. A result without one stands alone.
         results: [3, H, W], all of one size, drawn pixel by pixel.
         captions: one text per result, usually the instruction.
     """
@@ -122,13 +122,13 @@ def beside(
 
 
 def enlargement(height: int, width: int) -> int:
-    """Whole factor for people to see the pixels: 1 from a shorter side of 128 on, below that what makes it 192."""
+    """Whole factor that makes pixels visible: 1 if the shorter side is at least 128, else the one that makes it 192."""
     shorter = min(height, width)
     return 1 if shorter >= SMALL else math.ceil(VISIBLE / shorter)
 
 
 def fit(images: Tensor, longest: int) -> Tensor:
-    """Images [..., 3, H, W] at a size for people: small ones with repeated pixels, larger ones reduced to `longest`."""
+    """Scales images [..., 3, H, W] for viewing: repeats pixels of small ones, reduces larger ones to `longest`."""
     height, width = images.shape[-2:]
     factor = enlargement(height, width)
     if factor > 1:
@@ -149,7 +149,7 @@ def evenly(total: int, count: int) -> list[int]:
 
 
 def as_tensor(image: Image.Image) -> Float[Tensor, "3 height width"]:
-    """A PIL image as [3, H, W] float32 in [0, 1], what `to_pixels` takes."""
+    """Converts a PIL image to [3, H, W] float32 in [0, 1], as `to_pixels` takes it."""
     array = np.asarray(as_rgb(image), dtype=np.float32) / 255
     return torch.from_numpy(array).permute(2, 0, 1).contiguous()
 

@@ -1,4 +1,4 @@
-"""The samples that an evaluation leaves for people: images, clips, and edits beside their sources.
+"""The samples that an evaluation keeps for viewing: images, clips, and edits beside their sources.
 
 In the samples folder of a run, with n the iteration in six digits and k the sample in four:
 
@@ -45,7 +45,7 @@ def write_samples(
     fps: float | None = None,
     sounds: Sounds | None = None,
 ) -> None:
-    """Write what an evaluation keeps; files of an earlier attempt at this iteration are replaced one by one.
+    """Writes the samples of an evaluation; replaces files of an earlier attempt at this iteration one by one.
 
     Args:
         folder: the samples folder, `RUN/samples`.
@@ -54,7 +54,7 @@ def write_samples(
         sources: for each sample the images it was made from, [3, h, w] of any size; an empty list or None for text
             alone. They are the same at every evaluation, and are kept once.
         fps: frames per second of videos; None for images.
-        sounds: one for each video, or None where they are silent.
+        sounds: one for each video, or None if they are silent.
     """
     _check(kept, captions, sources, fps)
     if not kept:

@@ -1,7 +1,7 @@
-"""Clips that are scored: 8-bit frames kept exactly (FFV1 in Matroska), and the frames of any clip read back.
+"""Clips for scoring: keeps 8-bit frames exactly (FFV1 in Matroska), and reads the frames of any clip.
 
-H.264 (`flowrl.media.videos`) is for eyes: it halves the colour planes and smooths what differs little from frame to
-frame, which is what temporal scores are about.
+H.264 (`flowrl.media.videos`) is for viewing: it halves the colour planes and smooths what temporal scores measure:
+small differences between frames.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from flowrl.runtime.shapes import Float
 
 LOSSLESS, PLAYED = ".mkv", ".mp4"
 CLIPS = (LOSSLESS, PLAYED, ".webm", ".mov", ".avi", ".gif")
-"""How the names of clips end, those of other programs among them."""
+"""Endings of clip files, also those of other programs."""
 
 
 def save_lossless(video: Tensor, path: str | Path, fps: float, sound: tuple[Tensor, int] | None = None) -> Path:
@@ -75,7 +75,7 @@ def read_clip(path: str | Path) -> Float[Tensor, " f 3 h w"]:
 
 
 def read_rate(path: str | Path) -> float | None:
-    """Frames per second; None where the file does not say."""
+    """Frames per second; None if the file does not say."""
     import av
 
     with av.open(str(path)) as container:
@@ -83,7 +83,7 @@ def read_rate(path: str | Path) -> float | None:
 
 
 def clip_size(path: str | Path) -> tuple[int, int, int] | None:
-    """Width, height and number of frames without decoding; None where the file cannot be read."""
+    """Width, height and number of frames without decoding; None if the file cannot be read."""
     import av
 
     try:

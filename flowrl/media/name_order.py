@@ -1,4 +1,4 @@
-"""The order of files that belong to the lines of another file: that of the numbers in their names.
+"""The order of files that belong to the lines of another file, by the numbers in their names.
 
 2.png  10.png       by value, where letter by letter 10.png would come first
 1.png  01.png       have no order: refused
@@ -25,19 +25,18 @@ def natural_key(name: str) -> Key:
 
 
 def is_hidden(path: Path, root: Path) -> bool:
-    """Whether a file below a folder is one that systems and editors leave there: `._1.png`, `.ipynb_checkpoints`."""
+    """Whether systems or editors left a file below a folder: `._1.png`, `.ipynb_checkpoints`."""
     return any(part.startswith(".") or part == "__MACOSX" for part in path.relative_to(root).parts)
 
 
 def natural_order(paths: Iterable[Path], root: Path) -> list[Path]:
-    """Files below a folder, by the numbers in the names of the files and of the folders that they lie in."""
+    """Files below a folder, sorted by the numbers in their names and in the names of their folders."""
     return sorted(paths, key=lambda path: [natural_key(name) for name in path.relative_to(root).parts])
 
 
 def check_order(ordered: Iterable[Path], root: Path) -> None:
-    """Refuses names that have no one order, where the order says what belongs to which file. Raises ValueError: two
-    names of a folder that are one but for zeros or the ending, or names whose numbers run against the order of their
-    letters; names both."""
+    """Refuses names without a unique order if the order matches files with lines. Raises ValueError: two names of a
+    folder differ only in zeros or the ending, or numbers and letters give different orders; the message names both."""
     inside: dict[Path, dict[str, Path]] = {}
     for path in ordered:
         parts = path.relative_to(root).parts

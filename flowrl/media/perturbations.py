@@ -12,7 +12,7 @@ from flowrl.media.reading import read_rgb
 
 
 def jpeg(image: Image.Image, quality: int) -> Image.Image:
-    """Encoded as JPEG and decoded; everything but the quality is Pillow's default."""
+    """Encodes an image as JPEG and decodes it; only the quality differs from Pillow's defaults."""
     stream = io.BytesIO()
     image.save(stream, format="JPEG", quality=quality)
     stream.seek(0)
@@ -20,7 +20,7 @@ def jpeg(image: Image.Image, quality: int) -> Image.Image:
 
 
 def half_and_back(image: Image.Image) -> Image.Image:
-    """Halved and enlarged again, bicubic."""
+    """Halves an image and enlarges it again, bicubic."""
     width, height = image.size
     half = (max(1, round(width / 2)), max(1, round(height / 2)))
     return image.resize(half, Image.Resampling.BICUBIC).resize(image.size, Image.Resampling.BICUBIC)
@@ -38,4 +38,4 @@ PERTURBATIONS: dict[str, tuple[str, Callable[[Image.Image], Image.Image]]] = {
     "resize": ("half size and back", half_and_back),
     "flip": ("mirrored", mirror),
 }
-"""Name -> words and the change. A mirrored image shows something else where text, or left and right, matter."""
+"""Name -> words and the change. A mirrored image shows something else if text, or left and right, matter."""

@@ -1,7 +1,7 @@
-"""How an image file becomes pixels, the one way for all of them: 8 bits of red, green and blue.
+"""Reads image files in one way for all uses: 8 bits of red, green and blue.
 
-Turned as its EXIF orientation says, on white where it is transparent. Grey becomes three equal channels, 16 bits are
-scaled to 8 (65535 to 255), CMYK and palettes become their colours, an animation is its first frame.
+Images are turned by their EXIF orientation; transparent ones get a white background. Grey becomes three equal channels,
+16 bits are scaled to 8 (65535 to 255), CMYK and palettes become RGB, and an animation gives its first frame.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ BROKEN = (
     OSError, SyntaxError, ValueError, TypeError, LookupError, ArithmeticError, EOFError, struct.error, zlib.error,
     Image.DecompressionBombError,
 )  # fmt: skip
-"""What Pillow is known to raise for bad files, and for small ones with very many pixels."""
+"""Errors that Pillow raises for bad files, and for small ones with very many pixels."""
 
 _WIDE = ("I", "I;16", "I;16B", "I;16L", "I;16N")  # grey, 16 bits
 _MODES = {"1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "HSV", *_WIDE}
@@ -33,11 +33,11 @@ _ORIENTATION, _ON_ITS_SIDE = 0x0112, (5, 6, 7, 8)  # EXIF's tag, and its values 
 
 @contextmanager
 def open_image(source: str | Path | IO[bytes], formats: tuple[str, ...] | None = None) -> Iterator[Image.Image]:
-    """An image file of which no more than the header was read; `as_rgb` unpacks it.
+    """Opens an image file and reads only its header; `as_rgb` unpacks it.
 
     Args:
         source: the file, or what its bytes are read from.
-        formats: names of those that are taken; None takes all that Pillow reads.
+        formats: names of the allowed formats; None allows all that Pillow reads.
 
     Raises:
         one of BROKEN: it is no image.
@@ -74,7 +74,7 @@ def as_rgb(image: Image.Image) -> Image.Image:
 
 
 def lacks_range(image: Image.Image) -> str:
-    """What is wrong with the kind of an image's pixels, which its header tells; nothing where they have a range."""
+    """The fault of an image's kind of pixels, from its header; empty if they have a range."""
     if image.mode not in _MODES:
         return f"has pixels of Pillow's mode {image.mode}, which has no fixed range: save it as 8-bit RGB"
     if isinstance(image, TiffImagePlugin.TiffImageFile) and image.mode in _WIDE:
@@ -107,8 +107,7 @@ def read_image(source: str | Path | IO[bytes], *, owner: str = "") -> UInt8[np.n
 
 
 def image_size(source: str | Path) -> tuple[int, int]:
-    """Width and height that `read_rgb` gives, from as little of the file as tells. Raises ValueError: it is no image;
-    names it."""
+    """Width and height of `read_rgb`'s result, with little reading. Raises ValueError: it is no image; names it."""
     try:
         with open_image(source) as image:
             width, height = image.size
@@ -120,6 +119,6 @@ def image_size(source: str | Path) -> tuple[int, int]:
 
 
 def reason(error: BaseException) -> str:
-    """What Pillow said of a file, with the kind of error where its words are none."""
+    """Pillow's message on a file, or the kind of error if the message is empty."""
     said = str(error)
     return said if isinstance(error, (OSError, SyntaxError, ValueError)) and said else f"{type(error).__name__}: {said}"

@@ -1,6 +1,4 @@
-"""The sound of a clip as its track: AAC for players, 16-bit PCM where it is scored. A sound is [channels, samples]
-float in [-1, 1].
-"""
+"""A clip's sound track: AAC for players, 16-bit PCM for scoring. A sound is [channels, samples] float in [-1, 1]."""
 
 from __future__ import annotations
 
@@ -19,8 +17,7 @@ _EXACT = "pcm_s16le"
 
 
 def add_sound(container: Any, rate: int, channels: int, *, exact: bool = False) -> Any:
-    """A track for so many channels in an open container of PyAV, before anything is written: AAC, or `exact` PCM at the
-    sound's own rate."""
+    """Adds a track to an open PyAV container before anything is written: AAC, or `exact` PCM at its own rate."""
     track = container.add_stream(_EXACT if exact else "aac", rate=rate if exact else max(rate, _AAC_RATE))
     track.layout = _LAYOUTS.get(channels, "mono")
     track.codec_context.thread_count = 1
@@ -63,8 +60,8 @@ def has_sound(clip: Path) -> bool:
 
 
 def read_sound(clip: Path) -> tuple[Float[Tensor, "channels samples"], int] | None:
-    """The first track of sound, in as many channels as it has, and its samples per second; None where there is none.
-    Raises ValueError: the file cannot be read."""
+    """The first sound track with all its channels, and its samples per second; None if there is none. Raises
+    ValueError: the file cannot be read."""
     import av
 
     parts = []

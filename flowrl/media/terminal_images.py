@@ -1,7 +1,7 @@
-"""A line of small images beside the progress: on terminals that can show them, and in notebooks.
+"""Shows a line of small images beside the progress, on terminals that support it and in notebooks.
 
-What a terminal can is read from the environment, since asking it would mean reading the user's keyboard. FLOWRL_IMAGES
-= kitty, sixel or none says it outright. Inside tmux and screen nothing is shown: they would swallow it.
+The environment tells what a terminal can show, because asking the terminal would mean reading your keyboard.
+FLOWRL_IMAGES = kitty, sixel or none decides it. tmux and screen would swallow images, so nothing is shown there.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def show(images: Sequence[Image.Image], width: int, protocol: Protocol) -> None:
 
 
 def protocol_of(environment: Mapping[str, str] = os.environ) -> Protocol:
-    """How the terminal that an environment describes shows images. Raises ValueError: FLOWRL_IMAGES is none of the
+    """The image protocol of the terminal that an environment describes. Raises ValueError: FLOWRL_IMAGES is none of the
     three words."""
     asked = environment.get("FLOWRL_IMAGES")
     if asked is not None:
@@ -89,7 +89,7 @@ def line_of(images: Sequence[Image.Image], width: int) -> Image.Image:
 
 
 def escape(image: Image.Image, protocol: Protocol) -> str:
-    """What draws an image at the cursor, which is afterwards where it was; "" for none."""
+    """The escape sequence that draws an image and leaves the cursor where it was; "" for none."""
     if protocol != "kitty":
         return f"\x1b7{_sixel(image)}\x1b8" if protocol == "sixel" else ""
     # A PNG in base64, in pieces; C=1 leaves the cursor, q=2 asks for no answer.

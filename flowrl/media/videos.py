@@ -24,7 +24,7 @@ from flowrl.runtime.files import replacing
 from flowrl.runtime.shapes import Float, UInt8
 
 ENCODERS = ("libx264", "libopenh264", "h264_videotoolbox", "h264_mf")
-"""H.264 encoders that PyAV may have been built with, best first; those that need a certain GPU are left out."""
+"""H.264 encoders that PyAV may have, best first, without those that need a certain GPU."""
 ROW_WIDTH = 1600  # a row of a contact sheet is about this wide at most
 FRAMES = 5  # frames of a video in such a row, at most
 GAP = 4  # pixels between the frames of a row
@@ -34,7 +34,7 @@ LIMITED, FULL = 1, 2  # colour ranges 16 to 235 and 0 to 255
 
 
 def save_mp4(video: Tensor | np.ndarray, path: str | Path, fps: float, sound: tuple[Tensor, int] | None = None) -> Path:
-    """Write one video as H.264 in an MP4 (yuv420p, BT.709) that starts to play before it is loaded; returns its path.
+    """Write one video as H.264 in an MP4 (yuv420p, BT.709) that plays while it still loads; returns its path.
 
     One thread encodes, so the same frames give the same bytes with the same version of the encoder. Odd sides are
     padded by repeating the last row or column, since the colour planes have half the size. A video whose shorter side

@@ -1,1 +1,1 @@
-"""First configurations, and those of other toolkits translated; published prompt sets."""
+"""Writes first configurations, translates those of other toolkits, and fetches published prompt sets."""

@@ -1,4 +1,4 @@
-"""What a first configuration is asked for, and what is wrong with an answer, told as soon as it is given."""
+"""The questions of a first configuration, and checks of the answers as soon as they are given."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from flowrl.planning.catalogue import entries, families
 from flowrl.runtime.files import read_json
 
 FIRST = "my.yaml"
-"""The file that is written unless another is named."""
+"""The default file to write."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class InitQuestion:
-    """A question, what an empty answer means, what is wrong with an answer (None: nothing), and whether it is asked,
-    by the answers before it."""
+    """A question, the meaning of an empty answer, a check that returns the fault of an answer or None, and whether to
+    ask it, given the earlier answers."""
 
     text: str
     usual: str = ""
@@ -112,4 +112,4 @@ QUESTIONS = {
     "hours": InitQuestion(text="Hours after which it ends", usual="10", fault=hours_fault),
     "out": InitQuestion(text="File to write", usual=FIRST, fault=out_fault),
 }
-"""What is asked, by the parameter of `flowrl.init` that says it too."""
+"""The questions, by the parameter of `flowrl.init` that answers them too."""

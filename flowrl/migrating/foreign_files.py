@@ -1,4 +1,4 @@
-"""Configurations of other toolkits as keys and values: which toolkit a file is of, and what it says."""
+"""Reads configurations of other toolkits: which toolkit a file belongs to, and its keys and values."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ _LONGEST = 10_000  # characters of a variable: lines that double one have no end
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Foreign:
-    """A file of another toolkit: dotted key -> value in its own words, and what is told of it beside."""
+    """A file of another toolkit: dotted key -> value in its own words, and further facts."""
 
     kind: Kind
     keys: dict[str, Any]
     said: frozenset[str] = frozenset()
-    """Keys that the file itself says, where others are the toolkit's defaults (flow_grpo)."""
+    """Keys that the file itself sets, if others are the toolkit's defaults (flow_grpo)."""
     processes: int | None = None
-    """GPUs that the file is for; None where it does not say."""
+    """GPUs that the file is for; None if it does not say."""
     script: str = ""
-    """What a shell script starts (DanceGRPO)."""
+    """The program that a shell script starts (DanceGRPO)."""
 
 
 def read_foreign(given: str) -> Foreign:
-    """Reads ``FILE`` or ``FILE.py:FUNCTION``; nothing of it is run. Raises ValueError: there is no such file, it is of
-    none of the toolkits, or it cannot be read."""
+    """Reads ``FILE`` or ``FILE.py:FUNCTION``; runs none of it. Raises ValueError: there is no such file, no toolkit has
+    such files, or it cannot be read."""
     file, _, function = given.partition(".py:")
     path = Path(f"{file}.py" if function else given)
     if not path.is_file():
@@ -133,7 +133,7 @@ def _variables(text: str) -> dict[str, str]:
 
 
 def _filled(text: str, variables: dict[str, str]) -> str:
-    """A word with its variables, and a sum of two whole numbers worked out; what is not known stays as it is."""
+    """A word with its variables filled in and a sum of two whole numbers computed; unknown parts stay unchanged."""
     text = re.sub(r"\$\{(\w+):-([^}]*)\}", lambda m: variables.get(m[1], m[2]), text)
     text = re.sub(r"\$\{?(\w+)\}?", lambda m: variables.get(m[1], m[0]), text)
     filled = re.sub(r"[A-Za-z_]\w*", lambda m: variables.get(m[0], m[0]), text)

@@ -48,14 +48,13 @@ def functions_of(path: Path) -> dict[str, ast.FunctionDef]:
 
 
 def makers_in(path: Path) -> list[str]:
-    """The functions of a file that take no arguments, of which each may make a configuration. Raises ValueError: it is
-    not Python."""
+    """The functions without arguments in a file, which may make configurations. Raises ValueError: it is not Python."""
     return [name for name, node in functions_of(path).items() if not node.args.args]
 
 
 def choose_function(path: Path, name: str | None) -> str:
-    """The function that is meant: the one that is named, or the only one that takes no arguments. Raises ValueError:
-    there is none of that name, or which of several is not said; names them."""
+    """The named function, or the only one without arguments. Raises ValueError: none has that name, or there are
+    several; the message names them."""
     plain = makers_in(path)
     if name in plain:
         return name
@@ -76,15 +75,15 @@ class Reader:
     path: Path
     """The file."""
     said: set[str] = field(default_factory=set)
-    """Dotted keys that its own functions set; others come from files that they call."""
+    """Dotted keys that the file's own functions set; others come from files that they call."""
     numbers: dict[str, Any] = field(default_factory=dict)
-    """What its functions call numbers of their own, such as gpu_number."""
+    """Local names of numbers in its functions, such as gpu_number."""
     depth: int = 0
     lines: int = 0
 
     def call(self, path: Path, name: str, given: Mapping[str, Any] = MappingProxyType({})) -> dict[str, Any]:
         """The configuration that ``name(...)`` of a file returns, as nested mappings. Raises ValueError: a line is more
-        than values, attributes, sums and choices of them, or what is called is not there."""
+        than values, attributes, sums and choices of them, or a called function is missing."""
         functions = functions_of(path)
         if name not in functions:
             raise ValueError(f"{path} has no function '{name}', which {self.path} calls")
@@ -102,7 +101,7 @@ class Reader:
         return found
 
     def _follow(self, body: Iterable[ast.stmt], names: dict[str, Any], path: Path) -> Any:
-        """What a body returns; None where it ends, `ast.Break` where it leaves its loop."""
+        """Returns what a body returns: None if it ends, `ast.Break` if it leaves its loop."""
         for line in body:
             self.lines += 1
             if self.lines > _MOST:
@@ -227,7 +226,7 @@ class Reader:
 
 
 def _refusal(path: Path, node: ast.AST) -> ValueError:
-    """What is said of a line that is not read."""
+    """The refusal of a line that cannot be read."""
     return ValueError(
         f"{path} is read, never run: line {getattr(node, 'lineno', '?')}, '{ast.unparse(node)[:60]}', is more than "
         "values, attributes, sums and choices of them; write the value that it comes to"

@@ -1,4 +1,4 @@
-"""Keys of other toolkits that say something only together, or by their toolkit's own rules."""
+"""Translates keys of other toolkits that have a meaning only together, or by their toolkit's own rules."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _REWARD = re.compile("use_|[vm]q_coef")  # flags of DanceGRPO that say a reward
 
 
 def apply_rules(given: Foreign, method: str) -> dict[str, Made]:
-    """What is made of those keys of a file that its table leaves to a rule, where it trains by a method."""
+    """Translates the keys that a table leaves to a rule, for a file that trains by a method."""
     return {key: made for key, made in _RULES[given.kind](given, method).items() if key in given.keys}
 
 
@@ -63,7 +63,7 @@ def _flow_grpo(given: Foreign, method: str) -> dict[str, Made]:
 
 
 def _flow_grpo_steps(given: Foreign) -> dict[str, Made]:
-    """Which steps are trained: those of a window that the file names, else the leading share."""
+    """The trained steps: those of a window in the file, or else the leading share."""
     keys, found, window = given.keys, dict[str, Made](), "sample.sde_window_size" in given.said
     for key, ours in (("size", "sde_window_size"), ("range", "sde_window_range")):
         found[f"sample.sde_window_{key}"] = (
@@ -339,7 +339,7 @@ def _follows(rule: tuple[Any, ...]) -> Made:
 
 
 def _share(keys: dict[str, Any], share: str, steps: str, **more: Any) -> dict[str, Made]:
-    """Levels that an image is noised to: a share of the steps, and what is made of it beside."""
+    """Noise levels of an image: a share of the steps, and further keys from it."""
     count, part = _count(keys, steps), keys.get(share)
     if not _is_number(part):
         return {share: "! no share: choose times.count"}
@@ -359,10 +359,10 @@ def _betas(keys: dict[str, Any], section: str) -> dict[str, Made]:
 def _rewards(
     given: Foreign, named: Iterable[tuple[str, str, Any, tuple[str, ...]]], ours: str = "rewards"
 ) -> dict[str, Made]:
-    """Our rewards of what a file calls so; those that are not known here are left out, each with a word.
+    """Translates a file's rewards; leaves out those that are unknown here, each with a note.
 
     Args:
-        named: for each reward its key, its name, its weight, and further keys that say the weight.
+        named: for each reward its key, name, weight, and further keys of the weight.
         ours: our key.
     """
     table, listed, found = foreign_words().toolkits[given.kind].rewards, list[dict[str, Any]](), dict[str, Made]()

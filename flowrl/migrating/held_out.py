@@ -1,4 +1,4 @@
-"""Prompts that a run is measured on and never trained on, split off a file of somebody's own."""
+"""Splits held-out prompts, which a run is measured on and never trained on, off your own file."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from flowrl.prompts.prompt_files import SEPARATOR
 from flowrl.runtime.files import read_text, write_atomically
 
 SHARE = 10
-"""One of so many prompts is held out."""
+"""One prompt in so many is held out."""
 LEAST, MOST = 4, 64
-"""Prompts that are held out: with fewer, nothing is; more tell little more for their time."""
+"""Bounds of the number of held-out prompts: with fewer, none are held out; more cost time and tell little."""
 
 
 def hold_out(prompts: str) -> tuple[str, str] | None:
-    """Two files of a file of prompts: those to train on, and every tenth one; None where nothing can be split off.
+    """Splits a file of prompts into two files: those to train on, and every tenth one; None if there are too few.
 
-    They lie beside it, so that the images that its lines name are found. A prompt that stands there twice is on one
-    side alone. Of prompts that ship the pair ships.
+    They lie beside it, so that images in its lines are found. A repeated prompt is on one side only. Shipped prompts
+    ship in pairs.
 
     Args:
         prompts: a .txt, .jsonl or .csv file, or asset:NAME.
@@ -51,9 +51,9 @@ def hold_out(prompts: str) -> tuple[str, str] | None:
 
 
 def split_lines(path: Path) -> dict[str, str] | None:
-    """The lines to train on and the held-out ones, each prompt on one side alone; None where there are too few.
+    """The lines to train on and the held-out ones, each prompt on one side only; None if there are too few.
 
-    Of a .csv file rows, as they stand there, over which its header is kept on both sides.
+    For a .csv file, these are unchanged rows, and both sides keep the header.
     """
     head, keys = list[str](), dict[str, str]()
     if path.suffix == ".csv":
@@ -75,7 +75,7 @@ def split_lines(path: Path) -> dict[str, str] | None:
 def csv_rows(path: Path) -> tuple[list[str], dict[str, str]]:
     """The lines of the header, and the text of each row with its prompt; a row may go over several lines.
 
-    Of rows that are equal to the last letter one is kept.
+    Of exactly equal rows, one is kept.
     """
     lines = read_text(path).rstrip("\n").split("\n")
     marked = SEPARATOR.match(f"{lines[0]}\n")
@@ -96,7 +96,7 @@ def csv_rows(path: Path) -> tuple[list[str], dict[str, str]]:
 
 
 def prompt_of(line: str, suffix: str) -> str:
-    """What tells a line from others: its prompt, without blanks around it."""
+    """The key of a line: its prompt, without blanks around it."""
     if suffix == ".jsonl":
         try:
             return str(json.loads(line)["prompt"]).strip()

@@ -1,4 +1,4 @@
-"""Our YAML of another toolkit's configuration, and what became of each of its keys."""
+"""Translates another toolkit's configuration to our YAML, and reports what became of each key."""
 
 from __future__ import annotations
 
@@ -27,30 +27,30 @@ OF_METHODS = (
     *"ratio loss_aggregation kl_reference same_latent reward_aggregation".split(),
     *"adv_virtual_max adv_min_std adv_baseline".split(),
 )
-"""Keys that are of a method: where a file says nothing of them, they are as without one, whatever the base has."""
+"""Keys of a method: if a file does not set them, they are as without a method, whatever the base has."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Import:
-    """A file of another toolkit, in our words."""
+    """A translated file of another toolkit."""
 
     name: str
-    """Of the file, without its folder."""
+    """Name of the file, without its folder."""
     kind: str
     """The toolkit."""
     base: str
-    """The configuration that ours builds on, which says what the file does not."""
+    """The configuration that ours builds on, which fills in what the file does not set."""
     done: Translated
-    """Its keys."""
+    """Its translated keys."""
 
     @property
     def given(self) -> list[Line]:
-        """The keys that the file itself says."""
+        """The keys that the file itself sets."""
         return [line for line in self.done.lines if not line.unsaid]
 
     @property
     def notes(self) -> list[str]:
-        """What is not the file's although one would think so."""
+        """Notes on values that are not the file's, although you may expect it."""
         left = {
             "rewards": "rewards",
             "prompts.train": "prompts",
@@ -69,8 +69,8 @@ class Import:
 
 
 def import_foreign(given: str, model: str | None, reward: str | None) -> Import:
-    """What a file asks for in our keys, and the configuration that these build on. Raises ValueError: the file is of no
-    known toolkit, trains by another algorithm or names no model, or nothing ships for its model."""
+    """Translates a file to our keys, and finds the configuration that these build on. Raises ValueError: the file
+    belongs to no known toolkit, trains by another algorithm or names no model, or nothing ships for its model."""
     foreign = read_foreign(given)
     try:
         done = translate(foreign)
@@ -99,7 +99,7 @@ def import_foreign(given: str, model: str | None, reward: str | None) -> Import:
 
 
 def on_base(done: Translated, base: str) -> Translated:
-    """The keys on top of a configuration, of which no other method is left."""
+    """The keys on top of a configuration without its own method."""
     keys, below = done.keys, read_with_base(config_files()[base])
     if "prompts.eval" not in keys and below["prompts"].get("eval") is None:
         done = done.without("eval_every", "there are no held-out prompts: choose prompts.eval and eval_every")
@@ -130,8 +130,8 @@ def read_alone(done: Translated) -> Translated:
 
 
 def settled(found: Import, overrides: Sequence[str]) -> Import:
-    """The same without what its method does not read, of the file or of the base; a plan tells what else is wrong.
-    Raises ValueError: it cannot be read, or an override is not read."""
+    """The same without keys that its method does not read, from the file or the base; a plan finds other faults. Raises
+    ValueError: it cannot be read, or an override is not read."""
     usual = usual_values()
     while True:
         config = load_config(settings_on(found.base, found.done.keys), overrides)
@@ -152,13 +152,13 @@ def settled(found: Import, overrides: Sequence[str]) -> Import:
 
 @functools.cache
 def usual_values() -> dict[str, object]:
-    """What keys are without a word; nothing of those that have to be said."""
+    """The defaults of keys; required keys have none."""
     unsaid = {doc.key: doc.default for doc in key_docs(TrainConfig) if doc.default not in ("", "required")}
     return {key: parse_yaml(text, key) for key, text in unsaid.items()}
 
 
 def text_of_import(found: Import, overrides: Sequence[str]) -> str:
-    """YAML of the keys, and behind it a comment for each key of the given file."""
+    """YAML of the keys, followed by a comment for each key of the given file."""
     top = [
         f"# Made by flowrl init from {found.name}, a configuration of {found.kind}.",
         f"# What neither it nor the defaults of {found.kind} say is as in {found.base}.",
@@ -173,7 +173,7 @@ def text_of_import(found: Import, overrides: Sequence[str]) -> str:
 
 
 def describe_import(found: Import) -> str:
-    """In 80 columns: what was not taken over, by reasons, then what is to be looked at."""
+    """Describes in 80 columns what was not translated, by reason, then what you should check."""
     rows = []
     for fate in FATES[1:]:
         reasons: dict[str, list[str]] = {}
@@ -186,7 +186,7 @@ def describe_import(found: Import) -> str:
 
 
 def count_fates(found: Import) -> str:
-    """How many keys met each fate."""
+    """Counts keys by what became of them."""
     of = Counter(line.fate for line in found.given)
     return f"{len(found.given)} keys of {found.name}: " + ", ".join(f"{of[fate]} {fate}" for fate in FATES)
 

@@ -1,4 +1,4 @@
-"""A first configuration for a model and a card, or of another toolkit's file, as `flowrl plan` accepts it."""
+"""Writes a first configuration for a model and a card, or from another toolkit's file, that `flowrl plan` accepts."""
 
 from __future__ import annotations
 
@@ -63,15 +63,15 @@ def init(
     Args:
         model: a published checkpoint, a diffusers folder or asset:tiny-sd3.
         card: memory of one card in GB.
-        reward: one that ships, or your FILE.py:FUNCTION; None keeps that of the configuration it builds on.
-        prompts: file of training prompts, a line each, or JSON lines; None takes the configuration's, or prompts that
-            ship where those are not here.
+        reward: a built-in reward, or your FILE.py:FUNCTION; None keeps that of the configuration it builds on.
+        prompts: file of training prompts, one per line, or JSON lines; None takes the configuration's, or shipped ones
+            if those are not here.
         eval_prompts: file of held-out prompts; None holds out a tenth of `prompts`, in two files beside it.
-        hours: after which the run ends on such a card; None is 10, an evening.
-        source: a configuration to translate, of flow_grpo or DiffusionNFT (FILE.py:FUNCTION), Flow-Factory or UniRL
+        hours: hours after which the run ends on such a card; None is 10, an evening.
+        source: a configuration to translate, from flow_grpo or DiffusionNFT (FILE.py:FUNCTION), Flow-Factory or UniRL
             (YAML), verl-omni, DanceGRPO or MixGRPO (shell script).
         out: file to write.
-        **settings: replace what would be written, as in `train`.
+        **settings: replace the written values, as in `train`.
 
     Raises:
         FlowrlError: the file exists, nothing ships for the model, no setting fits the card or ends in time, or the
@@ -104,7 +104,7 @@ def init(
 
 
 def _build(wish: Wish, path: Path, hours: float, settings: Mapping[str, Any]) -> tuple[str, str, list[str]]:
-    """The text of what is wished for, the base, and what is said of them; prompts are held out where none are named."""
+    """The text of the wished configuration, its base, and notes; holds prompts out if you name no held-out ones."""
     if "recipe" in settings:
         named = str(settings["recipe"]).rpartition("=")[2]
         raise ValueError(
@@ -145,7 +145,7 @@ def _build(wish: Wish, path: Path, hours: float, settings: Mapping[str, Any]) ->
 def _translate(
     source: str, chosen: tuple[str | None, ...], size: tuple[int | None, float | None], path: Path, settings: Any
 ) -> tuple[str, str, list[str]]:
-    """As `_build`, of another toolkit's file, with the model and reward that are chosen, for a card and hours."""
+    """As `_build`, from another toolkit's file, with the chosen model and reward, for a card and hours."""
     card, hours = size
     own = [
         str(value) if isinstance(value, Typed) else f"{key}={value_text(key, value)}"
@@ -179,7 +179,7 @@ def _light_imports() -> Iterator[None]:
 
 
 def _load(text: str, path: Path) -> TrainConfig:
-    """The configuration that a text is, checked as `flowrl plan` checks its file."""
+    """Loads a configuration from text, with the checks of `flowrl plan`."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / path.name
         file.write_text(text, encoding="utf-8")
@@ -190,7 +190,7 @@ def _load(text: str, path: Path) -> TrainConfig:
 
 
 def _plan_but_for_prompts(config: TrainConfig, name: str, processes: int) -> tuple[Plan, Obstacles]:
-    """A plan whatever the prompts are. Raises ValueError: a plan refuses the configuration."""
+    """A plan that does not depend on the prompts. Raises ValueError: a plan refuses the configuration."""
     from flowrl.planning.gather import gather
     from flowrl.planning.refusals import obstacles
     from flowrl.planning.throughput import pace

@@ -1,4 +1,4 @@
-"""Published prompt sets: fetched into the files that configurations name, and said in lines and as docs/data.md."""
+"""Fetches published prompt sets into the files that configurations name; lists them for a terminal and docs/data.md."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from flowrl.runtime.files import make_folder, replacing
 from flowrl.runtime.public import public
 
 RAW = "https://raw.githubusercontent.com"
-"""Where GitHub gives out the files of a commit."""
+"""Address at which GitHub serves the files of a commit."""
 TIMEOUT = 30.0
 """Seconds without an answer."""
 
@@ -30,20 +30,20 @@ class FetchedPrompts:
     files: Mapping[Path, int]
     """File -> the prompts in it."""
     kept: tuple[Path, ...]
-    """Files that were there before, and were left as they are."""
+    """Files that existed before, and were left unchanged."""
 
 
 @public
 def fetch_prompts(name: str, *, out: str | Path = "data") -> FetchedPrompts:
-    """Fetches a published prompt set. A file that is there already stays as it is.
+    """Fetches a published prompt set. Existing files stay unchanged.
 
     Args:
         name: of the set, from `flowrl.config.prompt_sets.PROMPT_SETS`.
         out: folder for the files; configurations look in `data`.
 
     Raises:
-        flowrl.FlowrlError: there is no such set, nobody may fetch it, its place does not answer, or the file there is
-            not the one that was published.
+        flowrl.FlowrlError: no such set, nobody may fetch it, its server does not answer, or its file is not the
+            published one.
     """
     if name not in PROMPT_SETS:
         raise ValueError(unknown_name("prompt set", name, list(PROMPT_SETS)))
@@ -71,8 +71,8 @@ def fetch_prompts(name: str, *, out: str | Path = "data") -> FetchedPrompts:
 
 
 def fetch_file(name: str, found: PromptSet, published: PublishedFile) -> bytes:
-    """A file of a set, as its publisher has it. Raises ValueError: its place does not answer, has no such file, or has
-    another than was published."""
+    """Fetches a file of a set from its publisher. Raises ValueError: the server does not answer, has no such file, or
+    has another than the published one."""
     where = f"{found.publisher}/{published.path}"
     advice = f"try again when it can be reached, or get the file by hand: 'flowrl data list {name}' says where it is"
     try:
@@ -110,7 +110,7 @@ def lines() -> Iterator[str]:
 
 
 def in_full(name: str) -> Iterator[str]:
-    """All that is known of a set. Raises ValueError: there is no set of that name."""
+    """Describes a set in full. Raises ValueError: there is no set of that name."""
     if name not in PROMPT_SETS:
         raise ValueError(unknown_name("prompt set", name, list(PROMPT_SETS)))
     found = PROMPT_SETS[name]

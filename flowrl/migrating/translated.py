@@ -1,4 +1,4 @@
-"""What a configuration of another toolkit says in our keys, with one line for each of its own."""
+"""Another toolkit's configuration in our keys, with one line for each of its own."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from flowrl.planning.bases import configs_of
 
 Fate = Literal["translated", "without counterpart", "dropped", "unknown"]
 FATE_OF: dict[str, Fate] = {"- ": "without counterpart", "! ": "dropped", "? ": "unknown"}
-"""Sign that an entry of `foreign_words.yaml` begins with -> what becomes of its key, for the reason behind the sign."""
+"""First characters of an entry of `foreign_words.yaml` -> what becomes of its key; the reason follows them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -23,28 +23,28 @@ class Line:
     """One key of the given file."""
 
     key: str
-    """In its own words."""
+    """Key in its own words."""
     value: Any
-    """What it says."""
+    """Its value."""
     made: dict[str, Any]
-    """Our keys with their values; empty where it was not translated."""
+    """Our keys with their values; empty if it was not translated."""
     fate: Fate
-    """What became of it."""
+    """What became of the key."""
     why: str = ""
-    """The reason where it, or a part of it, was not translated."""
+    """The reason if it, or a part of it, was not translated."""
     unsaid: bool = False
     """Whether it is the toolkit's default and not in the file."""
 
     @property
     def told(self) -> str:
-        """Where it is, or why it is not."""
+        """Our keys for it, or why there are none."""
         made = ", ".join(f"{name}: {_short(name, item)}" for name, item in self.made.items())
         return "; ".join(part for part in (made, self.why) if part)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Translated:
-    """Lines for the toolkit's defaults and for all keys that were given; what it does whatever its files say."""
+    """Lines for the toolkit's defaults and for all given keys, and what the toolkit always does."""
 
     lines: tuple[Line, ...]
     always: dict[str, Any]
@@ -57,7 +57,7 @@ class Translated:
         }
 
     def without(self, ours: str, why: str) -> Translated:
-        """The same but for one of our keys, with the reason at each line that said it."""
+        """The same without one of our keys, with the reason at each line that set it."""
         lines = []
         for line in self.lines:
             if ours in line.made:
@@ -68,8 +68,8 @@ class Translated:
 
 
 def translate(given: Foreign) -> Translated:
-    """Every key of a file is translated, without counterpart, dropped or unknown, each with where or why. Raises
-    ValueError: the file trains by an algorithm that is not translated."""
+    """Translates a file: every key is translated, without counterpart, dropped or unknown, with our keys or the reason.
+    Raises ValueError: the file trains by an algorithm that is not translated."""
     words = foreign_words()
     toolkit, method = words.toolkits[given.kind], method_of(given)
     unsaid = {key: value for key, value in toolkit.defaults.items() if key not in given.keys}
@@ -89,8 +89,7 @@ def translate(given: Foreign) -> Translated:
 
 
 def method_of(given: Foreign) -> str:
-    """The method that a file trains by: the first that is not plain GRPO, of the keys that say one. Raises ValueError:
-    it is none that is translated."""
+    """The method of a file: the first in its keys besides plain GRPO. Raises ValueError: it is not translated."""
     words, found = foreign_words(), []
     toolkit = words.toolkits[given.kind]
     for key in toolkit.algorithm.split(", "):

@@ -21,12 +21,12 @@ class BarPair:
 
 
 def paired_bars(rows: Sequence[BarPair], names: tuple[str, str], *, description: str) -> str:
-    """Two bars a row, with the range of the repeats as a line; nothing without rows.
+    """Two bars a row, with the range of the repeats as a line; empty without rows.
 
     Args:
         rows: from top to bottom.
         names: of the upper and the lower bar.
-        description: for those who cannot see the chart.
+        description: text for readers who cannot see the chart.
     """
     if not rows:
         return ""

@@ -1,4 +1,4 @@
-"""The page of a bench, and that of two beside each other."""
+"""The page of a bench, and of two benches side by side."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _HEAD = ("phase", "seconds", "min .. max", "repeats", "of ceiling", "roofline", 
 
 
 def write_page(bench: Bench) -> Path:
-    """Writes the page into the folder of a bench, and returns where."""
+    """Writes the page into the folder of a bench and returns its path."""
     assert bench.folder is not None
     write_atomically(bench.folder / PAGE, render(bench))
     return bench.folder / PAGE
@@ -58,7 +58,7 @@ def render(bench: Bench) -> str:
 
 
 def _settings(bench: Bench) -> str:
-    """What was measured where, folded."""
+    """Facts about the measurement, folded."""
     told = facts_table("Facts", ["fact", "value"], bench.facts)
     return (fold("Machine and software", told) if bench.facts else "") + (
         fold("Configuration", code(bench.config)) if bench.config else ""
@@ -66,7 +66,7 @@ def _settings(bench: Bench) -> str:
 
 
 def render_comparison(first: Bench, second: Bench, names: tuple[str, str]) -> str:
-    """Two benches beside each other as HTML."""
+    """Two benches side by side as HTML."""
     found = compare_phases(first, second)
     pairs = [BarPair(name=key, first=a, second=b) for key, a, b, _ in found if not key.startswith("ceilings")]
     chart = paired_bars(pairs, names, description=f"Seconds of each phase, {names[0]} and {names[1]}")

@@ -1,4 +1,4 @@
-"""The page of a leaderboard: one file that needs no network; its links lead to the images and pages where they lie."""
+"""The page of a leaderboard: one file that needs no internet and links to the images and pages in their folders."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The figures of a comparison: curves over cost, a forest plot of differences, score against distance, images.
 
-Up to six methods have a colour; where there are more, these are the baseline and the five best, the rest is grey.
+Up to six methods have a colour. If there are more, the baseline and the five best have one; the rest is grey.
 """
 
 from __future__ import annotations

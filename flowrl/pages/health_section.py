@@ -10,7 +10,7 @@ from flowrl.runs.vital_signs import RECENT, SIGNS, recent_mean
 
 
 def health(run: RunData) -> str:
-    """What the run warned of, and a card for every vital sign that it logged."""
+    """The run's warnings, and a card for every vital sign that it logged."""
     rows = []
     for name, said in run.warnings.items():
         first, last = said[0][0], said[-1][0]

@@ -1,4 +1,4 @@
-"""One self-contained page about a run, from what the run wrote."""
+"""Writes one self-contained page about a run from the run's files."""
 
 from __future__ import annotations
 
@@ -15,18 +15,17 @@ _REPORT = re.compile(f"<footer><p>{re.escape(FOOTER)}</p>")
 
 @public
 def report(run_folder: str | Path, out: str | Path | None = None) -> Path:
-    """Writes the report of a run and returns its path; the run may be finished, stopped, or still at work.
+    """Writes the report of a run and returns its path; the run may be finished, stopped, or still training.
 
-    The page needs no network and no other file: charts are inline SVG, images are embedded, and so are video clips
-    up to 3 MB in all; larger ones are linked, so that the page has to stay beside them. The file is replaced as a
-    whole.
+    The page needs no internet and no other file: charts are inline SVG, and images and up to 3 MB of video clips are
+    embedded. Larger clips are links, so keep the page beside them. The file is replaced as a whole.
 
     Args:
-        run_folder: what `flowrl train` made (config.yaml, manifest.json, metrics.jsonl, eval/, samples/).
+        run_folder: the folder of a training (config.yaml, manifest.json, metrics.jsonl, eval/, samples/).
         out: the HTML file to write; None writes `report.html` into the run folder.
 
     Raises:
-        FlowrlError: there is no such folder, it is no run, or `out` is a file that is no report.
+        FlowrlError: there is no such folder, it is not a run, or `out` is a file that is not a report.
     """
     run = read_run(Path(run_folder))
     if out is not None:

@@ -1,4 +1,4 @@
-"""Summary sentence, tiles, curves and tasks of a run, on the report and on the live page."""
+"""Summary sentence, tiles, curves and tasks of a run, for the report and the live page."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ GRADED = f"{GENEVAL}graded"
 
 
 def summary(run: RunData, held: HeldOut | None) -> str:
-    """What the run did to the held-out score, in one sentence with its numbers."""
+    """The effect of the run on the held-out score, in one sentence with its numbers."""
     if held is None:
         start, end = _ends(run)
         text = "No iteration has finished yet."
@@ -188,13 +188,13 @@ def training_series(run: RunData, *, label: str = "training reward", color: int 
 
 
 def _degrees(run: RunData, runs: float, y: Float[np.ndarray, " n"]) -> float:
-    """Degrees of freedom of the band: prompts less one, of as many iterations as the curve averages at its ends."""
+    """Degrees of freedom of the band: prompts minus one, over as many iterations as the curve averages at its ends."""
     averaged = 1 / smooth(np.zeros(len(y)), np.ones(len(y)))[1].max() ** 2
     return float(max(1, int(run.config.get("prompts_per_step") or 2) - 1) * runs * averaged)
 
 
 def evaluation_series(run: RunData, metric: str, label: str, *, color: int) -> Series:
-    """A metric of the evaluations with its bounds, NaN where they were not logged."""
+    """A metric of the evaluations with its bounds, NaN if they were not logged."""
     x, y = column(run.evaluations, metric)
     rows = [row for row in run.evaluations if column([row], metric)[0].size]
     logged = ([row.get(f"{metric}_{end}") for row in rows] for end in ("low", "high"))
@@ -203,7 +203,7 @@ def evaluation_series(run: RunData, metric: str, label: str, *, color: int) -> S
 
 
 def _reward_figures(run: RunData, held: HeldOut | None) -> list[str]:
-    """Every further reward: held-out where measured, and the members of a training reward made of several.
+    """Every further reward: held-out ones if measured, and the parts of a training reward with several.
 
     Sub-scores (`reward/<name>/<part>`) stay in the metrics file, and bounds become the band of their reward's curve.
     """

@@ -38,7 +38,7 @@ def render(run: RunData, home: Path) -> str:
 
 
 def status(run: RunData) -> str:
-    """How far the run is, and on what it ran."""
+    """The progress of the run, and its machine."""
     done = int(run.train[-1]["iteration"]) + 1 if run.train else 0
     state = '<span class="mark good">✓ finished</span>' if run.finished else '<span class="mark">not finished</span>'
     planned = run.config.get("num_iterations")

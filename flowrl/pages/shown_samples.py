@@ -61,7 +61,7 @@ def _lead(run: RunData, video: bool, edits: bool) -> str:
 
 
 def _pair(pair: BeforeAfter, address: dict[Path, str], heard: Set[Path]) -> str:
-    """A figure of one prompt, its clips silent but for those `heard`; nothing where an image cannot be read."""
+    """A figure of one prompt, with silent clips except those `heard`; empty if an image cannot be read."""
     sides = [("before", pair.before, pair.before_clip)]
     if pair.after is not None:
         sides.append(("after", pair.after, pair.after_clip))

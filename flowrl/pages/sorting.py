@@ -1,4 +1,4 @@
-"""Tables of a page that a click on a head sorts: a few lines of script, which the page's policy names by their hash."""
+"""Tables that you sort by a click on a head: a few lines of script, allowed by their hash in the page's policy."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SCRIPT = (Path(__file__).parent / "sorting.js").read_text(encoding="utf-8")
 ELEMENT = f"<script>{SCRIPT}</script>"
 _HASH = base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode("ascii")
 SORTING_POLICY = f"{POLICY}; script-src 'sha256-{_HASH}'"
-"""What a page with sortable tables may load: nothing, and it may run this script alone."""
+"""Policy of a page with sortable tables: it may load nothing, and run only this script."""
 
 
 def sortable_table(caption: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -24,6 +24,6 @@ def sortable_table(caption: str, head: Sequence[str], rows: Sequence[Sequence[st
 
 
 def cell(value: float, shown: str, below: str = "") -> str:
-    """A number as it is sorted by, as it is shown, and smaller text below it."""
+    """A number for sorting, its text, and smaller text below it."""
     key = f"{value:.10g}" if math.isfinite(value) else ""
     return f'<data value="{key}">{esc(shown)}</data>{f"<small>{esc(below)}</small>" if below else ""}'

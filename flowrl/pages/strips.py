@@ -1,4 +1,4 @@
-"""The same prompts of compared models side by side: where they differ most, and some that nobody picked."""
+"""The same prompts of compared models side by side: those with the largest differences, and some unselected ones."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from flowrl.rendering.markup import DASH, esc
 from flowrl.statistics.means import Key
 
 COLUMNS = 6
-"""Models that are shown of a table: the first ones and the last."""
+"""Number of models shown of a table: the first ones and the last."""
 PROMPTS = 4
-"""Of each kind."""
+"""Prompts of each kind."""
 EMBEDDED = 150
-"""Images that a page holds; further ones are links alone."""
+"""Images that a page holds; further ones are only links."""
 WIDE = 208
 """Pixels of the longer side, twice the size at which they are shown."""
 
@@ -35,11 +35,11 @@ class Room:
 
 
 def strips_of(ranking: Ranking, out: Path, room: Room) -> str:
-    """Tables of images of a ranking as HTML; nothing where no images are known or one model stands alone.
+    """Tables of images of a ranking as HTML; empty if no images are known or there is only one model.
 
     Args:
         ranking: the table.
-        out: folder of the page, from which links go.
+        out: folder of the page, from which links start.
         room: how many images may still be embedded.
     """
     lines = ranking.standings

@@ -36,7 +36,7 @@ def render(results: Sweep, *, rows: StripRows, facts: Mapping[str, str], command
         results: all numbers.
         rows: images of a few prompts.
         facts: how it was measured, by name.
-        command: what was typed or called; "" where that is not known.
+        command: the command or call; "" if unknown.
     """
     title = f"RLG sweep of {facts['name']}"
     reading = (
@@ -176,7 +176,7 @@ def _cell(results: Sweep, one: SettingResult, name: str) -> str:
 
 
 def _difference(results: Sweep, change: Mapping[str, Interval], name: str) -> str:
-    """The difference, an arrow where its sign is established, and its interval."""
+    """The difference, an arrow if its sign is established, and its interval."""
     value, digits = change[name], results.digits(name)
     mark = f' <span class="mark">{"▲" if value.mean > 0 else "▼"}</span>' if value.excludes(0.0) else ""
     return f"{_signed(value.mean, digits)}{mark}<small>{_bounds(value, digits, sign=True)}</small>"
@@ -188,6 +188,6 @@ def _bounds(interval: Interval, digits: int, *, sign: bool = False) -> str:
 
 
 def _signed(value: float, digits: int) -> str:
-    """With its sign and as many decimals as the column has, also near 0."""
+    """A number with its sign and the column's number of decimals, also near 0."""
     text = f"{value:+.{digits}f}"
     return (text if any(digit in "123456789" for digit in text) else text[1:]).replace("-", MINUS)

@@ -1,7 +1,7 @@
-"""What a run will do and need, before anything is downloaded.
+"""Plans what a run will do and need, before anything is downloaded.
 
-Configurations are checked as `flowrl train` checks them; networks are built on the meta device, where they have shapes
-and no weights, so that evaluations, FLOPs and activations are counted and not guessed. Nothing here asks the network.
+Configurations are checked as in `flowrl train`. Networks are built on the meta device, with shapes but no weights, so
+that evaluations, FLOPs and activations are counted, not guessed. Nothing here uses the internet.
 
     plan.py         `flowrl.plan`, and what a card changes of a run
     counts.py       network evaluations of an iteration and of a run, as `NetworkCounter` counts them

@@ -1,4 +1,4 @@
-"""Which configuration a first one builds on: that of the model, else of its family, nearest in reward and card."""
+"""Chooses the base of a first configuration: that of the model or its family with the nearest reward and card."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from flowrl.config.base import config_files, read_with_base
 from flowrl.config.train import resolve_path
 
 EVERYDAY, EVERYDAY_EVAL = "asset:prompts/everyday.txt", "asset:prompts/everyday_eval.txt"
-"""Prompts that ship and are of no benchmark."""
+"""Prompts that ship and belong to no benchmark."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Wish:
-    """What a first configuration is for; None leaves a thing to the configuration that it builds on.
+    """Wishes for a first configuration; None takes the value of its base.
 
-    With `recommended` a configuration of the recommended recipe is built on where one ships for the family.
+    With `recommended`, the base has the recommended recipe if one ships for the family.
     """
 
     model: str
@@ -32,8 +32,8 @@ class Wish:
 
 
 def base_for(wish: Wish) -> str:
-    """The name of the configuration to build on; asks for the model's family, which loads light stand-ins of torch.
-    Raises ValueError: none of those that ship is for the model or its family."""
+    """The name of the base; finds the model's family, which loads light stand-ins of torch. Raises ValueError: no
+    shipped configuration is for the model or its family."""
     from flowrl.pipelines import known_family
     from flowrl.planning.verdict import card_of
 
@@ -66,13 +66,13 @@ def base_for(wish: Wish) -> str:
 
 
 def configs_of(recipe: str) -> list[str]:
-    """The names of the configurations that ship for a recipe, those of the embedded models last."""
+    """Names of the shipped configurations for a recipe, those of the embedded models last."""
     found = [name for name, path in config_files().items() if read_with_base(path).get("recipe", "grpo") == recipe]
     return sorted(found, key=lambda name: (name.startswith("tiny_"), name))
 
 
 def is_plain(data: Mapping[str, Any]) -> bool:
-    """Whether a configuration trains by outcomes alone, as Flow-GRPO and DanceGRPO do, from which the others differ."""
+    """Whether a configuration trains only by outcomes, like Flow-GRPO and DanceGRPO."""
     credit = data.get("credit", {}).get("method", "outcome")
     named = [data.get(section, {}).get("name") for section in ("objective", "shaping", "reward_map")]
     plain = data.get("recipe", "grpo") == "grpo" and credit == "outcome" and "curriculum" not in data
@@ -80,7 +80,7 @@ def is_plain(data: Mapping[str, Any]) -> bool:
 
 
 def is_model(given: str) -> bool:
-    """Whether what a plan is asked for is a model: an asset, a hub id, a folder of one or a file of weights."""
+    """Whether the argument of a plan is a model: an asset, a hub id, a model folder or a file of weights."""
     if given in config_files() or given.endswith((".yaml", ".yml")):
         return False
     folder = Path(given).expanduser()

@@ -1,4 +1,4 @@
-"""What `flowrl list` lists, read from the sources: tables and docstrings by their syntax trees."""
+"""The lists of `flowrl list`, read from tables and docstrings in the sources' syntax trees."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ class Choice:
 
 
 METHODS = tuple(Choice(**row) for row in read_mapping(Path(__file__).with_suffix(".yaml"))["methods"])
-"""Where methods are named; an empty recipe stands for all."""
+"""Keys that name methods; an empty recipe stands for all recipes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CatalogueEntry:
-    """One line of a list, its heading, and what is said of it when it is asked for by name."""
+    """One line of a list, its heading, and its full text when asked for by name."""
 
     name: str
     text: str
@@ -44,7 +44,7 @@ class CatalogueEntry:
 
 
 def entries(kind: str) -> list[CatalogueEntry]:
-    """Everything of one kind, in the order of the code; of a configuration by name."""
+    """All entries of one kind, in the order of the code; configurations by name."""
     makers = {"configs": _configs, "rewards": _rewards, "methods": _methods, "families": _families,
               "benchmarks": _benchmarks, "keys": _keys}  # fmt: skip
     return list(makers[kind]())

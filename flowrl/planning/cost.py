@@ -17,7 +17,7 @@ from flowrl.recipes.counting import Counts
 from flowrl.runtime.files import read_json
 
 FLOOR = 788.0
-"""TFLOP/s of bfloat16 matrix products that an H200 was measured to reach; nothing can be faster."""
+"""TFLOP/s of bfloat16 matrix products, as measured on an H200; nothing can be faster."""
 
 _DECODE = {"VAE_4": 9.8e6, "VAE_16": 9.8e6, "VAE_32": 9.8e6, "VAE_WAN": 8.5e6}  # FLOPs per decoded pixel and frame
 _DECODE_WAN_IMAGE = 10.9e6  # a video's frames share work in time
@@ -25,7 +25,7 @@ _DECODE_WAN_IMAGE = 10.9e6  # a video's frames share work in time
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cost:
-    """FLOPs by stage; `evaluation` None where the number of its images is not known, decoding likewise."""
+    """FLOPs by stage; `evaluation` and decoding are None if their number of images is unknown."""
 
     stages: Mapping[str, float]
     evaluation: float | None
@@ -33,12 +33,12 @@ class Cost:
 
     @property
     def training(self) -> float:
-        """Without evaluations."""
+        """FLOPs without evaluations."""
         return sum(self.stages.values()) + (self.decoding or 0.0)
 
     @property
     def total(self) -> float:
-        """Everything that is known."""
+        """All known FLOPs."""
         return self.training + (self.evaluation or 0.0)
 
 
@@ -56,10 +56,10 @@ def cost_of(
     Args:
         network: one evaluation.
         run: the run's evaluations.
-        eval_forward: FLOPs of an evaluation at the size that evaluations draw.
+        eval_forward: FLOPs of a network evaluation at the size of evaluation images.
         decode: FLOPs of decoding one image, None where not known.
-        eval_decode: likewise of evaluations.
-        recomputed: forward passes that a row of the backward pass costs once more.
+        eval_decode: the same for evaluations.
+        recomputed: forward passes that are repeated for a row of the backward pass.
     """
     total = run.total
     stages = {
@@ -83,15 +83,15 @@ def cost_of(
 
 
 def per_image(counts: Counts, images: int) -> dict[str, float]:
-    """Evaluations an image, by kind."""
+    """Network evaluations per image, by kind."""
     kinds = ("rollout", "completion", "update", "backward", "reference")
     return {kind: getattr(counts, kind) / images for kind in kinds}
 
 
 def decode_flops(model: str, parts: Parts | None, size: tuple[int, int, int | None]) -> float | None:
-    """FLOPs of decoding one image or video of (height, width, frames); None where the decoder is not known.
+    """FLOPs of decoding one image or video of (height, width, frames); None if the decoder is unknown.
 
-    A folder's `AutoencoderKL` is measured; published decoders cost so much a pixel.
+    It measures a folder's `AutoencoderKL`; published decoders have a known cost per pixel.
     """
     height, width, frames = size
     path = Path(model) / "vae" / "config.json"

@@ -1,6 +1,6 @@
-"""Network evaluations of a run before it starts, as `flowrl.training.learner.NetworkCounter` counts them while it runs.
+"""Computes a run's network evaluations in advance, as `flowrl.training.learner.NetworkCounter` counts them in training.
 
-What an iteration counts each recipe says (`flowrl.recipes.counting`).
+Each recipe states the counts of an iteration (`flowrl.recipes.counting`).
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from flowrl.training.drift import KL_PROMPTS, KL_SIGMAS
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunCounts:
-    """A whole run: iterations until its end or its budget's, their sum, and evaluations with the rows of one.
+    """A whole run: iterations until its end or the end of its budget, their sum, and evaluations with the rows of one.
 
-    `base_rows` come once: at the first evaluation, of the base that policies are compared with.
+    `base_rows` count once, at the first evaluation, for the base that policies are compared with.
     """
 
     iterations: int
@@ -39,9 +39,9 @@ def of_iteration(config: TrainConfig, iteration: int, passes: Passes, geometry: 
 
 
 def of_run(config: TrainConfig, passes: Passes, processes: int, num_eval_items: int | None) -> RunCounts:
-    """All iterations, as far as the budget reaches (seconds are not foreseen), and the evaluations between them.
+    """All iterations within the budget (which cannot foresee seconds), and the evaluations between them.
 
-    `num_eval_items` are the images of an evaluation; None where that is not known.
+    `num_eval_items` are the images of an evaluation; None if unknown.
     """
     geometry, total, done = config.resolve_batch(processes), Counts(), 0
     recipe = recipe_of(config).counts(config)
@@ -76,17 +76,17 @@ def of_run(config: TrainConfig, passes: Passes, processes: int, num_eval_items: 
 
 
 def graph_rows(config: TrainConfig, passes: Passes) -> int:
-    """Network rows whose activations an image that is trained holds at once.
+    """Network rows whose activations a trained image holds at once.
 
-    Recipes walk the graph of one call per row back before they build the next; backprop keeps those of all that are
-    trained, and `keep_graphs` those of the whole rollout, for all its images. A negative half that is recomputed takes
-    the place of a positive one that is freed.
+    Recipes run the backward pass of each call before they build the next graph. backprop keeps the graphs of all
+    trained calls, and `keep_graphs` those of the whole rollout, for all its images. A recomputed negative half takes
+    the place of a freed positive one.
     """
     rows = passes(recipe_of(config).trained_scale(config)) if config.sampler.train_negative is True else 1
     return rows * recipe_of(config).counts(config).graphs()
 
 
 def negative_again(config: TrainConfig, passes: Passes) -> float:
-    """Forward passes that `sampler.train_negative: recompute` costs for a row of the backward pass."""
+    """Additional forward passes of `sampler.train_negative: recompute` for a row of the backward pass."""
     twice = passes(recipe_of(config).trained_scale(config)) == 2
     return 0.5 if config.sampler.train_negative == "recompute" and twice else 0.0

@@ -1,4 +1,4 @@
-"""What decoding takes at once: the model's autoencoder runs on the meta device, and what it makes is counted."""
+"""Peak memory of decoding: runs the model's autoencoder on the meta device and counts its tensors."""
 
 from __future__ import annotations
 
@@ -24,24 +24,23 @@ Size = tuple[int, int, int | None]
 """Height, width and frames; None for images."""
 _BY_FRAME = ("AutoencoderKLWan", "AutoencoderKLQwenImage", "AutoencoderKLQwenImage21")
 _SOME_FRAMES = (3, 4)
-"""Latent frames by which a decoder that takes one after another is measured: from the third on each adds the same."""
+"""Numbers of latent frames for measuring a frame-by-frame decoder: from the third on, each adds the same."""
 TILED = 2**31
-"""Bytes below which tiles are not looked at."""
+"""Below so many bytes, tiles are not considered."""
 _CLIPS = 3
-"""Clips of the whole size that decoding in tiles holds beside a tile: tiles as they are, blended, and put together."""
+"""Full-size clips that tiled decoding holds besides a tile: raw tiles, blended tiles, and the result."""
 
 
 def decode_peaks(family: ModelFamily, model: str, size: Size, *, dtype: str = "float32") -> tuple[int, int] | None:
-    """Bytes that decoding one image or clip makes at most, whole and in tiles, without the autoencoder's weights.
+    """Peak bytes of decoding one image or clip, whole and in tiles, without the autoencoder's weights.
 
-    Only families of videos decode in tiles, and only where it takes much; else both are the same. In tiles it is an
-    upper bound.
+    Only video families decode in tiles, if decoding takes much; otherwise both are equal. Tiled is an upper bound.
 
     Args:
         model: folder or hub id.
         dtype: `pipeline.vae_dtype`.
 
-    Returns None where nothing is known of the model.
+    Returns None if the model is unknown.
     """
     card = family.card(model) if isinstance(family, Family) else None
     if card is None or card.network is None or not isinstance(family, Family):
@@ -63,7 +62,7 @@ def decode_peaks(family: ModelFamily, model: str, size: Size, *, dtype: str = "f
 
 
 def _extended(made: Callable[[Size], int], factor: int, size: Size) -> int:
-    """Bytes of a decoder that takes one latent frame after another, `factor` frames each, from those of a few."""
+    """Extrapolates the bytes of a frame-by-frame decoder, `factor` frames for each latent one, from a few frames."""
     height, width, frames = size
     latent = 1 if frames is None else (frames - 1) // factor + 1
     if latent <= _SOME_FRAMES[1]:
@@ -73,7 +72,7 @@ def _extended(made: Callable[[Size], int], factor: int, size: Size) -> int:
 
 
 def _decoded(family: Family, card: cards.Card, vae: Any, dtype: torch.dtype, size: Size) -> int:
-    """Bytes at most while one image or clip of a size is decoded on the meta device."""
+    """Peak bytes while one image or clip of a size is decoded on the meta device."""
 
     def constants(p: FamilyPipeline) -> dict[str, Tensor]:
         try:

@@ -1,4 +1,4 @@
-"""What a run keeps on disk, and what it downloads first."""
+"""Space that a run needs on disk, and its downloads."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _PUBLISHED = 2  # bytes per weight of published checkpoints, mostly
 
 
 def disk_rows(plan: Plan) -> list[Row]:
-    """What the run keeps, and each download."""
+    """Rows for the run's files and each download."""
     config, run = plan.config, plan.run
     rows: list[Row] = []
     if plan.network is not None:
@@ -30,7 +30,7 @@ def disk_rows(plan: Plan) -> list[Row]:
 
 
 def disk_line(plan: Plan) -> str:
-    """Both in sums; what is not known is named."""
+    """A line with the sums of both, and the names of unknown sizes."""
     kept = plan.run.evaluations * _of_an_evaluation(plan)
     if plan.network is not None:
         kept += (plan.config.keep_checkpoints + 1) * _checkpoint(plan) + _weights(plan)
@@ -42,7 +42,7 @@ def disk_line(plan: Plan) -> str:
 
 
 def on_hub(plan: Plan) -> bool:
-    """Whether the model is one of the hub's, and not a folder or file here."""
+    """Whether the model is on the hub, not a local folder or file."""
     given, _ = split_revision(plan.config.pipeline.model)
     return plan.model == given and not is_path(given) and not Path(given).exists()
 
@@ -54,7 +54,7 @@ def _checkpoint(plan: Plan) -> int:
 
 
 def _weights(plan: Plan) -> int:
-    """Bytes of what the run makes."""
+    """Bytes of the weights that the run writes."""
     assert plan.network is not None
     width = 0 if plan.facts is None else plan.facts.dtype[1]
     full = plan.config.policy.train == "full"
@@ -72,7 +72,7 @@ def _of_an_evaluation(plan: Plan) -> int:
 
 
 def _downloads(plan: Plan) -> list[tuple[str, float | None, str]]:
-    """What is downloaded: its name, bytes if they are known, and words."""
+    """The downloads: name, bytes if known, and description."""
     wanted: list[tuple[str, float | None, str]] = []
     if on_hub(plan):
         if checkpoints.in_cache(plan.model):

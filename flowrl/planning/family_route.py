@@ -1,4 +1,4 @@
-"""The plan of a model that a family is written for: what the family says of it, without its weights."""
+"""Facts about a model with a family in flowrl: what the family states without the weights."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from flowrl.planning.sent_text import Text, text_of, unloaded
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DrawnSample:
-    """One image or clip of a size: the call of its network, and what decoding it takes."""
+    """One image or clip of a size: its network call, and the cost of decoding it."""
 
     call: dict[str, Any]
     """Arguments of one evaluation of the denoiser, on the meta device."""
     latent: int
-    """Numbers of its latent."""
+    """Number of elements of its latent."""
     prompt: int
-    """Numbers of what a prompt is embedded as."""
+    """Number of elements of a prompt's embedding."""
     decoding: Callable[[], tuple[float | None, tuple[int, int] | None]]
-    """FLOPs, and bytes at most, whole and in tiles; None where they are not known."""
+    """FLOPs, and peak bytes, whole and in tiles; None if unknown."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +50,7 @@ class FamilyRoute:
 
     @cached_property
     def size(self) -> Size | None:
-        """What is drawn; None where nothing is known."""
+        """The size of samples; None if unknown."""
         drawn = self.family.planned_size(self.model, self.options)
         return None if drawn is None else (drawn.height, drawn.width, drawn.num_frames)
 
@@ -61,7 +61,7 @@ class FamilyRoute:
 
     @cached_property
     def parts_of(self) -> str | None:
-        """The published checkpoint whose parts stand for the model's, where its own are not known."""
+        """The published checkpoint whose parts stand for the model's if its own are unknown."""
         return published_models.nearest(self.family, self.model) if self._own_parts is None else None
 
     @cached_property
@@ -78,7 +78,7 @@ class FamilyRoute:
         return self.family.rows(self.model, scale)
 
     def text(self, prompts: Sequence[str] | None) -> tuple[Text, dict[str, Any] | None]:
-        """Tokens that are read of a prompt, and the call of a usual prompt where they depend on it."""
+        """Tokens that the model reads of a prompt, and the call of a usual prompt if they depend on it."""
         text = text_of(self.family, self.model, self.options, prompts)
         if text.usual is None or self.size is None:
             return text, None

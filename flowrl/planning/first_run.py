@@ -23,10 +23,10 @@ from flowrl.session.preflight import look
 from flowrl.training.model_files import location_of
 
 SHARPNESS = {"name": "jpeg_compressibility", "weight": 0.0}
-"""A reward that is only watched: images that lose their detail make smaller files."""
+"""A reward that is only logged: images that lose detail make smaller files."""
 
 USUAL = {"name": "clip_score", "options": {"model": "openai/clip-vit-large-patch14"}}
-"""A reward that any text serves, whose model needs no licence to be accepted."""
+"""A reward for any text, whose model requires no licence to be accepted."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,10 +39,10 @@ class FirstRun:
 
 
 def first_run(wish: Wish, settings: Settings = ()) -> FirstRun:
-    """The recommended recipe for what is wished for; of a few-step checkpoint the policy gradient of its family.
+    """A first run with the recommended recipe; a few-step checkpoint gets the policy gradient of its family.
 
     Args:
-        wish: model, reward and prompts; what it leaves open is that of the nearest configuration that ships.
+        wish: model, reward and prompts; the nearest shipped configuration fills in the rest.
         settings: replace what follows from it.
 
     Raises ValueError: nothing ships for the model, or the settings do not go together.
@@ -71,8 +71,8 @@ def first_run(wish: Wish, settings: Settings = ()) -> FirstRun:
 
 
 def in_few_steps(config: TrainConfig, family: str) -> TrainConfig:
-    """The run with the steps and guidance that its checkpoint is published for, and RTDMD's noise and clip range (arXiv
-    2605.26108): that of `cps` is finite from the first step on, and noise of the last would stay in the image."""
+    """The run with its checkpoint's published steps and guidance, and RTDMD's noise and clip range (arXiv 2605.26108).
+    The noise of `cps` is finite from the first step on; noise at the last step would stay in the image."""
     usual, given = usual_sampling(family, config.pipeline.model), yaml.safe_load(to_yaml(config))
     steps = int(min(usual["num_steps"], FEW))
     noise = {"kernel": "cps", "noise_level": 0.9}
@@ -84,8 +84,8 @@ def in_few_steps(config: TrainConfig, family: str) -> TrainConfig:
 
 
 def with_prompts(given: dict[str, Any], wish: Wish) -> tuple[TrainConfig, list[str]]:
-    """The configuration with the prompts that are wished for; prompts that ship stand in for those that are not here.
-    Raises ValueError: no prompts that are here have what model and reward need."""
+    """The configuration with the wished prompts; shipped prompts replace missing ones. Raises ValueError: no available
+    prompts have what model and reward need."""
     train = given["prompts"]["train"]
     if wish.prompts is not None:
         given["prompts"] |= {"train": placed(wish.prompts), "eval": wish.eval_prompts and placed(wish.eval_prompts)}
@@ -106,7 +106,7 @@ def with_prompts(given: dict[str, Any], wish: Wish) -> tuple[TrainConfig, list[s
 
 
 def with_reward(given: dict[str, Any], wish: Wish) -> tuple[dict[str, Any], list[str]]:
-    """The configuration with CLIPScore where its own rewards need more than its prompts have, if none is wished for."""
+    """The configuration with CLIPScore if you wish for no reward and its own need more than its prompts have."""
     plain = {**given, "rewards": [USUAL]}
     if wish.reward is not None or suits(given) or not suits(plain):
         return given, []
@@ -115,19 +115,19 @@ def with_reward(given: dict[str, Any], wish: Wish) -> tuple[dict[str, Any], list
 
 
 def suits(given: dict[str, Any]) -> bool:
-    """Whether prompts that are here have what model and rewards need."""
+    """Whether the available prompts have what model and rewards need."""
     return not look(without_evaluation(given), here=False, only_here=True).of_prompts
 
 
 def without_evaluation(given: dict[str, Any]) -> TrainConfig:
-    """The configuration; without held-out prompts it evaluates nothing."""
+    """The configuration without evaluation if it has no held-out prompts."""
     if given["prompts"]["eval"] is None:
         given = {**given, "eval_every": 0, "budget": {**given["budget"], "evals": 0}}
     return load_config(given)
 
 
 def measured(config: TrainConfig, settings: Settings) -> TrainConfig:
-    """The run with an evaluation before and after and a watch on sharpness; then with settings of somebody's own."""
+    """The run with an evaluation before and after and a logged sharpness, then with your own settings."""
     given = yaml.safe_load(to_yaml(config))
     if config.prompts.eval is not None:
         given |= {"eval_every": config.num_iterations, "budget": {**given["budget"], "evals": 0}}

@@ -1,8 +1,8 @@
-"""What makes a run fit a card: as little as will do, of all that could be changed.
+"""Finds the least changes that make a run fit a card.
 
-Settings are ladders, in the order of what they cost; a ladder's rungs save more and more. From everything at its last
-rung, the dearest ladder goes down as far as the run still fits with all cheaper ones at their last, then the next. So a
-dear setting changes only where no cheaper ones will do, and none further than it must.
+Each setting is a ladder whose rungs save more and more; ladders are ordered by cost. All start at their last rung. The
+most expensive ladder steps back as far as the run still fits with all cheaper ones at their last, then the next
+follows. So an expensive setting changes only if cheaper ones do not suffice, and none further than necessary.
 
 | setting | what it costs |
 |---|---|
@@ -26,9 +26,9 @@ from typing import Any
 from flowrl.planning.memory import CARDS, GIB, Facts, Memory, MemorySettings, memory_of
 
 _BITS = {"none": 16, "int8": 8, "fp8": 8, "int8_bnb": 8, "nf4": 4}
-"""Of a weight in each form of `pipeline.quantize`: only a smaller one is tried."""
+"""Bits of a weight in each form of `pipeline.quantize`; only smaller forms are tried."""
 SHARDS = (2, 4, 8)
-"""Processes of one copy of a denoiser that are tried."""
+"""Numbers of processes for one copy of a denoiser to try."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,32 +40,32 @@ class SettingChange:
 
 
 Ladder = tuple[SettingChange, ...]
-"""Values of one setting, each saving more than the one before it; the first is what the run has."""
+"""Values of one setting, each saving more than the one before; the first is the run's own."""
 AS_IT_IS = SettingChange(settings={})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fit:
-    """What makes a run fit a card of `card` GB."""
+    """The changes that make a run fit a card of `card` GB."""
 
     card: int
     """Nominal GB."""
     overrides: tuple[str, ...] | None
-    """What to change; None where nothing will do."""
+    """Changed settings; None if nothing suffices."""
     memory: Memory
-    """With that, or with everything that saves memory."""
+    """Memory with these changes, or with all that save memory."""
     settings: MemorySettings
-    """Likewise."""
+    """Settings with the same changes."""
     gains: tuple[tuple[str, int], ...] = ()
-    """Bytes that the run would take more without a change, by its overrides; each is needed."""
+    """Extra bytes without a change, by its overrides; all changes are needed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Choices:
-    """What may be changed of a run, beside its `MemorySettings`."""
+    """What may change in a run besides its `MemorySettings`."""
 
     sizes: Mapping[int, Sequence[int]] = field(default_factory=dict)
-    """Processes of one copy of the denoiser -> micro-batches that are allowed then."""
+    """Processes of one copy of the denoiser -> micro-batches that are then allowed."""
     encoders: bool = False
     """Whether there are text encoders."""
     checkpoints: bool = False
@@ -77,13 +77,13 @@ class Choices:
     splits: bool = False
     """Whether the denoiser may be split over processes."""
     forms: Sequence[str] = ()
-    """Of `pipeline.quantize`, each smaller than the one before it."""
+    """Forms of `pipeline.quantize`, each smaller than the one before."""
     copies: int = 1
-    """Of the denoiser that the run asks for (`parallel.replicate`)."""
+    """Copies of the denoiser that the run asks for (`parallel.replicate`)."""
 
 
 def card_gib(card: int) -> float:
-    """GiB that a card of so many GB has: as drivers report it, or 1.5 % less than its name says."""
+    """GiB of a card of so many GB: as drivers report, or 1.5 % less than its name says."""
     return CARDS.get(card, card * 0.985)
 
 
@@ -120,7 +120,7 @@ def fit(facts: Facts, chosen: MemorySettings, choices: Choices, card: int) -> Fi
 
 
 def _least(facts: Facts, chosen: MemorySettings, tried: Sequence[MemorySettings | None], card: int) -> Fit:
-    """The run at its smallest, which is too large still."""
+    """The run at its smallest, which is still too large."""
     found = [(memory_of(facts, settings), settings) for settings in (chosen, *tried) if settings is not None]
     memory, settings = min(found, key=lambda entry: entry[0].peak)
     return Fit(card=card, overrides=None, memory=memory, settings=settings)
@@ -157,7 +157,7 @@ def _ladders(facts: Facts, chosen: MemorySettings, choices: Choices) -> Iterator
 
 
 def _forms(facts: Facts, chosen: MemorySettings, choices: Choices) -> list[tuple[str, dict[str, Any]]]:
-    """A denoiser in fewer bits, then one that is split over processes, then both."""
+    """Forms of a denoiser: with fewer bits, then split over processes, then both."""
     forms = [form for form in choices.forms if _BITS[form] < _BITS[chosen.quantize] and not facts.full]
     smaller: list[tuple[str, dict[str, Any]]] = [(f"pipeline.quantize={form}", {"quantize": form}) for form in forms]
     split: list[tuple[str, dict[str, Any]]] = [

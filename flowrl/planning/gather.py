@@ -1,4 +1,4 @@
-"""A configuration's plan: everything that `flowrl.planning.text` prints."""
+"""Gathers a configuration's plan: all that `flowrl.planning.text` prints."""
 
 from __future__ import annotations
 
@@ -39,60 +39,60 @@ from flowrl.training.scoring import check_offload, scored_at_once
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
-    """What is known of a run before it starts; None is what is not known."""
+    """All that is known of a run before it starts; unknown values are None."""
 
     name: str
-    """Of the configuration."""
+    """Name of the configuration."""
     config: TrainConfig
     """Its settings."""
     model: str
     """Folder or hub id."""
     family: str
-    """Of the model."""
+    """Family of the model."""
     processes: int
-    """Of the run."""
+    """Number of processes of the run."""
     pace: Pace
-    """By which hours are reckoned."""
+    """Pace from which hours are computed."""
     processor: str
-    """Whose hours are reckoned, GPU or CPU."""
+    """Processor for which hours are computed, GPU or CPU."""
     geometry: Geometry
-    """Of one process, with the micro-batch that the recipe takes."""
+    """Geometry of one process, with the recipe's micro-batch."""
     size: Size | None
-    """What is drawn."""
+    """Size of a sample."""
     text: Text
     """Tokens of a prompt."""
     usual_forward: int | None = None
-    """FLOPs of a forward pass with a usual prompt; None where all are as long."""
+    """FLOPs of a forward pass with a usual prompt; None if all prompts are equally long."""
     network: Network | None = None
     """One evaluation of the denoiser."""
     unknown: str
-    """Why `network` is None; empty where it is known."""
+    """Why `network` is None; empty if it is known."""
     run: RunCounts
     """Evaluations of the run."""
     counts: RecipeCounts
-    """What the recipe says of it."""
+    """The recipe's own counts for the run."""
     slots: int
     """Copies of the trained weights."""
     parts: Parts | None
-    """Of the model besides the denoiser."""
+    """Parts of the model besides the denoiser."""
     rewards: tuple[tuple[str, int, int], ...]
     """Models of the rewards, `(model, parameters, bytes per weight)`, each once."""
     unknown_rewards: tuple[str, ...]
-    """Names of those whose models are not known."""
+    """Names of the rewards with unknown models."""
     cost: Cost | None = None
     """FLOPs of the run."""
     memory: Memory | None = None
-    """Of a process."""
+    """Memory of a process."""
     facts: Facts | None = None
-    """What memory is reckoned from, None where that is not known."""
+    """Inputs of the memory estimate, None if unknown."""
     settings: MemorySettings
-    """Those that memory depends on."""
+    """Settings that memory depends on."""
     choices: Choices = field(default_factory=Choices)
-    """What could be changed of them."""
+    """Possible changes of these settings."""
     counted_as: str | None
-    """The published checkpoint that stands for the model, of whose configuration nothing is known."""
+    """The published checkpoint that stands for a model with an unknown configuration."""
     parts_of: str | None
-    """The one whose other parts stand for the model's."""
+    """The published checkpoint whose other parts stand for the model's."""
     licence: tuple[str, bool] | None
     """Name, and whether the hub asks to accept it."""
     prompts: int | None
@@ -102,7 +102,7 @@ class Plan:
 
     @property
     def drawn(self) -> str:
-        """What one sample is called."""
+        """The word for one sample."""
         return "image" if self.size is None or self.size[2] is None else "clip"
 
 
@@ -111,7 +111,7 @@ def gather(config: TrainConfig, name: str, family: ModelFamily, *, processes: in
 
     Args:
         config: settings that passed `flowrl.planning.refusals.obstacles`.
-        pace: by which hours are reckoned.
+        pace: pace from which hours are computed.
         processor: GPU or CPU.
 
     Raises ValueError: the model cannot draw the configured size.
@@ -164,7 +164,7 @@ def _count(
     usual_call: dict[str, Any] | None,
     passes: Passes,
 ) -> Plan:
-    """The plan of a model whose dimensions are known: one evaluation, and what follows for cost and memory."""
+    """The plan of a model with known dimensions: one network evaluation, and cost and memory from it."""
     config, run, size = plan.config, plan.run, plan.size
     assert size is not None
     pipeline, settings = config.pipeline, config.eval
@@ -217,7 +217,7 @@ def _count(
 
 
 def _eval_drawn(plan: Plan, route: FamilyRoute | StockRoute, drawn: DrawnSample) -> DrawnSample:
-    """What evaluations draw; `drawn`, what training does, where they draw the same or there are none."""
+    """A sample of the evaluations; `drawn`, that of training, if they are the same or there are no evaluations."""
     settings, size = plan.config.eval, plan.size
     assert size is not None
     evaluated = (settings.height or size[0], settings.width or size[1], size[2])
@@ -230,7 +230,7 @@ def _eval_drawn(plan: Plan, route: FamilyRoute | StockRoute, drawn: DrawnSample)
 
 
 def _trained(config: TrainConfig, usual: tuple[str, ...]) -> Trained:
-    """What is trained; the rank of a file that is not here is taken for the usual one."""
+    """What is trained; if a LoRA file is not here, its rank is assumed to be the usual one."""
     settings = config.policy
     if settings.train == "full":
         return Trained(targets=settings.target_modules, rank=0)
@@ -269,7 +269,7 @@ def _choices(plan: Plan, family: ModelFamily) -> Choices:
 
 
 def _passes(check: Callable[..., None], *given: Any, **named: Any) -> bool:
-    """Whether a check of `flowrl train` lets settings pass."""
+    """Whether settings pass a check of `flowrl train`."""
     try:
         check(*given, **named)
     except ValueError:
@@ -278,8 +278,7 @@ def _passes(check: Callable[..., None], *given: Any, **named: Any) -> bool:
 
 
 def _prompts(config: TrainConfig) -> tuple[int | None, list[str] | None, int | None]:
-    """The number of training prompts, all texts that are embedded, and the images of an evaluation; None is what files
-    that are not here leave unknown."""
+    """The number of training prompts, all texts to embed, and an evaluation's images; None for missing files."""
     named, settings = config.prompts, config.eval
     files = [file for file in (named.train, named.eval) if file is not None]
     rows = {file: read_prompts(named, file) for file in files if is_here(file)}
@@ -295,7 +294,7 @@ def _prompts(config: TrainConfig) -> tuple[int | None, list[str] | None, int | N
 
 
 def _reward_models(rewards: tuple[RewardConfig, ...]) -> tuple[tuple[tuple[str, int, int], ...], tuple[str, ...]]:
-    """Models of the rewards, each once, and the names of rewards whose models are not known."""
+    """Models of the rewards, each once, and the names of rewards with unknown models."""
     found: dict[str, tuple[str, int, int]] = {}
     unknown: dict[str, None] = {}
     for reward in rewards:

@@ -1,4 +1,4 @@
-"""How long a run takes on a card: one number and its range, in hours, and what that costs."""
+"""Computes how long a run takes on a card, as one number and its range in hours, and its cost."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from flowrl.planning.throughput import PEAKS, SHARES
 USUAL = {24: "4090", 40: "A100", 48: "L40S", 80: "H100", 141: "H200", 180: "B200"}
 """GB of a card -> the usual GPU with so much memory."""
 TOO_LONG = 30 * 24.0
-"""Hours that nobody waits for."""
+"""Hours beyond which nobody waits."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Speed:
-    """What computes a run: `cards` processors called `name`, each at `slow` to `fast` TFLOP/s."""
+    """The hardware of a run: `cards` processors called `name`, each at `slow` to `fast` TFLOP/s."""
 
     name: str
     slow: float
@@ -47,7 +47,7 @@ class Hours:
 
     @property
     def middle(self) -> float:
-        """Hours."""
+        """Geometric mean of `least` and `most`, in hours."""
         return math.sqrt(self.least * self.most)
 
     def __str__(self) -> str:
@@ -73,10 +73,10 @@ class Work:
 
 
 def speed_of(plan: Plan, card: int | None, cards: int) -> Speed | None:
-    """The pace of a card of so many GB; what was measured or given counts for all. None where nothing is known of it.
+    """The pace of a card of so many GB; a measured or given pace counts for every card. None if unknown.
 
     Args:
-        card: memory in GB; the usual GPU with the most memory that is no more than this stands for it.
+        card: memory in GB; stands for the usual GPU with the most memory up to this.
     """
     if plan.pace.range is not None:
         slow, fast = plan.pace.range
@@ -89,14 +89,13 @@ def speed_of(plan: Plan, card: int | None, cards: int) -> Speed | None:
 
 
 def changed(config: TrainConfig, settings: Sequence[str]) -> TrainConfig:
-    """A configuration with other settings, `key=value`, checked as its file is. Raises ConfigError: they do not go
-    together."""
+    """A configuration with other settings, `key=value`, checked like a file. Raises ConfigError: they contradict."""
     return load_config(yaml.safe_load(to_yaml(config)), settings)
 
 
 def work_of(plan: Plan, config: TrainConfig) -> Work:
-    """What a run takes under settings that leave model, size and prompts of evaluations as they are. Raises ValueError:
-    the model's dimensions are not known."""
+    """A run's work under settings that keep model, size and evaluation prompts. Raises ValueError: the dimensions are
+    unknown."""
     network, cost = plan.network, plan.cost
     if network is None or cost is None:
         raise ValueError(f"the time of {plan.name} is not known: {plan.unknown}")

@@ -1,8 +1,7 @@
-"""Imports of torch and diffusers without what only loading and training need.
+"""Imports torch and diffusers without the libraries that only loading and training need.
 
-diffusers takes accelerate, transformers, PEFT, SciPy and Triton with it where they are installed, and torch's compiler
-for its decorators, which is most of the seconds that a plan would take. It does without each of them where it is
-absent, and its networks are the same then.
+diffusers imports accelerate, transformers, PEFT, SciPy and Triton if they are installed, and torch's compiler for its
+decorators; that would take most of a plan's time. It works without each of them, with the same networks.
 """
 
 from __future__ import annotations
@@ -28,14 +27,14 @@ from flowrl.runtime.private_names import COMPILER, LIGHT_MODULES, SIZES, forget_
 
 _ABSENT = ("accelerate", "bitsandbytes", "peft", "scipy", COMPILER, "torchao", "torchvision", "transformers", "triton")
 _FLEX = {"torch.nn.attention.flex_attention": SimpleNamespace(BlockMask=object, create_block_mask=None)}
-"""Attention by SymPy's expressions, of no family here; diffusers takes a class from it for its annotations."""
+"""Attention by SymPy's expressions, which no family here uses; diffusers takes a class from it for annotations."""
 _MODULE = ("flowrl", "__main__.py")
 
 
 @contextmanager
 def light_libraries(config: TrainConfig) -> Iterator[None]:
-    """Inside, a configuration is planned with as few libraries as it needs: all of them where a user's file, whose
-    imports nobody knows, or stock's own pipeline takes part."""
+    """A context that plans a configuration with as few libraries as it needs: with all of them if it uses a user's
+    file, whose imports are unknown, or a stock pipeline."""
     if _names_file(asdict(config)) or _is_stock(config):
         yield
         return
@@ -45,11 +44,11 @@ def light_libraries(config: TrainConfig) -> Iterator[None]:
 
 
 def import_lightly() -> None:
-    """Imports what the networks of all model families are built and counted with, where this process is the command.
+    """Imports what is needed to build and count the networks of all model families, if this process is the command.
 
-    While they are imported some packages are absent; afterwards everything can be imported as ever, but diffusers does
-    not take those packages up any more. So nothing is done in somebody's script, which may go on to load a model, or
-    where torch or diffusers are there already.
+    Some packages are hidden during the import. Later everything can be imported as usual, but diffusers no longer sees
+    those packages. So this does nothing in your own script, which may load a model later, or once torch or diffusers is
+    imported.
     """
     command = Path(sys.argv[0]).parts[-2:]
     if {"torch", "diffusers"} & set(sys.modules) or not (command[-1:] == ("flowrl",) or command == _MODULE):
@@ -83,8 +82,8 @@ def import_lightly() -> None:
 
 @contextmanager
 def without_compiler() -> Iterator[None]:
-    """Inside, torch imports neither its compiler, to keep it away from operations on the meta device, nor SymPy, to ask
-    whether sizes are expressions: 500 modules and 0.4 s, none of which any stand-in saves without the others.
+    """A context in which torch imports neither its compiler (to keep it away from operations on the meta device) nor
+    SymPy (to ask whether sizes are expressions). Only together do the stand-ins save 500 modules and 0.4 s.
     """
     if COMPILER in sys.modules or not set(LIGHT_MODULES) <= sys.modules.keys():  # which import it for themselves
         yield
@@ -111,7 +110,7 @@ def without_compiler() -> Iterator[None]:
 
 
 class _Expression:
-    """A size that is no number: none is."""
+    """Stands for sizes that are expressions; there are none."""
 
 
 def _equal(x: Any, y: Any) -> bool:
@@ -128,11 +127,11 @@ _NUMBERS: Mapping[str, Any] = {
     "has_guarding_hint": lambda *conditions: all(conditions), "guarding_hint_or_throw": _sure,
     "guard_size_oblivious": _sure, "is_nested_int": lambda size: False, "free_unbacked_symbols": lambda size: False,
 }  # fmt: skip
-"""What torch asks of sizes when it works out what an operation makes, where all sizes are numbers."""
+"""torch's questions about sizes in an operation, answered for sizes that are all numbers."""
 
 
 def _stand_in(name: str, known: Mapping[str, Any]) -> ModuleType:
-    """A module in whose place some of its names do; whoever asks for another one gets the whole of it."""
+    """A stand-in for a module with some of its names; any other name imports the whole module."""
     module = ModuleType(name)
 
     def whole(asked: str) -> Any:
@@ -147,7 +146,7 @@ def _stand_in(name: str, known: Mapping[str, Any]) -> ModuleType:
 
 
 def _is_stock(config: TrainConfig) -> bool:
-    """Whether stock's own pipeline is called, or may be, which has to be imported whole; known before torch is."""
+    """Whether a stock pipeline is or may be called, which needs the full import; known before torch is imported."""
     name, model = config.pipeline.name, config.pipeline.model
     if name is not None:
         return name == "generic"
@@ -161,7 +160,7 @@ def _is_stock(config: TrainConfig) -> bool:
 
 
 def _names_file(settings: Any) -> bool:
-    """Whether a user's file is named anywhere in settings: what it imports is not known, and it may load models."""
+    """Whether settings name a user's file anywhere: its imports are unknown, and it may load models."""
     if isinstance(settings, Mapping):
         return settings.get("file") is not None or any(map(_names_file, settings.values()))
     return isinstance(settings, Sequence) and not isinstance(settings, str) and any(map(_names_file, settings))

@@ -1,7 +1,7 @@
-"""What a process holds while it trains, in bytes: an estimate from counted tensors, not a measurement.
+"""Estimates the bytes that a process holds in training, from counted tensors; it measures nothing.
 
-Everything that costs time is counted once (`Facts`); what settings make of it (`MemorySettings`) is a pure function
-of both, so that thousands of settings can be tried for a card (`flowrl.planning.fits`).
+All slow counts happen once (`Facts`). Memory is a pure function of these and of `MemorySettings`, so that thousands of
+settings can be tried for a card (`flowrl.planning.fits`).
 """
 
 from __future__ import annotations
@@ -19,37 +19,37 @@ from flowrl.runtime.placement import PINNED
 
 GIB = 2**30
 CARDS = {24: 23.6, 40: 39.4, 48: 44.9, 80: 79.1, 141: 139.8}
-"""Nominal size of a card -> GiB that its driver reports; of 48 GB with error correction, which takes a sixteenth."""
+"""Nominal size of a card -> GiB that its driver reports; for 48 GB with error correction, which takes a sixteenth."""
 OVERHEAD = 2 * GIB
 """The reserve: a process's CUDA context (some 0.5 GiB), workspaces, and blocks that the allocator cannot use."""
 LIBRARIES = 4 * GIB
-"""Of the host: Python, torch, the libraries of models, and CUDA's own."""
+"""Host memory of Python, torch, the libraries of models, and CUDA."""
 SLOT = 4
 """Bytes of a trained parameter in one more slot of weights."""
 SAVED_STATE = 12
 """Bytes of a trained parameter in a checkpoint, without slots: weight and Adam's moments."""
 _MOMENTS = {"adamw": 8.0, "paged_adamw": 8.0, "adamw_8bit": 2 + 8 / 256, "paged_adamw_8bit": 2 + 8 / 256}
-"""Bytes of both moments of a parameter: in 8 bits with a float32 scale for each 256 of them."""
+"""Bytes of both moments of a parameter; in 8 bits with a float32 scale for every 256 of them."""
 _RESTORED = {"none": 0, "int8": 10, "fp8": 10, "int8_bnb": 10, "nf4": 2}
-"""Bytes of a weight while a product restores it: codes and product in float32, then 16 bits."""
+"""Bytes per weight while a product restores it: codes and product in float32, then 16 bits."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Facts:
-    """What is counted of a run, whatever its memory settings."""
+    """Counts of a run that do not depend on its memory settings."""
 
     network: Network
     """One evaluation of the denoiser."""
     eval_working: int
-    """Most bytes at once of an evaluation at the size that evaluations draw."""
+    """Peak bytes of a network evaluation at the size of evaluation images."""
     rows: int
-    """Network rows of an image that is trained, whose graphs are there at once."""
+    """Network rows of a trained image whose graphs exist at once."""
     passes: tuple[int, int]
-    """Network rows of an image that is drawn, and of one that an evaluation draws."""
+    """Network rows of a drawn image, in training and in an evaluation."""
     keeps: int
-    """Images whose graphs are all kept (`keep_graphs`); 0 where a micro-batch's are."""
+    """Images whose graphs are all kept (`keep_graphs`); 0 if only those of a micro-batch are."""
     decode: tuple[int, int] | None
-    """Bytes that decoding one image makes, whole and in tiles; None where not known."""
+    """Peak bytes of decoding one image, whole and in tiles; None if unknown."""
     eval_decode: tuple[int, int] | None
     """The same at the evaluations' size."""
     image: int
@@ -67,7 +67,7 @@ class Facts:
     slots: int
     """Copies of the trained weights."""
     reference: bool
-    """Whether the weights before training are kept beside those that are trained."""
+    """Whether the weights before training are kept besides the trained ones."""
     evaluates: bool
     """Whether there are evaluations."""
     at_once: bool = False
@@ -75,15 +75,15 @@ class Facts:
     latent: int = 0
     """Bytes of a latent."""
     record: RolloutRecord = field(default_factory=RolloutRecord)
-    """What the recipe says of its latents."""
+    """The recipe's record of its latents."""
     scored: int = 0
-    """Finished latents that are scored at once, at most, where not each batch is as it is drawn."""
+    """Largest number of finished latents to score at once, if not every batch is scored when drawn."""
     prompt: int = 0
-    """Numbers of what a prompt is embedded as."""
+    """Number of elements of a prompt's embedding."""
     prompts: int | None = None
     """Of the run; None where their number is not known."""
     cached: bool = False
-    """Whether a folder has the embeddings that the host does not keep."""
+    """Whether a folder instead of host memory keeps the embeddings."""
     gradients: tuple[int, int] = (0, 0)
     """Of what is trained that are kept for each image in their place: on the host, and on the device while it is
     drawn."""
@@ -93,7 +93,7 @@ class Facts:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemorySettings:
-    """The settings that memory depends on, and nothing else does; see the keys of the configuration."""
+    """The settings that memory depends on, and no others; see the keys of the configuration."""
 
     processes: int = 1
     micro_batch_size: int
@@ -114,59 +114,59 @@ class MemorySettings:
 
     @property
     def ranks(self) -> int:
-        """Processes that draw by themselves: those that share an image's tokens draw it together."""
+        """Number of processes that draw on their own; those that share an image's tokens draw it together."""
         return max(1, self.processes // self.context)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Memory:
-    """Of one process."""
+    """Memory of one process."""
 
     held: Mapping[str, int]
-    """Bytes by what they are, all through the run."""
+    """Bytes by kind, held during the whole run."""
     unknown: tuple[str, ...] = ()
     """What is held too, but of unknown size."""
     image: int
-    """Activations of one image of a micro-batch, and its gradients where they are kept."""
+    """Activations of one image of a micro-batch, and its gradients if they are kept."""
     image_checkpointed: int
     """The same with gradient checkpointing."""
     configured: int
-    """Those of the configured micro-batch."""
+    """Activations of the configured micro-batch."""
     micro_batch_size: int
-    """The configured one."""
+    """The configured micro-batch."""
     gradients: int = 0
-    """Of its images, which `configured` includes."""
+    """Gradients of its images, which `configured` includes."""
     update: int = 0
-    """What else an update takes, whatever its micro-batch."""
+    """Other bytes of an update, which do not depend on the micro-batch."""
     stages: Mapping[str, int]
-    """Bytes by the other parts of an iteration, beside what is held."""
+    """Additional bytes in the other parts of an iteration."""
     start: int = 0
-    """All that is there before text encoders are freed, where they are; else 0."""
+    """All bytes before text encoders are freed; 0 if they are not freed."""
     worker: int | None = None
-    """The most that a process which only draws takes; None where the learner draws."""
+    """Peak bytes of a process that only draws; None if the learner draws."""
     host: Mapping[str, int]
-    """Bytes of the host's memory by what they are, all through the run."""
+    """Bytes of host memory by kind, held during the whole run."""
     host_start: int = 0
-    """What passes through the host while the model loads, or is shipped."""
+    """Bytes that pass through the host while the model loads or is sent."""
 
     @property
     def host_peak(self) -> int:
-        """The most of the host's memory in any part of the run, the libraries included."""
+        """Peak of host memory over the run, with libraries."""
         return max(sum(self.host.values()), self.host_start) + LIBRARIES
 
     @property
     def fixed(self) -> int:
-        """What is always held, the reserve included."""
+        """Bytes that are always held, with the reserve."""
         return sum(self.held.values()) + OVERHEAD
 
     @property
     def peak(self) -> int:
-        """At most, in any part of the run."""
+        """Peak over all parts of the run."""
         return max(self.fixed + max([self.configured + self.update, *self.stages.values()]), self.start + OVERHEAD)
 
 
 def memory_of(facts: Facts, chosen: MemorySettings) -> Memory:
-    """What a process holds with these settings."""
+    """The memory of a process with these settings."""
     network, split = facts.network, chosen.context
     weights = network.weights
     outside, largest, parts = weights.parameters - weights.blocks, weights.largest_block, _are_masters(facts, chosen)
@@ -233,7 +233,7 @@ def memory_of(facts: Facts, chosen: MemorySettings) -> Memory:
 
 
 def _drawn(facts: Facts, chosen: MemorySettings) -> int:
-    """What a batch takes of the device while it is drawn, beside the weights."""
+    """Device memory of a batch while it is drawn, besides the weights."""
     record, ranks = facts.record, chosen.ranks
     batches = (each * min(chosen.rollout_batch_size, math.ceil(rows / ranks)) for each, rows in record.batches)
     network = chosen.rollout_batch_size * facts.passes[0] * facts.network.working // chosen.context
@@ -241,7 +241,7 @@ def _drawn(facts: Facts, chosen: MemorySettings) -> int:
 
 
 def _rollout(facts: Facts, chosen: MemorySettings, draws: int, away: int) -> dict[str, int]:
-    """Stages of a rollout: finished images are scored beside the sampling, or once all of them are drawn."""
+    """Stages of a rollout: finished images are scored during sampling, or after all are drawn."""
     here, size, finished = draws, chosen.rollout_batch_size, facts.record.finished
     stages = {"sampling": draws} if finished and draws else {}
     if finished:
@@ -251,7 +251,7 @@ def _rollout(facts: Facts, chosen: MemorySettings, draws: int, away: int) -> dic
 
 
 def base_bytes(weights: DenoiserWeights, form: str, width: int) -> int:
-    """Bytes of a denoiser's weights, `width` for each of those that `form` leaves as they are."""
+    """Bytes of a denoiser's weights, `width` for each weight that `form` leaves unchanged."""
     if form == "none":
         return weights.parameters * width
     coded = codes = 0
@@ -279,7 +279,7 @@ def checkpoint_bytes(parameters: int, slots: int) -> int:
 
 
 def fitting(memory: Memory, card: float, allowed: Sequence[int], *, checkpointed: bool) -> int:
-    """The largest allowed micro-batch that a card of so many GiB holds; 0 where none does.
+    """The largest allowed micro-batch that a card of so many GiB holds; 0 if it holds none.
 
     Args:
         card: GiB.
@@ -294,7 +294,7 @@ def fitting(memory: Memory, card: float, allowed: Sequence[int], *, checkpointed
 
 
 def allowed_sizes(images: int, multiple: int) -> list[int]:
-    """Micro-batches that divide an update's images of a process, multiples of what must stay together."""
+    """Micro-batches that divide a process's images of an update and are multiples of what must stay together."""
     return [size for size in range(multiple, images + 1, multiple) if images % size == 0]
 
 
@@ -336,12 +336,12 @@ def _trained(facts: Facts, chosen: MemorySettings) -> dict[str, int]:
 
 
 def _reference(facts: Facts, chosen: MemorySettings) -> int:
-    """Bytes of a trained weight as it was before training: as the network holds it."""
+    """Bytes per trained weight of its copy from before training, in the network's dtype."""
     return (4 if _are_masters(facts, chosen) else facts.dtype[1]) * facts.reference
 
 
 def _host(facts: Facts, chosen: MemorySettings, parts: tuple[int, int, int]) -> dict[str, int]:
-    """What a process takes of the host's memory; `parts` are bytes of text encoders, autoencoder and rewards."""
+    """Host memory of a process; `parts` are bytes of text encoders, autoencoder and rewards."""
     ranks, trained = chosen.ranks, facts.network.trained
     columns = [count * facts.latent // ranks for count in facts.record.columns]
     rounds = facts.record.rounds
@@ -365,7 +365,7 @@ def _host(facts: Facts, chosen: MemorySettings, parts: tuple[int, int, int]) -> 
 
 
 def pinned(size: int) -> int:
-    """Bytes of host memory that a tensor of so many takes: up to a limit it is pinned, in powers of two."""
+    """Bytes of host memory for a tensor of so many bytes: pinned in powers of two up to a limit."""
     return size if size > PINNED or not size else 1 << (size - 1).bit_length()
 
 

@@ -1,16 +1,16 @@
-"""One evaluation of a family's denoiser on the meta device: parameters, FLOPs, and activations that training saves.
+"""Measures one evaluation of a family's denoiser on the meta device: parameters, FLOPs, and saved activations.
 
-The network and its arguments are the family's: `flowrl.pipelines.ModelFamily`. Of the blocks of a large network only a
-few run: see `flowrl.pipelines.shared.like_blocks`. Everything that is counted is a whole number, so that what is
-reckoned from a few blocks is exactly what all of them would have counted.
+The family (`flowrl.pipelines.ModelFamily`) gives the network and its arguments. A large network runs with only a few of
+its blocks: see `flowrl.pipelines.shared.like_blocks`. All counts are whole numbers, so the result from a few blocks
+equals that of all blocks exactly.
 
-FLOPs: 1 multiply-add is 2. Forward and backward run for real, with the LoRA in place and everything else frozen, so
-that weights without gradient cost none. Attention is reckoned by its formula, `4 b h q k d` forward and twice that
-backward, as fused kernels do it without recomputation.
+FLOPs: 1 multiply-add is 2. Forward and backward passes really run, with the LoRA in place and everything else frozen,
+so frozen weights cost no gradient. Attention counts by its formula, `4 b h q k d` forward and twice that backward, as
+in fused kernels without recomputation.
 
 Activations: the distinct storages that autograd saves, under the casts of autocast, with attention that keeps its
-inputs, its output and one number per row. What is there beside them at the worst moment, gradients on their way and
-results that are used once, is counted too. Not counted is what an allocator wastes.
+inputs, its output and one number per row. The peak of everything else (gradients in flight, results used once) is
+counted too. The allocator's waste is not.
 """
 
 from __future__ import annotations
@@ -35,30 +35,30 @@ from flowrl.planning.weights import DenoiserWeights, weights_of
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Trained:
-    """What is trained of a denoiser."""
+    """The trained weights of a denoiser."""
 
     targets: Sequence[str] | None
-    """Layers of the LoRA, or whose own weights are trained; None trains all weights."""
+    """Layers of the LoRA, or layers whose own weights are trained; None trains all weights."""
     rank: int
-    """Of the LoRA; 0 trains the weights themselves."""
+    """Rank of the LoRA; 0 trains the weights themselves."""
     magnitudes: bool = False
     """Whether the LoRA has a trained magnitude for each output of a layer (DoRA)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Network:
-    """A denoiser with what is trained, and one evaluation of one sample of it."""
+    """A denoiser with its trained weights, and its evaluation of one sample."""
 
     parameters: int
-    """Of the checkpoint, of all experts."""
+    """Parameters of the checkpoint, over all experts."""
     trained: int
-    """Parameters that are trained, of all experts: those of the LoRA, or weights themselves."""
+    """Trained parameters over all experts: those of the LoRA, or the weights themselves."""
     weights: DenoiserWeights
-    """What the checkpoint's parameters are, by their places."""
+    """The checkpoint's parameters by their place."""
     latent: tuple[int, ...]
-    """Shape of the image as the network takes it, without batch."""
+    """Shape of the image that the network takes, without batch."""
     attended: int
-    """Most tokens that attend to something at once; 0 without attention."""
+    """Largest number of tokens in one attention; 0 without attention."""
     forward: float
     """FLOPs of a forward pass with the LoRA."""
     backward: float
@@ -70,18 +70,18 @@ class Network:
     saved_checkpointed: int
     """The same with gradient checkpointing, the block that is recomputed included."""
     beside: int
-    """Bytes at the worst moment of both passes that are not saved."""
+    """Peak bytes of both passes besides the saved ones."""
     working: int
-    """Most bytes at once of an evaluation without gradient."""
+    """Peak bytes of an evaluation without gradient."""
     blocks: int
-    """That are checkpointed one by one; 0 where the network cannot be."""
+    """Number of blocks that are checkpointed one by one; 0 if the network cannot be checkpointed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Counted:
-    """What was counted of one evaluation, as `Network` says it.
+    """Counts of one evaluation, as in `Network`.
 
-    `kept` are the bytes that checkpointing keeps outside of blocks, `largest` those of the largest block.
+    `kept` are the bytes that checkpointing keeps outside blocks, `largest` those of the largest block.
     """
 
     latent: tuple[int, ...]
@@ -104,7 +104,7 @@ class _Counted:
         return replace(self, **sums, **most)
 
     def block(self, more: _Counted, times: int) -> _Counted:
-        """So many times what one block takes, by which `more` has more than this."""
+        """So many times the counts of one block, which is the difference of `more` to this."""
         linear = {name: times * (getattr(more, name) - getattr(self, name)) for name in _LINEAR if name != "weights"}
         return replace(more, **linear, weights=more.weights.beyond(self.weights, times))
 
@@ -115,20 +115,20 @@ _LINEAR = tuple(f.name for f in fields(_Counted) if f.name not in ("latent", *_M
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FewBlocks:
-    """Networks by which one with many blocks is measured."""
+    """Small networks from which a network with many blocks is measured."""
 
     least: nn.Module
-    """With as few blocks as there can be, or all of them."""
+    """Network with as few blocks as possible, or with all of them."""
     more: Sequence[tuple[int, nn.Module]] = ()
-    """For each kind of block how many `least` lacks, and a network with one more than `least`."""
+    """For each kind of block: how many `least` lacks, and a network with one more than `least`."""
 
 
 def few_blocks(family: ModelFamily, model: str, targets: Sequence[str]) -> FewBlocks | None:
-    """The networks by which a model's denoiser is measured; None where nothing is known of the model.
+    """The networks from which a model's denoiser is measured; None if the model is unknown.
 
     Args:
         model: folder or hub id.
-        targets: layers of the LoRA; where they name a block, all blocks are there.
+        targets: layers of the LoRA; if they name a block, the network has all blocks.
     """
     kinds = {} if names_a_block(targets) else family.block_kinds(model)
     few = fewest(kinds)
@@ -166,7 +166,7 @@ def measure(denoisers: FewBlocks, call: dict[str, Any], *, trained: Trained, dty
 
 
 def without_gradient(denoisers: FewBlocks, call: dict[str, Any]) -> tuple[int, int]:
-    """FLOPs of an evaluation without gradient, and most bytes of it at once, once networks have what is trained."""
+    """FLOPs and peak bytes of an evaluation without gradient, for networks with their trained weights."""
     least, working = _evaluate(denoisers.least, call)
     flops = least
     for lacking, network in denoisers.more:
@@ -218,7 +218,7 @@ def _count(denoiser: nn.Module, call: Mapping[str, Any], trained: Trained, dtype
 
 
 def _prepare(denoiser: nn.Module, trained: Trained) -> int:
-    """Gives a denoiser its LoRA, or says which of its weights are trained; how many parameters that are."""
+    """Gives a denoiser its LoRA, or marks its trained weights; returns the number of trained parameters."""
     magnitudes = 0
     if trained.rank:
         denoiser.requires_grad_(False)
@@ -241,7 +241,7 @@ def _prepare(denoiser: nn.Module, trained: Trained) -> int:
 
 
 class _WithLora(nn.Module):
-    """A linear layer with a LoRA: the operations and casts of PEFT's, whose import takes longer than all of a plan."""
+    """A linear layer with a LoRA: the operations and casts of PEFT, whose import takes longer than a plan."""
 
     def __init__(self, base: Any, rank: int) -> None:
         super().__init__()

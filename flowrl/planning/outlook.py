@@ -1,4 +1,4 @@
-"""The verdict of a plan, which comes first: does the run fit, when does it end, what does it cost, what shortens it."""
+"""The verdict at the top of a plan: whether the run fits, when it ends, what it costs, and what shortens it."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from flowrl.session.few_steps import few_step_advice, is_few_step
 from flowrl.session.reference_model import reference_notes
 
 MOST_CARDS = 512
-"""Cards that are proposed at most."""
+"""Largest number of cards to propose."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Recipe:
-    """A run by one recipe: its configuration, its time as it is, and what of it ends within each of `SPANS`."""
+    """A run by one recipe: its configuration, its time, and the length that ends within each of `SPANS`."""
 
     config: TrainConfig
     hours: Hours
@@ -33,20 +33,20 @@ class Recipe:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outlook:
-    """What a plan says first."""
+    """The numbers of the verdict."""
 
     card: int
-    """Memory in GB of the card that is to hold the run."""
+    """Memory of the card for the run, in GB."""
     found: Fit | None = None
-    """What makes it fit; None where its memory is not known."""
+    """What makes it fit; None if its memory is unknown."""
     speed: Speed | None = None
-    """Of the cards; None where nothing is known of it."""
+    """Speed of the cards; None if unknown."""
     own: Recipe | None = None
-    """The run as it fits; None where its time is not known."""
+    """The run as it fits; None if its time is unknown."""
     other: Recipe | None = None
-    """The same run by the recommended recipe; None where it has that already, or none is to be recommended."""
+    """The same run by the recommended recipe; None if it has that already, or none is to be recommended."""
     price: float | None = None
-    """Of one card for an hour, in your currency."""
+    """Price of one card for an hour, in your currency."""
     advice: tuple[str, ...] = field(default=())
 
 
@@ -54,8 +54,8 @@ def outlook_of(plan: Plan, card: int | None, price: float | None = None) -> Outl
     """The verdict's numbers.
 
     Args:
-        card: memory in GB; None takes the smallest usual one that holds the run as it is, else the largest.
-        price: of one card for an hour.
+        card: memory in GB; None takes the smallest usual card that holds the run unchanged, or else the largest.
+        price: price of one card for an hour.
     """
     card = card_for(plan, card)
     advice = (*few_step_advice(plan.config), *reference_notes(plan.config))
@@ -108,13 +108,13 @@ def headline(plan: Plan, outlook: Outlook) -> str:
 
 
 def outlook_lines(plan: Plan, outlook: Outlook, *, gains: bool = False) -> list[str]:
-    """Memory, time, cost, disk and downloads, and what is known against the model; `gains`: of each setting."""
+    """Memory, time, cost, disk, downloads and known problems of the model; `gains` adds what each setting saves."""
     memory = verdict(plan, outlook.card, gains=gains)
     return memory + [line for said in (*time_words(plan, outlook), *outlook.advice) for line in note(said)]
 
 
 def outlook_words(plan: Plan, outlook: Outlook) -> list[str]:
-    """The same in sentences, without what each setting gains and what is known against the model."""
+    """The same in sentences, without the savings of each setting and without known problems of the model."""
     memory = " ".join(line.strip() for line in verdict(plan, outlook.card, gains=False))
     return [memory, *time_words(plan, outlook)]
 
@@ -138,7 +138,7 @@ def time_words(plan: Plan, outlook: Outlook) -> list[str]:
 
 
 def sooner_lines(plan: Plan, outlook: Outlook) -> list[str]:
-    """What of the run ends within an evening, a weekend and a week; nothing where an evening is enough for all."""
+    """How much of the run ends within an evening, a weekend and a week; empty if an evening is enough for all of it."""
     own, other, speed = outlook.own, outlook.other, outlook.speed
     if own is None or speed is None or own.hours.most <= min(SPANS.values()) * (1 - RESERVE):
         return []
@@ -161,7 +161,7 @@ def sooner_lines(plan: Plan, outlook: Outlook) -> list[str]:
 
 
 def length_rows(recipes: Sequence[Recipe], speed: Speed) -> list[tuple[str, ...]]:
-    """A column for each recipe: what ends within each of `SPANS`, the whole's time, and cards for it in a week."""
+    """A column per recipe: what ends within each of `SPANS`, the time of the whole, and the cards for a week."""
     rows = [
         (f"{name}, {within:.0f} h", *(str(one.lengths[name] or "-") for one in recipes))
         for name, within in SPANS.items()

@@ -25,17 +25,17 @@ if TYPE_CHECKING:
 
 
 CACHE = "data/embeddings"
-"""Where a run that fits a card without its text encoders keeps embeddings."""
+"""Folder for the embeddings of a run that fits a card only without its text encoders."""
 
 
 Make = Callable[[TrainConfig, str, int], "tuple[Plan, Obstacles]"]
 """The plan of a configuration, a name and a number of processes."""
 SMALLER_RANKS = (32, 16)
-"""Ranks of a LoRA that are tried where nothing else makes a first run fit."""
+"""Ranks of a LoRA to try if nothing else makes a first run fit."""
 
 
 class RefusedError(ValueError):
-    """`flowrl train` would refuse the configuration: `reasons`, a paragraph each."""
+    """`flowrl train` would refuse the configuration; `reasons` has a paragraph for each reason."""
 
     def __init__(self, reasons: Sequence[str]) -> None:
         super().__init__("; ".join(reasons))
@@ -50,11 +50,11 @@ class RunPlan:
         name: the name of the configuration.
         text: the whole plan, as `flowrl plan` prints it.
         verdict: whether the run fits a card, and with which settings.
-        peak_bytes: the most memory of a process; None if the model's dimensions are not known.
+        peak_bytes: the peak memory of a process; None if the model's dimensions are unknown.
         flops: FLOPs of the whole run, evaluations included; None likewise.
         iterations: iterations of the run.
         missing: what you have to put in place before the run starts.
-        hours: that the run takes on the card: least, expected and most; None if that is not known.
+        hours: least, expected and most hours of the run on the card; None if unknown.
         configuration: the YAML of the planned run, if you asked for one that ends within some hours; else None.
     """
 
@@ -92,19 +92,19 @@ def plan(
     long: bool = False,
     **settings: Any,
 ) -> RunPlan:
-    """Says what a run will do and need; loads no weights and downloads nothing.
+    """Plans what a run will do and need; loads no weights and downloads nothing.
 
     Args:
-        config: a YAML file, the name of one that ships, a mapping of settings, or a model, whose first run by the
-            recommended recipe is planned (a hub id, a folder, asset:tiny-sd3).
-        card: memory of the card in GB; None takes the smallest usual card that holds the run as it is.
+        config: a YAML file, the name of one that ships, a mapping of settings, or a model (a hub id, a folder,
+            asset:tiny-sd3), to plan its first run by the recommended recipe.
+        card: memory of the card in GB; None takes the smallest usual card that holds the run unchanged.
         processes: number of GPUs; None takes what `parallel.replicate` copies of the model need, or one copy.
-        tflops: sustained TFLOP/s of one GPU, to tell the hours.
-        bench: a bench.json of `flowrl bench`, or its folder, to tell the hours.
-        price: of one card for an hour, in your currency, to tell what the run costs.
+        tflops: sustained TFLOP/s of one GPU, to estimate the hours.
+        bench: a bench.json of `flowrl bench`, or its folder, to estimate the hours.
+        price: price of one card for an hour, in your currency, to estimate the cost.
         hours: plan the run that fits the card and ends within so many hours, by the rule of `flowrl.planning.shorter`.
         out: file to write that run's configuration to; None writes none.
-        long: tell everything that is known, not a page.
+        long: write all that is known instead of a page.
         **settings: replace those of the configuration, as in `train`.
 
     Raises:
@@ -149,7 +149,7 @@ def plan(
 
 
 def refuse_given(**given: Any) -> None:
-    """Refuses arguments of a plan that cannot be, or not together."""
+    """Refuses arguments of a plan that are impossible or contradict each other."""
     for key in ("tflops", "price", "hours"):
         if given[key] is not None and not given[key] > 0:
             raise ValueError(f"`{key}` must be above 0, got {given[key]:g}")
@@ -171,13 +171,13 @@ def in_time(
     processes: int | None = None,
     make: Make | None = None,
 ) -> tuple[TrainConfig, list[str]]:
-    """A run as it fits cards of so many GB and ends within so many hours, and the settings, `key=value`, that do it.
+    """The run that fits cards of so many GB and ends within so many hours, and the settings, `key=value`, for this.
 
     Args:
-        config: of the run as it is.
+        config: configuration of the run as it is.
         card: memory of a card.
-        hours: None leaves the length.
-        ranks: of the LoRA, descending, that are tried where nothing else makes the run fit.
+        hours: None keeps the length.
+        ranks: ranks of the LoRA, descending, to try if nothing else makes the run fit.
         make: makes its plan; None is `make_plan`.
 
     Raises:
@@ -219,7 +219,7 @@ def splits(changes: Iterable[str]) -> bool:
 
 
 def told(made: Plan, found: Obstacles, outlook: Outlook, configuration: str | None, *, long: bool) -> RunPlan:
-    """A plan in words and numbers, for whoever asked."""
+    """A plan in words and numbers for the caller."""
     from flowrl.planning.text import as_text, brief_text
     from flowrl.planning.verdict import verdict
 
@@ -241,13 +241,12 @@ def told(made: Plan, found: Obstacles, outlook: Outlook, configuration: str | No
 def planned_settings(
     given: str | Mapping[str, Any], card: int | None, settings: Mapping[str, Any]
 ) -> Iterator[tuple[TrainConfig, str, str | None, tuple[int, ...]]]:
-    """The settings of a run, its name, what it builds on, and ranks that its LoRA may have instead; inside, light
-    stand-ins of libraries load.
+    """A context with light stand-ins of libraries; gives a run's settings, name, base, and further LoRA ranks to try.
 
     Args:
-        given: a configuration, or a model, whose first run is meant.
+        given: a configuration, or a model for its first run.
         card: memory of a card in GB.
-        settings: replace those of it.
+        settings: replace the configuration's own.
     """
     if isinstance(given, str) and not Path(given).is_file() and is_model(given):
         import_lightly()
@@ -264,9 +263,9 @@ def planned_settings(
 
 
 def for_card(config: TrainConfig, name: str, card: int) -> tuple[str, ...]:
-    """The least settings, as `key=value`, with which a process of a run fits a card of so many GB; none where it does.
+    """The least settings, as `key=value`, with which a process of a run fits a card of so many GB; none if it fits.
 
-    Embeddings are kept in a folder where text encoders go, so that another run need not encode the prompts again.
+    If text encoders are freed, a folder keeps the embeddings, so that another run need not encode the prompts.
 
     Raises:
         RefusedError: `flowrl train` would refuse the configuration.
@@ -285,7 +284,7 @@ def for_card(config: TrainConfig, name: str, card: int) -> tuple[str, ...]:
 def make_plan(
     config: TrainConfig, name: str, processes: int, *, tflops: float | None = None, bench: str | None = None
 ) -> tuple[Plan, Obstacles]:
-    """The plan of a run of so many processes, and what stands in its way.
+    """The plan of a run with so many processes, and its obstacles.
 
     Raises:
         RefusedError: `flowrl train` would refuse the configuration.

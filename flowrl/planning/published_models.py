@@ -1,4 +1,4 @@
-"""What a model's parts weigh besides its denoiser: of published checkpoints by a table, of folders by their files."""
+"""Sizes of a model's parts besides its denoiser: from a table for published checkpoints, from the files for folders."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from flowrl.runtime.files import safetensors_parameters
 _DENOISERS = ("transformer", "transformer_2", "unet")
 
 Parts = Mapping[str, int]
-"""Name of a pipeline's part, which is that of its folder -> number of its parameters."""
+"""Name of a pipeline's part, which is also its folder's -> number of parameters."""
 
 
 def other_parts(model: str) -> Parts | None:
-    """The parts of a folder or a published checkpoint besides the denoiser; None where nothing is known."""
+    """The parts of a folder or a published checkpoint besides the denoiser; None if unknown."""
     if Path(model).is_dir():
         return {name: count for name, count in folder_parts(Path(model)).items() if name not in _DENOISERS}
     known = known_checkpoints.published(model)
@@ -28,14 +28,14 @@ def other_parts(model: str) -> Parts | None:
 
 
 def find_counted(family: ModelFamily, model: str) -> str:
-    """The model whose configuration is counted: itself, or the family's first checkpoint where nothing is known."""
+    """The model whose configuration is counted: the given one, or the family's first checkpoint if it is unknown."""
     if family.planned_size(model, {}) is not None or Path(model).exists():
         return model
     return next((name for name, known in known_checkpoints.checkpoints().items() if known.family == family.name), model)
 
 
 def nearest(family: ModelFamily, model: str) -> str | None:
-    """The published checkpoint of a family whose denoiser is configured most like a model's; None without any."""
+    """The family's published checkpoint whose denoiser configuration is nearest to a model's; None if there is none."""
     own = {} if Path(model).exists() else small_json(model, f"{family.denoisers[0]}/config.json") or {}
     alike = {
         name: sum(own.get(key) == value for key, value in known.network.items())
@@ -46,7 +46,7 @@ def nearest(family: ModelFamily, model: str) -> str | None:
 
 
 def licence_of(model: str) -> tuple[str, bool] | None:
-    """The licence of a hub id and whether the hub asks to accept it; None where neither table nor hub says."""
+    """The licence of a hub id and whether the hub asks you to accept it; None if neither table nor hub says."""
     known = known_checkpoints.published(model)
     if known is not None:
         return known.licence, known.gated
@@ -66,14 +66,14 @@ def folder_parts(folder: Path) -> Parts:
 
 
 def reward_models(models: Sequence[Model]) -> tuple[tuple[str, int, int], ...] | None:
-    """(model, parameters, bytes per weight) of a reward's models; None where one is not known."""
+    """(model, parameters, bytes per weight) of a reward's models; None if one is unknown."""
     found = [(model.name, model.parameters, model.bytes_per_weight) for model in models]
     known = tuple((name, count, width) for name, count, width in found if count is not None)
     return known if len(known) == len(found) else None
 
 
 def in_cache(model: str) -> bool:
-    """Whether the hub's cache on this machine holds weights of a model; small files alone are soon there."""
+    """Whether the hub's cache on this machine holds weights of a model, not only its small files."""
     home = Path(os.environ.get("HF_HOME", "~/.cache/huggingface")).expanduser()
     cache = Path(os.environ.get("HF_HUB_CACHE", str(home / "hub"))).expanduser()
     repo, _ = split_revision(model)

@@ -1,4 +1,4 @@
-"""The recommended recipe for any family: what learned most for its cost on the embedded models, on a run's own model.
+"""The recommended recipe for any family: the one that learned most for its cost on the embedded models.
 
 It is written once, in the configuration `SHAPE`: DiffusionNFT with several updates a rollout, on the noisier levels, at
 a rate that falls to nothing. What follows from a run's own numbers is worked out here: how many updates divide its
@@ -19,20 +19,20 @@ from flowrl.recipes.counting import Passes
 SHAPE = "qwen_image_recommended"
 """The configuration that states the method's settings."""
 OF_THE_MODEL = ("base", "pipeline", "updates_per_rollout")
-"""What it says beside them."""
+"""Other keys of that configuration."""
 UPDATES = 6
-"""Updates of a rollout, at most; what was measured on the embedded model."""
+"""Largest number of updates per rollout, as measured on the embedded model."""
 KEPT = ("guidance_scale", "grid", "shift")
-"""Settings of a sampler that are a model's."""
+"""Settings of the sampler that belong to the model."""
 STEPS = 20
 """Steps of a rollout, at most: what the recommended configurations that ship take of their solver of second order."""
 DEFAULTS = read_mapping(Path(__file__).with_suffix(".yaml"))
-"""Settings of other methods, at what they are without one."""
+"""Settings of other methods, with their values if no such method is used."""
 
 
 def recommended(config: TrainConfig, passes: Passes) -> TrainConfig:
-    """A run by the recommended recipe, with a configuration's model, prompts, rewards, batches and at most its length;
-    `passes` are the network rows of a sample at a guidance scale. Raises ConfigError: they do not go together."""
+    """A run by the recommended recipe with a configuration's model, prompts, rewards and batches, at most as long;
+    `passes` are the network rows of a sample at a guidance scale. Raises ConfigError: they contradict."""
     given = yaml.safe_load(to_yaml(config))
     shape = {key: value for key, value in read_mapping(config_files()[SHAPE]).items() if key not in OF_THE_MODEL}
     steps, guided = min(config.sampler.num_steps, STEPS), passes(config.sampler.guidance_scale) > passes(1.0)

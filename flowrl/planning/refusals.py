@@ -1,4 +1,4 @@
-"""What stands in the way of a run: settings that cannot work, and things still missing on this machine."""
+"""Finds the obstacles of a run: settings that cannot work, and things still missing on this machine."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from flowrl.training.processes.devices import check_device
 
 @dataclass(frozen=True, slots=True)
 class Obstacles:
-    """`refused` are settings to change, `absent` what has to be put in place, `device` this machine's own lack.
+    """`refused` are settings to change, `absent` is what you have to put in place, `device` is what this machine lacks.
 
-    `of_prompts` are those of the first two that are about files of prompts.
+    `of_prompts` are those of the first two that concern prompt files.
     """
 
     refused: list[str] = field(default_factory=list)
@@ -32,7 +32,7 @@ class Obstacles:
 
 
 def obstacles(config: TrainConfig, family: ModelFamily, processes: int) -> Obstacles:
-    """Everything that `flowrl train` would refuse, and what it could only refuse once weights are loaded."""
+    """All that `flowrl train` would refuse, also what it could refuse only after weights are loaded."""
     found = Obstacles()
     for key, value in (("prompts.train", config.prompts.train), ("prompts.eval", config.prompts.eval)):
         if value is not None and not is_here(value):
@@ -61,7 +61,7 @@ def obstacles(config: TrainConfig, family: ModelFamily, processes: int) -> Obsta
 
 
 def _found_late(config: TrainConfig, family: ModelFamily, processes: int) -> Iterator[str]:
-    """Combinations that a run meets when its model and its rewards are there."""
+    """Bad combinations that a run meets only after its model and rewards are loaded."""
     ranks = processes // config.parallel.context  # those that share an image's tokens draw it together
     share = config.num_images // ranks
     for place, reward in enumerate((*config.rewards, *config.eval.rewards)):
@@ -101,7 +101,7 @@ def _strings(value: Any) -> Iterator[str]:
 
 @contextmanager
 def _world(processes: int) -> Iterator[None]:
-    """Inside, checks see this number of processes, as a launcher would tell the first of them."""
+    """A context in which checks see this number of processes, as the first one of a launcher would."""
     told = {"WORLD_SIZE": str(processes), "RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
     before = {name: os.environ.get(name) for name in told}
     os.environ |= told

@@ -1,7 +1,7 @@
-"""Tokens of text that a denoiser reads: padded to a length, or as many as a prompt has.
+"""Counts the text tokens that a denoiser reads: padded to a length, or as many as a prompt has.
 
-Some families drop what a prompt is padded with, so that the configured length is the most there can be. Prompts are
-counted by the model's own tokenizer where its file is here, which takes neither transformers nor weights.
+Some families drop a prompt's padding, so the configured length is only the maximum. The model's own tokenizer counts
+prompts if its file is here; that needs neither transformers nor weights.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ AROUND = 8
 _LETTERS = 4
 """Letters of a token in English prompts, roughly."""
 _USUAL = 32
-"""Tokens of a prompt where there is none to look at: some 25 words."""
+"""Assumed tokens of a prompt if none is available: some 25 words."""
 _COUNTED = 5000  # prompts, of which each is looked at; of more some are
 
 
@@ -30,20 +30,20 @@ class Text:
     """Tokens of a prompt."""
 
     most: int
-    """By which memory is counted."""
+    """Tokens for the memory estimate."""
     usual: int | None = None
-    """Of a usual prompt, by which costs are told too; None where all have as many."""
+    """Tokens of a usual prompt, for a second estimate of cost; None if all prompts have equally many."""
     told: str = ""
-    """Where `usual` is from."""
+    """Source of `usual`."""
 
 
 def text_of(family: ModelFamily, model: str, options: dict[str, Any], prompts: Sequence[str] | None) -> Text:
-    """What is sent of prompts.
+    """Tokens that are sent of prompts.
 
     Args:
         model: folder or hub id.
         options: of the family, as configured.
-        prompts: all that the run embeds; None where they are not here.
+        prompts: all prompts that the run embeds; None if they are not here.
     """
     most = family.text_tokens(model, options)
     if not drops_padding(family, model, most, options):
@@ -64,13 +64,13 @@ def text_of(family: ModelFamily, model: str, options: dict[str, Any], prompts: S
 
 
 def drops_padding(family: ModelFamily, model: str, tokens: int, options: Mapping[str, Any]) -> bool:
-    """Whether the denoiser is sent a prompt's own tokens alone: then a prompt keeps their number beside them."""
+    """Whether the denoiser gets only a prompt's own tokens; the prompt then keeps their number with them."""
     p = unloaded(family, model, tokens, options)
     return p is not None and "length_on_host" in p.family.conditioning(p, tokens)
 
 
 def unloaded(family: ModelFamily, model: str, tokens: int, options: Mapping[str, Any]) -> FamilyPipeline | None:
-    """The pipeline of a checkpoint without its weights; None where nothing is known of it."""
+    """The pipeline of a checkpoint without its weights; None if it is unknown."""
     card = family.card(model) if isinstance(family, Family) else None
     if card is None or card.network is None or not isinstance(family, Family):
         return None

@@ -1,4 +1,4 @@
-"""What makes a run end sooner, by one rule: what costs least to give up goes first.
+"""Makes a run end sooner by one rule: what costs least goes first.
 
 | what goes | down to | what that gives up |
 |---|---|---|
@@ -8,8 +8,8 @@
 | iterations | 36, those of the embedded run | less is learned |
 | images of a prompt | 6, those of the embedded run | each image is compared with fewer |
 
-Steps and size stay. A length is held against the slow end of the pace, with a tenth in reserve for rewards, text
-encoders and files, which no plan counts. The rate's schedule then ends with the run; where even that is too slow,
+Steps and size stay. A length must fit at the slow end of the pace, with a tenth in reserve for rewards, text encoders
+and files, which no plan counts. The learning rate's schedule then ends with the run. If even that is too slow,
 `budget.seconds` ends it.
 """
 
@@ -25,12 +25,12 @@ from flowrl.planning.hours import Hours, Speed, Work, changed, speed_of, work_of
 from flowrl.planning.verdict import changes_for
 
 SPANS = {"an evening": 10.0, "a weekend": 60.0, "a week": 168.0}
-"""What somebody waits for, in hours."""
+"""Usual waiting times, in hours."""
 LEAST_PROMPTS, LEAST_ITERATIONS, LEAST_GROUP = 8, 36, 6
 RESERVE = 0.1
-"""Share of the time for what is not counted."""
+"""Share of the time in reserve for uncounted work."""
 EVALUATED = 0.25
-"""Share of the time that evaluations take at most where the run is shortened."""
+"""Largest share of the time for evaluations in a shortened run."""
 GIVES_UP = (
     f"First evaluations go, then prompts of an iteration, down to {LEAST_PROMPTS} (updates get noisier), then "
     f"iterations, to {LEAST_ITERATIONS} (less is learned), then the group, to {LEAST_GROUP} (comparisons get coarser). "
@@ -48,16 +48,16 @@ Batch = tuple[int, int]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Length:
-    """A run's length, and how long that takes."""
+    """A run's length, and the time that it takes."""
 
     batch: Batch
     """Prompts of an iteration, and images of each."""
     iterations: int
     """Of the run."""
     evaluations: int
-    """Before, on the way and after."""
+    """Number of evaluations before, during and after the run."""
     share: float
-    """Of an evaluation's prompts that is kept."""
+    """Share of an evaluation's prompts that is kept."""
     hours: Hours
     """Of the run."""
 
@@ -66,12 +66,12 @@ class Length:
 
 
 def length_within(work: Work, speed: Speed, *, batch: Sequence[Batch], within: float) -> Length | None:
-    """The longest run that ends within so many hours, by the rule of this file; None where none does.
+    """The longest run that ends within so many hours, by the rule of this file; None if none does.
 
     Args:
         work: of the run as it is.
-        speed: of what computes it.
-        batch: the run's own, then those that it may have instead, in the order in which they are tried.
+        speed: speed of the hardware.
+        batch: the run's own batch, then the alternatives in the order in which they are tried.
         within: hours.
     """
     prompts, group = batch[0]
@@ -120,11 +120,11 @@ def batches_of(config: TrainConfig, ranks: int) -> list[Batch]:
 
 
 def length_settings(config: TrainConfig, found: Length, within: float, evaluated: int | None) -> tuple[str, ...]:
-    """What gives a run this length, as `key=value`: only what differs from what it has.
+    """The settings, as `key=value`, that give a run this length; only those that differ from its own.
 
     Args:
-        within: hours after which it ends whatever the pace.
-        evaluated: held-out prompts that it has; None where that is not known.
+        within: hours after which the run ends, whatever the pace.
+        evaluated: number of its held-out prompts; None if unknown.
     """
     settings = dict[str, int | float]()
     for key, count in zip(
@@ -162,7 +162,7 @@ def settings_in_time(plan: Plan, card: int, hours: float | None) -> tuple[str, .
         card: memory of a card.
         hours: None leaves the length.
 
-    Raises ValueError: it does not fit, nothing ends in time, or the model's dimensions are not known.
+    Raises ValueError: it does not fit, nothing ends in time, or the model's dimensions are unknown.
     """
     overrides = changes_for(plan, card)
     if hours is None:

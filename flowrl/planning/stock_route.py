@@ -1,6 +1,6 @@
-"""The plan of a stock pipeline that no family is written for: what its own call does without weights, counted.
+"""Facts about a stock pipeline without a family in flowrl, counted while its own call runs without weights.
 
-What stock's code cannot say without weights stays unknown, with the reason, and nothing is taken for it.
+What the stock code cannot tell without weights stays unknown, with the reason; nothing is assumed.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ from flowrl.planning.traces import Fused, Trace
 _FAULTS = (
     ValueError, TypeError, AttributeError, KeyError, IndexError, RuntimeError, AssertionError, OSError, ImportError,
 )  # fmt: skip
-"""What stock code raises where it is called in a way that it does not know."""
+"""Errors of stock code that is called in a way that it does not know."""
 _USUAL = 30
-"""Words of a prompt where there is none to look at."""
+"""Assumed words of a prompt if none is available."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StockRoute:
-    """A stock pipeline that a plan can look at."""
+    """A stock pipeline as a plan sees it."""
 
     recorder: Recorder
     """The pipeline without weights."""
     longest: str
-    """A prompt of as many tokens as are read."""
+    """A prompt with the maximum number of tokens."""
     recorded: Recorded
     """One evaluation of it at the size that is trained."""
     targets: tuple[str, ...]
@@ -56,7 +56,7 @@ class StockRoute:
 
     @property
     def size(self) -> Size:
-        """What is drawn."""
+        """The size of samples."""
         return self.recorded.size
 
     @property
@@ -89,7 +89,7 @@ class StockRoute:
         return DrawnSample(call=found.call, latent=latent, prompt=prompt, decoding=decoding)
 
     def text(self, prompts: Sequence[str] | None) -> tuple[Text, dict[str, Any] | None]:
-        """Tokens that are read of a prompt, and the call of a usual prompt where they depend on it."""
+        """Tokens that the model reads of a prompt, and the call of a usual prompt if they depend on it."""
         most = self.recorded.text or 0
         with _quiet():
             short = self.recorder.recorded(WORD.strip())
@@ -105,7 +105,7 @@ class StockRoute:
 def stock_route(
     family: ModelFamily, model: str, options: Mapping[str, Any], vae_dtype: str = "float32"
 ) -> StockRoute | str | None:
-    """A stock pipeline; why nothing is known of it; None where a family is written for the model.
+    """A stock pipeline, or why it is unknown; None if the model has a family in flowrl.
 
     Args:
         model: folder or hub id.
@@ -138,7 +138,7 @@ def stock_route(
 
 
 def stock_decoding(found: Recorded, *, dtype: str, videos: bool) -> tuple[float, tuple[int, int]]:
-    """FLOPs of decoding one image or clip, and bytes that it makes at most, whole and in tiles.
+    """FLOPs and peak bytes of decoding one image or clip, whole and in tiles.
 
     Args:
         dtype: `pipeline.vae_dtype`.
@@ -169,7 +169,7 @@ def _shapes(call: Mapping[str, Any]) -> dict[str, Any]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Inside, stock code does not say that a prompt was cut, which is meant here."""
+    """A context in which stock code does not warn that a prompt was cut, which is intended here."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

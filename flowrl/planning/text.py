@@ -23,16 +23,16 @@ from flowrl.session.batch_sizes import sizes_line
 from flowrl.training.parts import attention_text
 
 BRIEF = 40
-"""Lines of a plan that does not tell all."""
+"""Lines of a brief plan."""
 BRIEFLY = ("recipe", "iterations", "model", "", "sampler")
-"""What such a plan tells of the run."""
+"""Facts about the run in a brief plan."""
 _TOLD = (24, 40, 80)
-"""Cards, in GB, that a plan tells of unless it is asked for one."""
+"""Cards, in GB, that a plan covers unless you name one."""
 _NODE = 8  # cards of a machine, at most as a rule
 
 
 def as_text(plan: Plan, found: Obstacles, outlook: Outlook) -> str:
-    """Every section, with what has to be done first at the end."""
+    """All sections; the last one names what you have to do first."""
     sections = [
         ("What it does", pairs(run_rows(plan))),
         ("Batches", _batches(plan)),
@@ -46,7 +46,7 @@ def as_text(plan: Plan, found: Obstacles, outlook: Outlook) -> str:
 
 
 def brief_text(plan: Plan, found: Obstacles, outlook: Outlook) -> str:
-    """The verdict, what would make the run shorter, what has to be done first, and what it does: `BRIEF` lines."""
+    """In `BRIEF` lines: the verdict, what would shorten the run, what you have to do first, and what the run does."""
     rows = [row for row in run_rows(plan) if row[0] in BRIEFLY]
     does = [*pairs(rows), *_batches(plan)[:1]]
     sections = [("Before it starts", first_rows(plan, found)), ("What it does", does)]
@@ -111,7 +111,7 @@ def run_rows(plan: Plan) -> list[Row]:
 
 
 def _stand_ins(plan: Plan) -> list[Row]:
-    """What to know of the model, and what is counted for what is not known of it."""
+    """Notes on the model, and on what stands for its unknown parts."""
     if (note := precision_note(plan.model, plan.config.pipeline.dtype)) is not None:
         return [("", note)]
     if plan.counted_as is not None:
@@ -249,7 +249,7 @@ def _hours(plan: Plan, cost: Cost) -> list[str]:
 
 
 def memory_lines(plan: Plan, card: int | None = None) -> list[str]:
-    """What a process takes, and what to change for a card of so many GB; of usual ones where None is named."""
+    """Memory of a process, and what to change for a card of so many GB, or for the usual cards if it is None."""
     memory, facts = plan.memory, plan.facts
     if memory is None or facts is None:
         return note(f"not known: {plan.unknown}")
@@ -323,7 +323,7 @@ def _words(found: Fit, plan: Plan) -> str:
 
 
 def first_rows(plan: Plan, found: Obstacles) -> list[str]:
-    """Licence, what has to be put in place, and what this machine lacks."""
+    """Licence, what you have to put in place, and what this machine lacks."""
     rows: list[Row] = []
     if not on_hub(plan):
         rows.append(("licence", "none known for a folder: see where it came from"))

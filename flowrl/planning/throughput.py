@@ -1,4 +1,4 @@
-"""The pace that hours are reckoned by: what is said, a bench, or a range for each of some GPUs.
+"""The pace from which hours are computed: a given one, a bench, or a range for each of some GPUs.
 
 Nothing heavy is imported here.
 """
@@ -21,31 +21,31 @@ PEAKS = {"4090": 165.2, "A100": 312.0, "L40S": 362.1, "H100": 989.4, "H200": 989
 """GPU -> TFLOP/s of bfloat16 products with float32 sums and no sparsity, by the makers' data sheets (SXM where there is
 one)."""
 SHARES = (0.213, 0.462)
-"""Shares of the peak that training of large transformers was published to reach: GPT-3's and PaLM's (arXiv 2204.02311,
-table 3); Llama 3's, 0.38 to 0.43, lies between them (arXiv 2407.21783, table 4)."""
+"""Published shares of the peak in training of large transformers: GPT-3's and PaLM's (arXiv 2204.02311, table 3); Llama
+3's, 0.38 to 0.43, lies between them (arXiv 2407.21783, table 4)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pace:
-    """TFLOP/s by which hours are reckoned."""
+    """TFLOP/s from which hours are computed."""
 
     range: tuple[float, float] | None
-    """Least and most that is to be expected; None where nothing is known, and hours are told for some GPUs."""
+    """Lowest and highest expected value; None if unknown: the plan then gives hours for some GPUs."""
     told: str
-    """Where that is from, a sentence."""
+    """Its source, as a sentence."""
     measured: bool = False
     """Whether it was measured on this machine."""
 
 
 def pace(config: TrainConfig, given: float | None, bench: str | None = None) -> Pace:
-    """What was given, else what a bench measured, else what the newest bench here measured, else nothing.
+    """The given pace, or that of the given bench, or that of the newest bench here, or none.
 
     Args:
         config: of the run that is planned.
-        given: by `tflops`; None where it was not.
-        bench: a bench's file or folder, by `bench`; its machine may be another one.
+        given: the argument `tflops`; None if not given.
+        bench: the argument `bench`: a bench's file or folder, perhaps from another machine.
 
-    Raises ValueError: the bench cannot be read, measured no pace, or is one of another model.
+    Raises ValueError: the bench cannot be read, measured no pace, or is of another model.
     """
     if given is not None:
         return Pace(range=(given, given), told=f"The pace of {given:g} TFLOP/s is what `tflops` says.")
@@ -94,8 +94,8 @@ def measured_tflops(
 ) -> tuple[tuple[float, float, float], Path] | None:
     """TFLOP/s on the clock of the newest bench of the same model on this machine, and the bench: least, median, most.
 
-    Its dtype, `pipeline.compile` and `threads` have to be those of the run too. A bench of fewer blocks (`--layers`)
-    has the pace of no model, so it is not taken.
+    Its dtype, `pipeline.compile` and `threads` must equal those of the run. A bench with fewer blocks (`--layers`) is
+    not used, because its pace belongs to no model.
 
     Args:
         config: of the run that is planned.

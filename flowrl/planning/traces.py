@@ -1,7 +1,7 @@
-"""What is counted while a network runs on the meta device: FLOPs, bytes at once, and what autograd saves.
+"""Counts FLOPs, peak bytes, and what autograd saves while a network runs on the meta device.
 
-Attention is replaced by one that keeps what a fused kernel keeps, and casts are those of autocast on CUDA. Everything
-else runs as it is, without numbers.
+Attention is replaced by one that keeps the same tensors as a fused kernel, and casts are those of autocast on CUDA.
+Everything else runs unchanged, without numbers.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ class _Made(NamedTuple):
 
 
 _MADE: dict[tuple[Any, ...], _Made] = {}
-"""What operations on the meta device made of arguments of these shapes: torch works it out in Python, each time.
+"""Results of operations on the meta device by their arguments' shapes, because torch derives them in Python each time.
 
 A network asks for the same again in every block, and in both passes.
 """
 
 
 class _Else(Exception):
-    """An argument that says nothing of itself, or a tensor with numbers."""
+    """An unknown argument, or a tensor with numbers."""
 
 
 def _asked(func: Any, args: Any, kwargs: Any) -> tuple[Any, ...] | None:
-    """All that what an operation makes depends on; None where that is not known, or where it writes."""
+    """All that the result of an operation depends on; None if that is unknown, or if the operation writes in place."""
     if writes(func):
         return None
     try:
@@ -90,11 +90,11 @@ def _again(known: tuple[tuple[int, ...], tuple[int, ...], torch.dtype]) -> Tenso
 
 
 class Trace(TorchDispatchMode):
-    """Adds up the FLOPs of what runs inside, by torch's own formulas, and follows the bytes of what it makes.
+    """Adds up the FLOPs of all operations inside, by torch's own formulas, and follows the bytes of their results.
 
-    What has no formula counts no FLOPs. `FlopCounterMode` gives the same sums, but takes every other operation apart to
-    look for products in it. Bytes are those of storages that were made inside and still live, so that views, and
-    tensors that were there before, take none.
+    Operations without a formula count no FLOPs. `FlopCounterMode` gives the same sums, but decomposes every other
+    operation to look for products in it. Bytes are those of storages that were made inside and still live; views, and
+    tensors from before, count as none.
 
     Attributes:
         total: FLOPs.
@@ -124,7 +124,7 @@ class Trace(TorchDispatchMode):
         return output
 
     def _repeat(self, known: _Made) -> Any:
-        """What an operation makes that was met before, counted as then."""
+        """The result of an operation that was met before, counted in the same way."""
         self.total += known.flops
         again = tuple(map(_again, known.tensors))
         for made in again:
@@ -132,7 +132,7 @@ class Trace(TorchDispatchMode):
         return again[0] if known.alone else again
 
     def _follow(self, tensor: Tensor, args: Any) -> bool:
-        """Follows a tensor; whether it is new, no view and nothing that was met before."""
+        """Follows a tensor; returns whether it is new, not a view and not met before."""
         key = storage_key(tensor)
         if key in self._living:
             return False
@@ -199,13 +199,13 @@ class Fused(TorchFunctionMode):
 
 
 class _Storages:
-    """Storages that were met and still live: one that is freed may come back as another."""
+    """Storages that were met and still live, because a freed one may come back as another."""
 
     def __init__(self) -> None:
         self._met: dict[int, weakref.ref[Any]] = {}
 
     def add(self, tensor: Tensor) -> int:
-        """Bytes of a tensor's storage where it is new, else 0."""
+        """Bytes of a tensor's storage if it is new, otherwise 0."""
         storage = tensor.untyped_storage()
         key = storage_key(tensor)
         if key in self._met:
@@ -222,7 +222,7 @@ class Saved:
 
     Attributes:
         total: bytes that it saves.
-        outside: bytes that checkpointing keeps outside of blocks.
+        outside: bytes that checkpointing keeps outside blocks.
         largest: bytes that are saved within a block, the most of one.
         blocks: that were called.
     """
@@ -247,7 +247,7 @@ class Saved:
         return tensor
 
     def block(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Calls a block as `torch.utils.checkpoint` would; its inputs are what stays."""
+        """Calls a block like `torch.utils.checkpoint`; only its inputs stay."""
         if self._within is not None:  # a block inside a block is recomputed with it
             return function(*arguments)
         self.blocks += 1

@@ -1,4 +1,4 @@
-"""Whether a run fits a card, and with which settings."""
+"""Decides whether a run fits a card, and with which settings."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ def card_of(name: str) -> int | None:
 
 
 def verdict(plan: Plan, card: int | None, *, gains: bool = True) -> list[str]:
-    """Whether a process fits a card of so many GB, and what each setting gains that has to be changed for it.
+    """Whether a process fits a card of so many GB, and what each necessary change of a setting saves.
 
     Args:
-        card: None takes the smallest usual one that holds the run as it is, else the largest.
-        gains: tell what each setting gains.
+        card: None takes the smallest usual card that holds the run unchanged, or else the largest.
+        gains: say what each setting saves.
     """
     if plan.memory is None or plan.facts is None:
         return note(f"whether it fits a card is not known: {plan.unknown}")
@@ -47,15 +47,15 @@ def verdict(plan: Plan, card: int | None, *, gains: bool = True) -> list[str]:
 
 
 def card_for(plan: Plan, card: int | None) -> int:
-    """GB of a card: as it is given, else of the smallest usual one that holds the run as it is, else of the largest."""
+    """GB of a card: the given one, or the smallest usual one that holds the run unchanged, or else the largest."""
     if card is not None:
         return card
     return next((gb for gb in CARDS if plan.memory is not None and plan.memory.peak <= card_gib(gb) * GIB), max(CARDS))
 
 
 def changes_for(plan: Plan, card: int) -> tuple[str, ...]:
-    """The least settings, as `key=value`, with which a process fits a card of so many GB; none where it does. Raises
-    ValueError: no setting makes it fit, or nothing is known of the model."""
+    """The least settings, as `key=value`, with which a process fits a card of so many GB; none if it fits already.
+    Raises ValueError: no setting makes it fit, or the model is unknown."""
     if plan.facts is None:
         raise ValueError(f"whether {plan.name} fits {card} GB is not known: {plan.unknown}; leave `card` out")
     found = fit(plan.facts, plan.settings, plan.choices, card)
@@ -65,7 +65,7 @@ def changes_for(plan: Plan, card: int) -> tuple[str, ...]:
 
 
 def in_the_way(found: Fit) -> str:
-    """Why a run does not fit: what it takes at its smallest, and what is largest of that."""
+    """Why a run does not fit: its smallest memory, and the largest part of that."""
     held = sorted(found.memory.held.items(), key=lambda entry: -entry[1])[:2]
     largest = " and ".join(f"{name} ({in_bytes(size)})" for name, size in held)
     lacking = in_bytes(found.memory.peak - card_gib(found.card) * GIB)

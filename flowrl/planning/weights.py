@@ -1,4 +1,4 @@
-"""What a denoiser's parameters are, by the places that quantising and sharding ask for."""
+"""Counts a denoiser's parameters by place, for quantising and sharding."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class DenoiserWeights:
         )
 
     def beyond(self, less: DenoiserWeights, times: int) -> DenoiserWeights:
-        """So many times what this has more than `less`."""
+        """So many times the difference of this to `less`."""
         more = {shape: times * (count - less.matrices.get(shape, 0)) for shape, count in self.matrices.items()}
         return DenoiserWeights(
             parameters=times * (self.parameters - less.parameters),

@@ -1,4 +1,4 @@
-"""The text of a configuration that flowrl writes: what one changes first, each line with what the key means."""
+"""Writes the text of a configuration: the keys that you change first, each with its meaning."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from flowrl.config.train import TrainConfig, load_config, to_yaml
 SHOWN = ("seed", "num_iterations", "prompts_per_step", "group_size", "pipeline.model", "policy.lora_rank",
          "sampler.num_steps", "sampler.guidance_scale", "optim.lr", "prompts.train", "prompts.eval", "rewards",
          "eval_every", "checkpoint_every")  # fmt: skip
-"""What is written even where it is as the base has it: what one changes first."""
+"""Keys that you change first; they are written even if the base has the same value."""
 COLUMN = 40
 WIDTH = 120
 
 
 def text_of(config: TrainConfig, base: str | None, head: Sequence[str], sized: Collection[str] = ()) -> str:
-    """YAML of what a configuration says beyond its base, and of `SHOWN`, with what each key means beside or above it.
+    """YAML of a configuration's differences to its base, and of `SHOWN`, with each key's meaning beside or above it.
 
     Args:
         base: the configuration that it builds on, a file or the name of one that ships; None writes all settings.
-        head: paragraphs that come first, as comments.
+        head: first paragraphs, as comments.
         sized: keys that were set for the card or the time.
     """
     own = yaml.safe_load(to_yaml(config))
@@ -66,12 +66,12 @@ def settings_on(base: str, keys: dict[str, Any]) -> dict[str, Any]:
 
 
 def placed(file: str) -> str:
-    """A file as it is found from any folder; assets and data sets stay as they are named."""
+    """A file by a path that works from any folder; assets and data sets keep their names."""
     return file if file.startswith(("asset:", "dataset:")) else str(Path(file).expanduser().resolve())
 
 
 def set_at(data: dict[str, Any], dotted: str, value: Any) -> None:
-    """Sets a dotted key, in place; sections that are not there are made."""
+    """Sets a dotted key, in place; makes missing sections."""
     *sections, last = dotted.split(".")
     for section in sections:
         data = data.setdefault(section, {})
@@ -79,7 +79,7 @@ def set_at(data: dict[str, Any], dotted: str, value: Any) -> None:
 
 
 def _differing(one: Any, other: Any, prefix: str = "") -> Iterator[str]:
-    """Dotted keys in which two configurations differ, section by section; options and lists differ as a whole."""
+    """Dotted keys in which two configurations differ, section by section; options and lists are compared as a whole."""
     for field in dataclasses.fields(one):
         mine, theirs = getattr(one, field.name), getattr(other, field.name)
         if dataclasses.is_dataclass(mine):
@@ -89,7 +89,7 @@ def _differing(one: Any, other: Any, prefix: str = "") -> Iterator[str]:
 
 
 def _named(base: str) -> str:
-    """A shipped configuration by its name, so that another machine finds it; a file by its whole path."""
+    """A shipped configuration by its name, so that another machine finds it; a file by its full path."""
     name = Path(base).stem
     return name if config_files().get(name) in (Path(base), find_config(base)) else os.path.abspath(base)
 
@@ -125,7 +125,7 @@ def _lines(data: dict[str, Any], sized: set[str]) -> list[str]:
 
 
 def _line(name: str, value: Any, key: str, docs: dict[str, str], sized: set[str]) -> list[str]:
-    """A key and its value; what it means stands beside it, or above where there is no room."""
+    """A key and its value, with its meaning beside it, or above if there is no room."""
     text, indent = f"{name}: {_flow(value)}", name[: len(name) - len(name.lstrip())]
     said, mark = docs.get(key, "").replace("`", "").partition(";")[0], " [fitted]" if key in sized else ""
     if not said:

@@ -1,1 +1,1 @@
-"""The phases of an iteration timed on this machine, beside what the machine could reach."""
+"""Times the phases of an iteration on this machine, and compares them with the machine's limits."""

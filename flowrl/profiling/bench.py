@@ -42,17 +42,17 @@ def bench(
     page: Callable[[Bench], object] | None = None,
     **settings: Any,
 ) -> Bench:
-    """Times the phases of a training iteration on this machine, beside what the machine could reach.
+    """Times the phases of a training iteration on this machine, and compares them with the machine's limits.
 
-    A published checkpoint that is not in the hub's cache gets random weights of its real dimensions. Ctrl-C keeps what
-    was measured until then (`finished` is False).
+    A published checkpoint that is not in the hub's cache gets random weights with its real dimensions. Ctrl-C keeps the
+    measurements so far (`finished` is False).
 
     Args:
         config: a YAML file, the name of one that ships, or a mapping of settings; None takes the embedded model.
         random_weights: take random weights even if the checkpoint is here.
-        layers: random weights of at most so many blocks of each kind.
+        layers: random weights with at most so many blocks of each kind.
         repeats: repeats of a phase.
-        minutes: after so many minutes no further phase begins; those left out are named.
+        minutes: after so many minutes no further phase begins; the result names those left out.
         phases: sections to time, separated by commas; None takes all.
         out: folder of `bench.json`; None takes a free one in `runs`.
         show: print a line for each phase.
@@ -104,7 +104,7 @@ def bench(
 
 @contextmanager
 def bench_folder(wanted: str | Path | None, name: str) -> Iterator[Path]:
-    """The folder of a bench, with nobody else at work in it; it goes again where nothing was written. Raises
+    """A context with the folder of a bench, locked for this process; removes a new one if nothing was written. Raises
     ValueError: it is taken."""
     chosen = None if wanted is None else Path(wanted).expanduser()
     if chosen is not None and is_taken(chosen):
@@ -121,7 +121,7 @@ def bench_folder(wanted: str | Path | None, name: str) -> Iterator[Path]:
 
 
 def _measure(bench: Bench, subject: BenchSubject, watch: Stopwatch, sections: list[str], minutes: str) -> Bench:
-    """Measures section by section, and writes what there is after each."""
+    """Measures section by section, and writes the results after each."""
     from flowrl.profiling.text import progress_line
 
     folder = bench.folder

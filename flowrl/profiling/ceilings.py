@@ -1,4 +1,4 @@
-"""What this machine reaches at most: matrix products, copies, and attention alone at the model's shapes."""
+"""Measures the machine's limits: matrix products, copies, and attention alone at the model's shapes."""
 
 from __future__ import annotations
 

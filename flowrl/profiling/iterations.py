@@ -1,4 +1,4 @@
-"""Whole iterations by the recipe itself, in a folder for the moment: the code that `flowrl train` runs."""
+"""Times whole iterations of the recipe itself in a temporary folder: the same code as in `flowrl train`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class _Watched(Run):
     """A run that keeps its rows, and the CPU seconds at each."""
 
     def log(self, row: Mapping[str, Any]) -> None:
-        """Keeps a row and when it came, and writes it."""
+        """Keeps a row with its time, and writes it."""
         self.rows = [*self.__dict__.get("rows", []), dict(row) | {"cpu": time.process_time()}]
         super().log(row)
 
@@ -90,7 +90,7 @@ def with_prompts(subject: BenchSubject, numbers: Iterable[int]) -> Iterator[Trai
 
 
 def fitting(subject: BenchSubject, seconds: float, pace: float | None) -> tuple[TrainConfig | None, str]:
-    """The configuration with as many prompts an iteration as the time is enough for; None and why where it is not."""
+    """The configuration with as many prompts per iteration as time allows; None and the reason if time allows none."""
     wanted = subject.config.prompts_per_step
     for config in with_prompts(subject, [count for count in range(wanted, 0, -1) if wanted % count == 0]):
         if foreseen(subject, config, pace) * ITERATIONS <= seconds:
@@ -101,7 +101,7 @@ def fitting(subject: BenchSubject, seconds: float, pace: float | None) -> tuple[
 
 
 def foreseen(subject: BenchSubject, config: TrainConfig, pace: float | None) -> float:
-    """Seconds that an iteration's evaluations and decoding take at a pace; 0 where that is not known."""
+    """Seconds of an iteration's network evaluations and decoding at a pace; 0 if unknown."""
     if pace is None:
         return 0.0
     counts = of_iteration(config, 1, subject.pipeline.passes, config.resolve_batch(1))  # as `flowrl plan` counts

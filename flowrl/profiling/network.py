@@ -119,7 +119,7 @@ def attention(subject: BenchSubject, watch: Stopwatch) -> Iterator[Phase]:
 
 
 def check_answer(answer: Tensor) -> None:
-    """Refuses a network whose answers are not finite, or far from order 1: its speed would be that of nothing real.
+    """Refuses a network with results that are not finite, or far from order 1, because its speed would mean nothing.
     Raises ValueError: with the standard deviation."""
     std = float(answer.double().std())
     if not _SMALLEST < std < _LARGEST:  # NaN too
@@ -131,7 +131,7 @@ def check_answer(answer: Tensor) -> None:
 
 @contextmanager
 def switch_checkpointing(subject: BenchSubject, wanted: bool) -> Iterator[bool]:
-    """Inside, blocks are recomputed on the way back, or not; yields whether the network can be switched so."""
+    """A context with or without recomputation of blocks in the backward pass; yields whether the network can switch."""
     parts = [part for part in subject.denoisers if can_checkpoint(part)]
     before = [part.is_gradient_checkpointing for part in parts]
 
@@ -163,7 +163,7 @@ def with_backward(subject: BenchSubject, call: Callable[[], Tensor]) -> Callable
 
 
 def forward_facts(subject: BenchSubject, rows: int) -> dict[str, Any]:
-    """What a forward pass asks for: each weight is read once, latents are read and written."""
+    """Bytes of a forward pass: each weight is read once, latents are read and written."""
     latents = 2.0 * rows * math.prod(subject.pipeline.latent_shape) * 4
     return {
         "rows": rows,
@@ -174,7 +174,7 @@ def forward_facts(subject: BenchSubject, rows: int) -> dict[str, Any]:
 
 
 def both_ways(subject: BenchSubject, rows: int, checkpointing: bool) -> dict[str, Any]:
-    """What forward and backward ask for: weights are read twice, what is saved is written and read."""
+    """Bytes of forward and backward: weights are read twice, saved tensors are written and read."""
     there, facts = subject.network, forward_facts(subject, rows)
     saved = 0 if there is None else rows * (there.saved_checkpointed if checkpointing else there.saved)
     return facts | {
@@ -185,9 +185,9 @@ def both_ways(subject: BenchSubject, rows: int, checkpointing: bool) -> dict[str
 
 
 def measure_compiled(subject: BenchSubject, watch: Stopwatch, *, backend: str = "inductor") -> Iterator[Phase]:
-    """Forward and backward under `pipeline.compile: blocks`: the last section, since what is compiled stays so.
+    """Forward and backward under `pipeline.compile: blocks`; the last section, since compiled blocks stay compiled.
 
-    Where an evaluation without gradient and one with it differ, no ratio would start at 1: that is said instead.
+    If evaluations with and without gradient differ, no ratio would start at 1; the phase then says so.
     """
     if subject.config.pipeline.compile != "none":
         yield Phase(section="compile", name="blocks", note="as configured: all that was measured is compiled")

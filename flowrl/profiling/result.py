@@ -1,4 +1,4 @@
-"""A bench as data: what `bench.json` holds, and what follows from it. Nothing heavy is imported here."""
+"""A bench as data: the contents of `bench.json`, and numbers from them. Nothing heavy is imported here."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ REPEATS, MINUTES = 5, 10.0
 """Repeats of a phase, and minutes of a bench, unless told otherwise."""
 FORMAT = 1
 SECTIONS = ("ceilings", "text", "network", "guidance", "attention", "parts", "rewards", "iteration", "compile")
-"""What is measured, in this order."""
+"""Sections of a bench, in order."""
 WRONG = "WRONG"
-"""How a note begins that says that no speed here is worth anything."""
+"""Start of a note that no speed of the bench means anything."""
 WHOLE = "whole"
 """The phase of a whole iteration, on the clock as its stages."""
 USED = "whole, in CPU seconds"
@@ -43,7 +43,7 @@ class TimeSpread:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Phase:
-    """One thing that was measured, or why it was not."""
+    """One measurement, or why there is none."""
 
     section: str
     """One of `SECTIONS`."""
@@ -55,31 +55,30 @@ class Phase:
     wall: TimeSpread | None = None
     """Seconds on the clock of one repeat."""
     repeats: int = 0
-    """That the medians are of."""
+    """Number of repeats behind the medians."""
     rows: int = 0
     """Rows that the network evaluates in one repeat."""
     items: int = 0
-    """Images or prompts of one repeat; 0 where it has none."""
+    """Images or prompts of one repeat; 0 if it has none."""
     flops: float = 0.0
-    """Of the model, LoRA included, what is recomputed not; 1 multiply-add is 2."""
+    """FLOPs of the model with its LoRA, without recomputation; 1 multiply-add is 2."""
     recomputed: float = 0.0
     """FLOPs that gradient checkpointing adds."""
     least_bytes: float = 0.0
-    """That have to be moved at least: each weight once, latents, what is saved for the backward pass written and
-    read."""
+    """Smallest number of bytes to move: each weight once, latents, and saved tensors written and read."""
     ceiling: str = ""
-    """Name of the ceiling that `flops` are held against."""
+    """Name of the ceiling to compare `flops` with."""
     peak_bytes: int | None = None
-    """Most memory at once on a GPU; None on a CPU."""
+    """Peak memory on a GPU; None on a CPU."""
     saved_bytes: int | None = None
-    """What autograd saves for the backward pass; None where it was not counted."""
+    """Bytes that autograd saves for the backward pass; None if not counted."""
     operations: int | None = None
-    """That torch dispatches, views left out; None where they were not counted."""
+    """Operations that torch dispatches, without views; None if not counted."""
     ratio_first_deviation: float | None = None
-    """Largest distance of log-densities of rollout and first update, in nats per latent dimension; None where a recipe
-    has no ratio, and of all phases but whole iterations."""
+    """Largest distance of log-densities of rollout and first update, in nats per latent dimension; None if a recipe has
+    no ratio, and for all phases but whole iterations."""
     note: str = ""
-    """What is particular about it, or why it was not measured."""
+    """A remark, or why it was not measured."""
 
     @property
     def key(self) -> str:
@@ -100,11 +99,11 @@ class Bench:
     phases: tuple[Phase, ...] = ()
     """The phases in order."""
     notes: tuple[str, ...] = ()
-    """What you have to know to read the numbers."""
+    """What you need to know to read the numbers."""
     finished: bool = False
     """False if something cut the bench off."""
     folder: Path | None = field(default=None, compare=False)
-    """Where it is kept."""
+    """Folder of the bench."""
 
     def phase(self, section: str, name: str) -> Phase | None:
         """A phase by its name."""
@@ -119,7 +118,7 @@ class Bench:
     def rate(self, ceiling: str) -> float | None:
         """FLOPs a second of a ceiling, or bytes a second of "copy"; None where it was not measured.
 
-        Of a low dtype it is that of float32 where this is faster: some CPUs have no instructions for 16 bits.
+        For a low dtype it is that of float32 if this is faster, because some CPUs have no 16-bit instructions.
         """
         named = (ceiling, f"{ceiling}, float32")
         found = [one for one in self.phases if one.section == "ceilings" and one.name in named]
@@ -153,7 +152,7 @@ class Bench:
 
     @property
     def wrong(self) -> bool:
-        """Whether answers were not what they have to be, so that speeds are worth nothing."""
+        """Whether results were wrong, so that speeds mean nothing."""
         return any(phase.note.startswith(WRONG) for phase in self.phases)
 
     @property

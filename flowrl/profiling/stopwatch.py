@@ -1,4 +1,4 @@
-"""Repeats of a call: seconds with their spread, and what can be counted exactly: operations, saved bytes, memory."""
+"""Repeats a call: measures seconds with their spread, and counts operations, saved bytes and memory."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ class Stopwatch:
     """How calls are timed."""
 
     device: torch.device
-    """Where they run."""
+    """Device of the calls."""
     repeats: int
-    """That are timed, fewer once the time is used up, but always one."""
+    """Number of timed calls; fewer if time runs out, but at least one."""
     warm_ups: int
-    """Calls before; one of them is counted instead of timed."""
+    """Number of calls before; one of them is counted instead of timed."""
     deadline: float
-    """Of `time.monotonic()`."""
+    """Deadline on the clock of `time.monotonic()`."""
     weights: frozenset[int] = frozenset()
-    """Storages that are no saved activations."""
+    """Storages that are not saved activations."""
     counts: bool = True
-    """Whether calls are counted at all: what is compiled shows no operations."""
+    """Whether calls are counted; compiled code shows no operations."""
 
     @property
     def left(self) -> float:
@@ -42,7 +42,7 @@ class Stopwatch:
         return self.deadline - time.monotonic()
 
     def phase(self, section: str, name: str, call: Call, *, counted: bool = True, **facts: Any) -> Phase:
-        """Times a call; a phase that says so where memory is not enough for it.
+        """Times a call; returns a phase, which says so if memory is not enough.
 
         Args:
             call: takes one repeat.
@@ -113,7 +113,7 @@ class Stopwatch:
 
 
 class Operations(TorchDispatchMode):
-    """Counts the operations that torch dispatches, those that only look at a tensor differently left out."""
+    """Counts the operations that torch dispatches, without views of tensors."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

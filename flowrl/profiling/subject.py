@@ -1,4 +1,4 @@
-"""What is measured: the pipeline, LoRA, rewards and prompts of a configuration, on random weights if need be."""
+"""The subject of a bench: a configuration's pipeline, LoRA, rewards and prompts, with random weights if necessary."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ STAND_IN_PROMPTS = "asset:prompts/world_train.jsonl"
 STAND_IN_REWARD = "jpeg_compressibility"
 _LORA_STD = 0.01
 CANNOT_LOAD = (ValueError, OSError, ImportError, RuntimeError)
-"""What rewards raise whose weights, packages or servers are not there."""
+"""Errors of rewards with missing weights, packages or servers."""
 
 
 def _brightness(inputs: RewardInputs) -> RewardOutput:
@@ -50,18 +50,18 @@ _BRIGHTNESS = FunctionReward(name="brightness", score=_brightness, needs=frozens
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class BenchSubject:
-    """Everything that phases are measured on."""
+    """All that phases are measured on."""
 
     name: str
-    """Of the configuration."""
+    """Name of the configuration."""
     config: TrainConfig
-    """What is measured, with what is not here replaced."""
+    """The measured configuration, with missing parts replaced."""
     family: str
     """Of the model."""
     device: torch.device
     """Where."""
     pipeline: Pipeline
-    """Loaded, or on random weights."""
+    """Pipeline, loaded or with random weights."""
     policy: Policy
     """Its LoRA."""
     rewards: tuple[tuple[Reward, RewardConfig], ...]
@@ -71,15 +71,15 @@ class BenchSubject:
     prompts: RunPrompts
     """Of a few iterations."""
     network: Network | None
-    """One evaluation, counted; None where nothing is known of the model."""
+    """Counts of one network evaluation; None if the model is unknown."""
     geometry: Geometry
     """Of one process."""
     text_encoders: bool
-    """Whether they are there."""
+    """Whether there are text encoders."""
     layers: int | None
-    """Blocks of each kind that stay at most; None where all do."""
+    """Largest number of blocks of each kind; None keeps all."""
     notes: tuple[str, ...]
-    """What a reader has to know first."""
+    """Notes for the reader."""
 
     @property
     def parameters(self) -> list[Tensor]:
@@ -134,7 +134,7 @@ class BenchSubject:
 
     @contextmanager
     def unchanged_weights(self) -> Iterator[None]:
-        """Inside, the LoRA may be trained; afterwards it is what it was."""
+        """A context in which the LoRA may be trained; it is restored afterwards."""
         kept = [weight.detach().clone() for weight in self.parameters]
         try:
             yield
@@ -145,13 +145,13 @@ class BenchSubject:
 
 
 def prepare(config: TrainConfig, name: str, *, random_weights: bool, layers: int | None) -> BenchSubject:
-    """Checks a configuration as `flowrl train` does, but for prompts and rewards that are not here, and loads it.
+    """Checks a configuration like `flowrl train`, except for missing prompts and rewards, and loads it.
 
     Args:
-        random_weights: whether to leave the checkpoint alone where it is here.
+        random_weights: whether to use random weights even if the checkpoint is here.
         layers: blocks of each kind that stay; None leaves all. Fewer go with random weights.
 
-    Raises ValueError: a setting that cannot work, or a model of which nothing is known.
+    Raises ValueError: a setting that cannot work, or an unknown model.
     """
     notes = list[str]()
     config = _measurable(config, notes)

@@ -1,1 +1,1 @@
-"""What a run asks for: prompt files and datasets, the images they name, pairs, grids, curricula."""
+"""The prompts of a run: prompt files and datasets, the images that they name, pairs, grids, curricula."""

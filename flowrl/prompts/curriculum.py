@@ -1,7 +1,7 @@
-"""Which prompts are worth sampling: groups that disagree, replay of prompts, a Gaussian curriculum, a KL that follows.
+"""Chooses prompts worth sampling: groups with unequal rewards, replay, a Gaussian curriculum; scales the KL by success.
 
-A curriculum is a frozen dataclass of its options, listed in `CURRICULA`. What it remembers between iterations is a
-plain value under its `memory` in the run's memory: it takes the old one and returns the new one.
+A curriculum is a frozen dataclass of its options, listed in `CURRICULA`. Its state between iterations is a plain value
+under `memory` in the run's memory: it takes the old value and returns the new one.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from flowrl.runtime.shapes import Bool, Float, Int
 
 
 def informative_groups(reward_B: Float[Tensor, " B"], group_B: Int[Tensor, " B"]) -> Bool[Tensor, " P"]:
-    """Groups with a learning signal, the others being sampled again (dynamic sampling of DAPO, arXiv 2503.14476).
+    """Groups with a learning signal; the others are sampled again (dynamic sampling of DAPO, arXiv 2503.14476).
 
     Args:
         reward_B: [B] float; NaN takes no part.
@@ -66,7 +66,7 @@ class ReplayEntry:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Replay:
-    """Prompts worth another visit (prompt replay, arXiv 2603.21177). Prompts alone are kept: rollouts are always fresh.
+    """Prompts worth another visit (prompt replay, arXiv 2603.21177). It keeps only prompts; rollouts are always fresh.
 
     What is remembered is a list of `[prompt, pass_rate, last_used, reuses]`, ascending by prompt.
     """
@@ -78,7 +78,7 @@ class Replay:
     cooldown: int = 10
     """Iterations until a prompt may come again."""
     max_reuse: int = 15
-    """A prompt is replayed this often at most."""
+    """Largest number of replays of a prompt."""
 
     memory: ClassVar[str] = "replay"
 
@@ -103,8 +103,8 @@ class Replay:
     def again(self, entries: Sequence[ReplayEntry], batch_size: int, iteration: int) -> tuple[int, ...]:
         """Prompts to sample again, at most `floor(share * batch_size)`.
 
-        Only prompts whose last visit is at least `cooldown` iterations ago and that have replays left. Those with a
-        pass rate nearest to 1/2 come first; of equal ones the longest unused, then the lowest number.
+        These are prompts with replays left whose last visit is at least `cooldown` iterations ago. Pass rates nearest
+        to 1/2 come first; among equal ones the longest unused, then the lowest number.
         """
         ready = [e for e in entries if iteration - e.last_used >= self.cooldown and e.reuses < self.max_reuse]
         ready.sort(key=lambda entry: (abs(entry.pass_rate - 0.5), entry.last_used, entry.prompt))
@@ -115,9 +115,8 @@ class Replay:
     ) -> list[list[Any]]:
         """Takes in the prompts of an iteration, fresh ones and replayed ones.
 
-        A pass rate inside the band enters or renews a prompt, one outside removes it. A prompt that was there already
-        has been used once more. One that has used up its replays stays listed, so that it does not start over. NaN
-        (nothing valid) leaves the prompt's entry as it was.
+        A pass rate inside the band enters or renews a prompt; one outside removes it. An existing entry counts one more
+        use. A prompt without replays left stays listed and does not start over. NaN (nothing valid) changes nothing.
 
         Raises ValueError: lengths differ, a prompt comes twice, or a pass rate is out of range.
         """
@@ -234,7 +233,7 @@ def draw_prompts(weight_P: Float[Tensor, " P"], n: int, *counters: Part) -> tupl
 
 
 def accuracy_scaled_kl(beta: float, accuracy: float) -> float:
-    """KL coefficient that tightens as the batch succeeds, `beta (tanh(accuracy) + 1) / 2` (AKL of FG-ExPO).
+    """KL coefficient that grows as the batch succeeds, `beta (tanh(accuracy) + 1) / 2` (AKL of FG-ExPO).
 
     Between beta / 2 at accuracy 0 and 0.881 beta at 1: it never reaches beta.
 

@@ -1,9 +1,9 @@
 """Prompts from datasets of the `datasets` library: `dataset:ID_OR_FOLDER[:SPLIT]`.
 
-Of a dataset on the hub, or a folder that the library reads: parquet, JSONL or CSV files, images with a metadata file,
-or what `save_to_disk` wrote; folders need no network. The columns are the keys of a JSONL prompt file (see
-`flowrl.prompts.prompt_files`); those of images hold paths, which start at the dataset's folder, or the images. A column
-`image` of images is the source where no other is. All other columns but images, sounds and bytes are metadata.
+A dataset is on the hub, or a folder that the library reads: parquet, JSONL or CSV files, images with a metadata file,
+or the output of `save_to_disk`; folders need no network. The columns are the keys of a JSONL prompt file (see
+`flowrl.prompts.prompt_files`); image columns hold images, or paths from the dataset's folder. A column `image` of
+images is the source if there is no other. All other columns except images, sounds and bytes are metadata.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def read_dataset(text: str, negative: str = "") -> list[Prompt]:
 
     Args:
         text: dataset:ID_OR_FOLDER, and :SPLIT unless it is train; the library's slices (train[:100]) work too.
-        negative: for the rows without a negative prompt of their own.
+        negative: for rows without their own negative prompt.
 
     Raises ValueError: no such dataset or split, no column `prompt`, or a bad row; rows count from 0.
     """
@@ -60,7 +60,7 @@ def read_dataset(text: str, negative: str = "") -> list[Prompt]:
 
 
 def read_edits(text: str, source: str, columns: Collection[str]) -> list[dict[str, Any]]:
-    """The rows of a dataset of edits that names its columns in another way; image columns but one are left out.
+    """Reads a dataset of edits with other column names; leaves out all image columns but one.
 
     Args:
         text: as `read_dataset` takes it.
@@ -120,9 +120,9 @@ def _load(text: str, name: str, split: str | None) -> Any:
 
 
 def _rows(text: str, table: Any, files: dict[str, Path]) -> Iterator[dict[str, Any]]:
-    """The rows as JSON would hold them, with names of files in place of images; adds those to `files`.
+    """The rows as in JSON, with names of files in place of images; adds the files to `files`.
 
-    What is null is left out: the library fills in keys that a row does not have.
+    Null values are left out, because the library adds keys that a row does not have.
     """
     import datasets
 

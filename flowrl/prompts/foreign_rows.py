@@ -1,13 +1,13 @@
-"""Rows of other toolkits' prompt files: what they call the prompt and the images that it is about.
+"""Reads rows of other toolkits' prompt files: their keys for the prompt and its source images.
 
     image, images            Flow-Factory and flow_grpo: a path or a list of paths
     source_image             DanceGRPO, with the prompt under `instruction`
     ctrl_image, ref_image    flow_grpo with two references, in this order
     media, media_refs        UniRL: `[{"modality": "image", "role": "condition", "uri": PATH}]`
 
-A row's own `prompt` and `source` come first; these keys are then metadata like all others, as is a value that says
-nothing of an image; one that holds an image in another form than a path is refused. Paths start at the file's folder,
-or at `images` in it, where Flow-Factory and DanceGRPO look.
+A row's own `prompt` and `source` come first; the other keys are then metadata, and so are values that name no image. A
+value that holds an image in another form than a path is refused. Paths start at the file's folder, or at `images` in
+it, as in Flow-Factory and DanceGRPO.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Any
 
 PROMPTS = ("instruction",)
-"""What a prompt is called elsewhere."""
+"""Keys of the prompt elsewhere."""
 SOURCES = ("image", "images", "source_image", "ctrl_image", "media", "media_refs")
-"""What source images are called elsewhere."""
+"""Keys of source images elsewhere."""
 LISTS = ("images",)
-"""Those that hold several, in a CSV cell too."""
+"""Keys with several images, also in a CSV cell."""
 FOLDER = "images"
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff")
 _HOLDERS = ("bytes", "path", "url", "uri", "base64", "image", "image_url")  # of an image in an object
@@ -36,7 +36,7 @@ _SECOND = {"ctrl_image": "ref_image"}  # the second image of a pair, under a key
 
 
 def foreign_sources(row: Mapping[str, Any], where: str, find: Callable[[str], Path]) -> tuple[str, list[str]]:
-    """The key of a row that names its source images, and their paths as written; no key where there is none.
+    """The key of a row that names its source images, and their paths as written; no key if there is none.
 
     Args:
         row: the record; None stands for a key that is not there.
@@ -65,7 +65,7 @@ def foreign_sources(row: Mapping[str, Any], where: str, find: Callable[[str], Pa
 
 
 def beside_or_in_images(find: Callable[[str], Path]) -> Callable[[str], Path]:
-    """Looks in the folder `images` for what is not beside the file."""
+    """Looks in the folder `images` for files that are not beside the prompt file."""
 
     def found(name: str) -> Path:
         path = find(name)  # of any text, of which Path.is_file refuses some
@@ -97,7 +97,7 @@ def _entries(value: Any) -> list[Any]:
 
 
 def _is_image(value: Any) -> bool:
-    """Whether a value says anything of an image: an address, an image's own bytes, an object with one of these."""
+    """Whether a value refers to an image: an address, an image's bytes, or an object with one of these."""
     return any(
         entry.get("role") in (None, "condition")
         and any(_is_image(entry.get(key)) or entry.get(key) for key in _HOLDERS)

@@ -1,6 +1,6 @@
-"""Images that are a grid of sub-figures: what a prompt says of the grid, and the cells of an image.
+"""Images that are a grid of sub-figures: reads the grid from a prompt, and splits an image into cells.
 
-Prompts are read as PaCo-RL's are written (arXiv 2512.04784): a theme, then a label and a text per cell,
+Prompts have the form of PaCo-RL's (arXiv 2512.04784): a theme, then a label and a text per cell,
 
     A 2x2 grid of one fox. The style stays the same. [TOP]-[LEFT]: it sleeps. [TOP]-[RIGHT]: it runs. ...
 
@@ -29,7 +29,7 @@ _LABEL = re.compile(r"[.\"]\s+[A-Z0-9\-\[\]]+:")
 def grid_shape(text: str) -> tuple[int, int] | None:
     """Rows and columns of the first grid that a text names ("2x2", "3 x 4", "2\u00d72"), None where it names none.
 
-    One cell has no pairs, and more than `MAX_CELLS` is taken for an image's size; both are passed over.
+    It skips single cells, which have no pairs, and more than `MAX_CELLS`, which is taken for an image's size.
     """
     for rows, columns in _SHAPE.findall(text):
         if 2 <= int(rows) * int(columns) <= MAX_CELLS:
@@ -46,7 +46,7 @@ def check_grid(grid: str | None) -> None:
 def split_grid(images: Shaped[Tensor, " B 3 H W"], rows: int, columns: int) -> Shaped[Tensor, " B n 3 h w"]:
     """The cells of images, row by row: n = rows * columns of [floor(H / rows), floor(W / columns)] pixels.
 
-    What is left over at the bottom and the right is dropped. Carries gradient.
+    Drops the remainder at the bottom and the right. Carries gradient.
 
     Raises ValueError: if there are more rows or columns than pixels.
     """
@@ -65,7 +65,7 @@ def cell_pairs(cells: int) -> list[tuple[int, int]]:
 
 
 def theme(prompt: str) -> str:
-    """What a prompt says of all cells: the text before the first label."""
+    """The part of a prompt about all cells: the text before the first label."""
     return _sentence(_LABEL.split(prompt)[0])
 
 
@@ -84,7 +84,7 @@ def _sentence(text: str) -> str:
 
 
 def cell_prompts(prompt: str, metadata: Mapping[str, Any]) -> list[Prompt]:
-    """What the cells show, in order: the metadata's own `sub_prompts`, else those read off the prompt.
+    """Prompts of the cells, in order: `sub_prompts` of the metadata, or else those in the prompt.
 
     An entry of `sub_prompts` is what a line of a prompt file is: a text, or an object with `prompt` that is the cell's
     metadata.

@@ -1,6 +1,6 @@
-"""What tells prompts apart: digests of all that a row says, and of the content of the images and clips that it names.
+"""Keys of prompts: digests of a row and of the content of the images and clips that it names.
 
-Three questions have three answers, all made here. Paths and names of files answer none of them.
+There are three keys for three questions. None depends on paths or names of files.
 
     identity    whether two rows are the same row: text, negative prompt, record, sources, references, clips
     drawn_by    whether two rows ask for the same images: text, negative prompt, sources, clips
@@ -22,17 +22,17 @@ _LETTERS = 32
 
 
 def identity(prompt: Prompt) -> str:
-    """A digest of everything that a row says, its files by their content: equal for the same row twice alone."""
+    """A digest of a whole row, with its files by content; equal only for equal rows."""
     return _digest(drawn_by(prompt), prompt.metadata, contents(prompt.references))
 
 
 def drawn_by(prompt: Prompt) -> str:
-    """A digest of what the images of a row are drawn from, beside model and noise."""
+    """A digest of all that a row's images depend on besides model and noise."""
     return _digest(asked_for(prompt), prompt.negative)
 
 
 def asked_for(prompt: Prompt) -> str:
-    """The text; of a prompt about images or clips, the text with digests of their content."""
+    """The text, with digests of the content of images or clips that the prompt is about."""
     files = (contents(prompt.sources), contents(prompt.clips))
     return json.dumps([prompt.text, *files], ensure_ascii=False) if any(files) else prompt.text
 
@@ -40,8 +40,7 @@ def asked_for(prompt: Prompt) -> str:
 def keys_of(prompts: Sequence[Prompt]) -> list[str]:
     """A key for each row of a list: equal for the same row twice, different for others, the same on every machine.
 
-    It is `asked_for` where that tells a row from all others of the list, so that files can be read in which plain texts
-    were the keys.
+    It is `asked_for` if that is unique in the list, so that older files with plain texts as keys can be read.
     """
     asked, own = [asked_for(prompt) for prompt in prompts], [identity(prompt) for prompt in prompts]
     several: dict[str, set[str]] = {}
@@ -62,8 +61,7 @@ def distinct(prompts: Iterable[Prompt]) -> list[Prompt]:
 
 
 def contents(files: Iterable[str | Path]) -> list[str]:
-    """Digests of the content of files, in their order; one that is not there goes by its path, and whoever opens it
-    says so."""
+    """Digests of the content of files, in order. A missing file gets its path; opening it raises an error."""
     paths = [Path(file) for file in files]
     return [content_digest(path)[:_LETTERS] if path.is_file() else str(path) for path in paths]
 

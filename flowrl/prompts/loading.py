@@ -1,6 +1,6 @@
 """Prompts of a run: read from files or datasets, put in order, with the images that they are about.
 
-What the files hold is said in `flowrl.prompts.prompt_files` and `flowrl.prompts.datasets`.
+`flowrl.prompts.prompt_files` and `flowrl.prompts.datasets` describe the files.
 """
 
 from __future__ import annotations
@@ -30,18 +30,17 @@ class EvalItem:
     prompt: Prompt
     """Its row."""
     prompt_id: int
-    """Number of the row among the different ones."""
+    """Number of the row among the distinct ones."""
     sample: int
     """Number among the images of the same row."""
     key: str = ""
     """Tells the row from the others, see `flowrl.prompts.identity.keys_of`; "" takes what the row asks for."""
     noise: int | None = None
-    """Number among the images with one `Prompt.noise_name`; None takes `sample`, with which it agrees unless rows of
-    one text differ in something else."""
+    """Number among the images with one `Prompt.noise_name`; None takes `sample`, the same unless equal texts differ."""
 
 
 def load_prompts(text: str, negative: str = "", *, resolve: Callable[[str], Path]) -> list[Prompt]:
-    """Reads what a configuration writes for prompts: a path, an asset or a dataset.
+    """Reads the prompts that a configuration names: a path, an asset or a dataset.
 
     Args:
         text: a .txt, .jsonl or .csv file, asset:NAME, or dataset:ID_OR_FOLDER[:SPLIT].
@@ -78,10 +77,10 @@ def load_sources(prompt: Prompt, size: Size | None = None) -> list[Float[Tensor,
 
 
 def prompts_of_iteration(total: int, count: int, seed: int, iteration: int) -> list[int]:
-    """Which prompts an iteration trains on: passes over the file in an order shuffled again for each pass.
+    """The prompts of an iteration, from passes over the file that are shuffled for each pass.
 
-    A function of (seed, iteration) alone, so that a resumed run, or one on more processes, sees the same. An order is
-    kept and shuffled as far as it is asked for: a million prompts take no longer than a hundred.
+    The result depends only on (seed, iteration), so a resumed run, or one on more processes, sees the same. An order is
+    kept and shuffled only as far as needed: a million prompts take no longer than a hundred.
     """
     chosen = []
     for position in range(iteration * count, (iteration + 1) * count):
@@ -93,7 +92,7 @@ def prompts_of_iteration(total: int, count: int, seed: int, iteration: int) -> l
 
 @lru_cache(maxsize=8)  # a pass that ends and one that begins, for each of a few rounds
 def _order(total: int, seed: int, number: int) -> tuple[list[int], Iterator[int]]:
-    """A pass over the file: what has been drawn of it, and the rest."""
+    """A pass over the file: the prompts drawn so far, and the rest."""
     return [], counter_shuffle(total, seed, "prompt order", number)
 
 
@@ -106,7 +105,7 @@ def spread(total: int, count: int) -> list[int]:
 def eval_items(
     rows: Sequence[Prompt], *, num_prompts: int | None = None, samples_per_prompt: int = 1
 ) -> list[EvalItem]:
-    """The images of an evaluation, in file order; the same row twice has one id, and its samples count on.
+    """The images of an evaluation, in file order; equal rows share an id, and their samples are numbered through.
 
     `num_prompts` rows are taken evenly from the whole file, which is often sorted by task.
     """

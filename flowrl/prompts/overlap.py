@@ -1,4 +1,4 @@
-"""Benchmark prompts that were trained on: word for word, or with their two objects in the other order."""
+"""Finds benchmark prompts that were trained on: word for word, or with their two objects swapped."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _TWO_THINGS = re.compile(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Overlap:
-    """The prompts found, and how many different ones were looked for."""
+    """The prompts in common, and how many distinct ones were checked."""
 
     exact: tuple[str, ...]
     swapped: tuple[str, ...]
@@ -29,10 +29,10 @@ class Overlap:
 
 
 def overlap(train: Iterable[str], benchmark: Iterable[str]) -> Overlap:
-    """Looks for prompts in common; letter case, spaces and a final full stop do not count.
+    """Finds prompts in common; ignores letter case, spaces and a final full stop.
 
     "a photo of a dog and a cat" swapped is "a photo of a cat and a dog"; "... a dog left of a cat" is "... a cat right
-    of a dog". The list of exact ones is not repeated in that of swapped ones.
+    of a dog". The list of swapped ones does not repeat exact ones.
     """
     known = {_plain(text) for text in train}
     unique = list(dict.fromkeys(benchmark))
@@ -43,32 +43,31 @@ def overlap(train: Iterable[str], benchmark: Iterable[str]) -> Overlap:
 
 
 def overlap_of_rows(train: Iterable[Prompt], held_out: Iterable[Prompt]) -> Overlap:
-    """`overlap` of rows of prompt files: an instruction about another source image is another prompt, whatever the
-    files of the two are called."""
+    """The `overlap` of rows of prompt files. An instruction about another source image is another prompt."""
     return overlap(map(request, train), map(request, held_out))
 
 
 def request(row: Prompt) -> str:
-    """What `overlap` compares of a row: its text, or that with the content of the files that it is about."""
+    """The key of a row for `overlap`: its text, with the content of the files that it is about."""
     whole = asked_for(row)
     return whole if whole == row.text else asked_for(replace(row, text=_plain(row.text)))
 
 
 def shared_words(trained_on: int, number: int) -> str:
-    """How many prompts of an evaluation are no held-out ones, in words."""
+    """Says how many prompts of an evaluation are not held out."""
     return f"{trained_on} of {number} evaluation prompts {'were' if trained_on > 1 else 'was'} also trained on"
 
 
 def held_out_or_shared(counted: Mapping[str, int] | None) -> tuple[str, str]:
-    """What a run's evaluation prompts are called, and how many are no held-out ones, in words; "" where all are.
-    `counted` is `eval_prompts` of the run's manifest, None where nothing was counted."""
+    """The word for a run's evaluation prompts, and a note on how many are not held out; "" if all are. `counted` is
+    `eval_prompts` of the run's manifest, None if nothing was counted."""
     if not counted or not counted.get("trained_on"):
         return "held-out", ""
     return "evaluation", shared_words(int(counted["trained_on"]), int(counted["number"]))
 
 
 def swapped(text: str) -> str | None:
-    """The same request with its two things in the other order; None where there are no two."""
+    """The same request with its two things swapped; None if there are not two."""
     match = _TWO_THINGS.fullmatch(text)
     if match is None:
         return None

@@ -1,12 +1,12 @@
-"""Images from files with their prompts: alone, or as preference pairs of the one that was preferred and the other.
+"""Reads images with their prompts from files: single ones, or preference pairs of winner and loser.
 
 A JSONL file holds one object per line; paths of images are relative to the file:
 
     {"prompt": "a photo of a red circle", "winner": "images/0001.png", "loser": "images/0002.png"}
     {"prompt": "a photo of a red circle", "image": "images/0001.png"}
 
-A pair may have `margin`, by how much the winner is better, and `source`, an image that both are compared with. Further
-keys are kept. A folder stands for the file `pairs.jsonl`, or `images.jsonl`, in it.
+A pair may have `margin`, by how much the winner is better, and `source`, an image that both are compared with. Other
+keys are kept. A folder stands for `pairs.jsonl` or `images.jsonl` in it.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def read_shown(path: Path) -> list[Shown]:
 
 
 def _read(path: Path, what: str, *keys: str) -> Iterator[tuple[str, dict[str, Any], str, list[Path]]]:
-    """Of each line of a file of pairs or images its place, its object, the prompt, and the images under `keys`."""
+    """Reads each line of a file of pairs or images: its place, its object, the prompt, and the images under `keys`."""
     file = path / f"{what}.jsonl" if path.is_dir() else path
     if file.suffix != ".jsonl":
         raise ValueError(f"{file}: {what} come from a .jsonl file, or from a folder that holds {what}.jsonl")
@@ -96,8 +96,8 @@ def _read(path: Path, what: str, *keys: str) -> Iterator[tuple[str, dict[str, An
 
 
 def load_images(paths: Sequence[Path], size: Size | None = None) -> Float[Tensor, " b 3 h w"]:
-    """Images of one size, or brought to `size`, as `flowrl.prompts.source_images.read_image` gives them. Raises
-    ValueError: one cannot be read, or they differ in size; names it."""
+    """Loads images of one size, or resized to `size`, with `flowrl.prompts.source_images.read_image`. Raises
+    ValueError: one cannot be read, or they differ in size; the message names it."""
     images = [read_image(path, size) for path in paths]
     for path, image in zip(paths, images, strict=True):
         if image.shape != images[0].shape:

@@ -1,4 +1,4 @@
-"""What a prompt is, and the files that prompts are read from.
+"""Prompts, and the files from which they are read.
 
     .txt     one prompt per line; a line that begins with # is one too
     .jsonl   one object with `prompt` per line; the whole object is its metadata
@@ -8,7 +8,7 @@
 Lines of nothing but space, and rows of nothing but empty cells, are skipped. A prompt is a text as
 `flowrl.prompts.text_checks` says.
 
-Beside `prompt` an object or row may hold, all paths relative to the file:
+Besides `prompt`, an object or row may hold (all paths relative to the file):
 
     source, sources          images that the prompt's instruction is about (editing)
     reference, references    images that a sample is to resemble (for rewards)
@@ -48,11 +48,11 @@ VIDEO, MASK = "source_video", "mask_video"
 VIDEOS = (".mp4", ".webm", ".gif")
 
 SEPARATOR = re.compile(r'"?sep=([,;\t|])"?\n', re.IGNORECASE)
-"""A first line that names what separates the columns of a .csv file."""
+"""A first line that names the column separator of a .csv file."""
 _MISSING = "needs an object with a non-empty string under 'prompt'"
 
 Find = Callable[[str], Path]
-"""From a path as it is written to the file that it means."""
+"""Maps a path as written to the file that it means."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

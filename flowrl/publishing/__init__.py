@@ -1,1 +1,1 @@
-"""Models and LoRAs for others: cards, uploads, merges, exports."""
+"""Publishes models and LoRAs: cards, uploads, merges, exports."""

@@ -1,4 +1,4 @@
-"""What the licence of a base model asks of those who pass on a LoRA for it: `base_licences.yaml`, read."""
+"""What a base model's licence demands if you share a LoRA for it, from `base_licences.yaml`."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ class Terms:
     """A licence."""
 
     title: str
-    """What it is called."""
+    """Title of the licence."""
     hub: str = "other"
-    """The hub's word for it; "other" where it has none."""
+    """The hub's word for it; "other" if it has none."""
     name: str | None = None
     """`license_name` of a card, for "other"."""
     link: str | None = None
-    """Where its text is; None: at the base model's page."""
+    """Address of its text; None for the base model's page."""
     demands: str
-    """What it asks of a LoRA that is passed on."""
+    """What it demands of a LoRA that you share."""
 
 
 _READ = (
@@ -34,11 +34,11 @@ TERMS = {name: Terms(**row) for name, row in read_mapping(Path(__file__).with_su
 
 
 def terms_of(model: str, licence: str | None = None) -> Terms | None:
-    """The terms of a base model; None where its licence is not known here.
+    """The terms of a base model; None if its licence is unknown here.
 
     Args:
         model: hub id, `asset:NAME` (which ships with flowrl, under its licence) or a place on this machine.
-        licence: that somebody gave in the place of the base's, as the hub calls it.
+        licence: a licence given instead of the base's, as the hub calls it.
     """
     if licence:
         demands = "Stated by whoever shares this LoRA; the demands of the base model hold too."

@@ -26,12 +26,12 @@ from flowrl.training.parts import DTYPES
 
 FORMS = ("diffusers", "comfyui", "kohya", "peft")
 MARK = {"format": "pt", "made_by": "flowrl export"}
-"""Metadata of a file, by which it is known again."""
+"""Metadata by which a written file is recognised."""
 NOISE = {"": "", "transformer": "_high_noise", "transformer_2": "_low_noise"}
-"""What the files of the experts of Wan 2.2 are called."""
+"""Name endings of the files for the experts of Wan 2.2."""
 
 Content = tuple[dict[str, Tensor], dict[str, str]] | str
-"""What is in a file: tensors with their metadata, or text."""
+"""Contents of a file: tensors with their metadata, or text."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,7 +39,7 @@ class ExportedLora:
     """A LoRA in the form of another program."""
 
     folder: Path
-    """Where it is."""
+    """Folder of the files."""
     files: dict[Path, int]
     """File with tensors -> number of tensors."""
 
@@ -98,7 +98,7 @@ def export(
 def files_of_form(
     loras: Mapping[str, lora_exports.SavedLora], form: str, source: Source, label: str
 ) -> dict[str, Content]:
-    """File names and what is in them. Raises ValueError: the form cannot hold this LoRA."""
+    """File names and their contents. Raises ValueError: the form cannot hold this LoRA."""
     files: dict[str, Content] = {}
     if form == "diffusers" and source.lora is not None:  # as its family names the parts
         files |= lora_exports.stock_files(source.lora)
@@ -142,7 +142,7 @@ def _kept(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor
 
 
 def _holds(path: Path, content: Content, dtype: torch.dtype) -> bool:
-    """Whether an earlier export wrote the same: nothing is lost by writing that again."""
+    """Whether an earlier export wrote the same file, which can be overwritten without loss."""
     if isinstance(content, str):
         return path.read_text(encoding="utf-8", errors="replace") == content
     try:

@@ -13,8 +13,8 @@ _ID = re.compile(r"[\w][\w.-]*/[\w][\w.-]*")
 
 
 def check_target(repository: str | None, *, update: bool, public: bool, dry_run: bool) -> None:
-    """Refuses what cannot be uploaded to, before anything is written; a dry run does not ask the hub. Raises
-    ValueError: no hub id, no token, no net, or a repository that is there and is another one than was asked for."""
+    """Refuses an impossible target before anything is written; a dry run does not ask the hub. Raises ValueError: no
+    hub id, no token, no internet, or the repository exists and is not what you asked for."""
     if repository is None and (public or update):
         raise ValueError("`public` and `update` are for uploads: say where to with `to` OWNER/NAME")
     if repository is None or dry_run:
@@ -46,8 +46,8 @@ def check_target(repository: str | None, *, update: bool, public: bool, dry_run:
 
 
 def upload(repository: str, files: Sequence[Shared], *, public: bool) -> str:
-    """Makes the repository where it is missing and uploads; returns its address. Raises ValueError: the hub refused or
-    does not answer; what was uploaded is all or nothing."""
+    """Makes a missing repository; uploads all or nothing; returns the address. Raises ValueError: refused, or no
+    answer."""
     from huggingface_hub import CommitOperationAdd
 
     api = _api()

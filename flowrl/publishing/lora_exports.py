@@ -1,7 +1,7 @@
-"""A LoRA under the names that other programs read: PEFT's, ComfyUI's and kohya's, as far as stock diffusers reads them.
+"""Writes a LoRA under the names of PEFT, ComfyUI and kohya, as far as stock diffusers reads them.
 
-Every form that is written here is one that diffusers' own `load_lora_weights` takes back from the file, which
-the tests do; a layer that it would not find again is refused, never dropped. Names:
+diffusers' own `load_lora_weights` can read every form that is written here, and the tests do so. A layer that it would
+not find is refused, never dropped. Names:
 
     comfyui  SD3, FLUX, Qwen-Image  transformer.LAYER.lora_A.weight     the scale multiplied into lora_B
              Wan                    diffusion_model.blocks.0.self_attn.q.lora_A.weight     likewise
@@ -57,19 +57,19 @@ _FLUX_ALONE = {"img": "to_out.0", "txt": "to_add_out"}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SavedLora:
-    """A LoRA of one network as it lies on disk."""
+    """A LoRA of one network, as read from disk."""
 
     layers: Layers
     """Its matrices."""
     alpha: float
-    """As its file says it."""
+    """Alpha as stated in its file."""
     variant: str
     """One of `flowrl.pipelines.weights.lora.VARIANTS`."""
     magnitudes: Mapping[str, Tensor]
-    """Of a DoRA, by layer."""
+    """Magnitudes of a DoRA, by layer."""
 
     def scale(self, layer: str) -> float:
-        """What B A is multiplied with: alpha / r, of an rsLoRA alpha / sqrt(r)."""
+        """The factor of B A: alpha / r, or alpha / sqrt(r) for an rsLoRA."""
         rank = self.layers[layer][0].shape[0]
         return self.alpha / (math.sqrt(rank) if self.variant == "rslora" else rank)
 
@@ -97,8 +97,7 @@ def saved_loras(place: Path, stock: Stock | None = None) -> dict[str, SavedLora]
 
 
 def finite_loras(place: Path, stock: Stock | None = None) -> dict[str, SavedLora]:
-    """`saved_loras` of one that is to leave this machine or to become part of a model. Raises ValueError: as
-    `saved_loras`; or it holds NaN or infinity."""
+    """As `saved_loras`, for a LoRA to share or merge. Raises ValueError: as there, or it holds NaN or infinity."""
     loras = saved_loras(place, stock)
     for lora in loras.values():
         tensors = {layer: up for layer, (_, up) in lora.layers.items()}
@@ -119,8 +118,8 @@ def stock_files(folder: Path) -> dict[str, tuple[dict[str, Tensor], dict[str, st
 
 
 def comfyui_tensors(lora: SavedLora, family: str) -> dict[str, Tensor]:
-    """The tensors of a file for ComfyUI's `Load LoRA`. Raises ValueError: no form of this family, of this variant or of
-    one of its layers could be checked."""
+    """The tensors of a file for ComfyUI's `Load LoRA`. Raises ValueError: no form for this family, for this variant or
+    for one of its layers could be checked."""
     _refuse_dora(lora, "comfyui")
     if family in _UNET:
         return kohya_tensors(lora, family)

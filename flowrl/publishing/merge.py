@@ -1,4 +1,4 @@
-"""A LoRA made part of the weights of its base model."""
+"""Merges a LoRA into the weights of its base model."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def merge(
 
     Args:
         model: run folder or what `train` returned, or folder of a LoRA.
-        out: folder of the merged model; it must not exist yet. It keeps what the run's evaluations are drawn with, so
-            that `sample` draws it so.
+        out: folder of the merged model; it must not exist yet. It stores the sampling settings of the run's
+            evaluations, so that `sample` uses them.
         base: stock folder to merge into; None takes the files of the run's own base.
         unquantised: if the run trained over quantised weights, merge into the base as it is on disk.
         show: has no effect.

@@ -1,6 +1,6 @@
-"""A LoRA made part of its base model's weights: a stock folder that draws what base and LoRA draw together.
+"""Merges a LoRA into its base model's weights, as a stock folder that draws the same as base and LoRA together.
 
-Works on the files, one shard at a time, so that the model is never whole in memory:
+It works on the files, one shard at a time, and never holds the whole model in memory:
 
     lora, rslora    W' = W + s B A          s = alpha / r or alpha / sqrt(r)
     dora            W' = m (W + s B A) / ||W + s B A||, row by row
@@ -26,7 +26,7 @@ from flowrl.publishing.lora_exports import SavedLora
 from flowrl.runtime.files import free_bytes, nearest_folder, read_json
 
 PARTS = ("transformer", "unet")
-"""Parts of a stock folder that are denoisers; the second expert of one is `transformer_2`."""
+"""Folders of denoisers in a stock folder; a second expert is `transformer_2`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,15 +34,15 @@ class MergedModel:
     """A merged model."""
 
     folder: Path
-    """Where the model is."""
+    """Folder of the model."""
     variant: str | None
-    """Ending of its files, as the base has it."""
+    """Ending of its files, the same as the base's."""
     layers: int
     """Number of changed layers."""
     dtypes: tuple[str, ...]
     """Dtypes of their weights, in alphabetical order."""
     lost: float
-    """Length of what rounding took away, relative to the change: ||W' - (W + dW)|| / ||dW||."""
+    """Norm of the rounding error relative to the change: ||W' - (W + dW)|| / ||dW||."""
 
 
 def merge_files(base: Path, loras: Mapping[str, SavedLora], out: Path, variant: str | None = None) -> MergedModel:
@@ -52,8 +52,8 @@ def merge_files(base: Path, loras: Mapping[str, SavedLora], out: Path, variant: 
         loras: as `flowrl.publishing.lora_exports.saved_loras` gives them.
         variant: ending of the base's files, such as "fp16"; those of the merged model have it too.
 
-    Raises ValueError: the base is no stock folder of safetensors in a float type, a layer is missing there or has
-    another shape, or the disk is too small; nothing was written then.
+    Raises ValueError: the base is not a stock folder of safetensors in a float type, a layer is missing there or has
+    another shape, or the disk is too small; nothing was written.
     """
     if not (base / INDEX).is_file():
         raise ValueError(f"{base} is no folder in diffusers' layout ({INDEX} is missing): merge needs one")
@@ -145,7 +145,7 @@ def _quantised(part: Path) -> str:
 
 
 def _check_room(base: Path, paths: list[Path], out: Path) -> None:
-    """Refuses where the disk has no room: the merged parts, and what is copied of the others."""
+    """Refuses if the disk has no room for the merged parts and copies of the others."""
     need = sum(path.stat().st_size for path in paths)
     need += min(sum(path.stat().st_size for path in base.rglob("*") if path.is_file()) - need, SMALL)
     free = free_bytes(out)
@@ -157,7 +157,7 @@ def _check_room(base: Path, paths: list[Path], out: Path) -> None:
 
 
 def _merge_file(path: Path, place: Path, lora: SavedLora, squares: list[float], dtypes: set[str]) -> None:
-    """One file of weights; adds to the squares of what was lost and of the change."""
+    """Merges one file of weights; adds to the squared norms of the rounding error and of the change."""
     tensors = {}
     with safe_open(path, framework="pt") as file:
         notes = file.metadata()

@@ -1,4 +1,4 @@
-"""The model card of a run: the hub's YAML front matter, and what a stranger needs to use and to judge the LoRA."""
+"""The model card of a run: the hub's YAML front matter, and what others need to use and to judge the LoRA."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from flowrl.runtime.files import read_text
 from flowrl.statistics.bootstrap import LEVEL
 
 MADE = "<!-- written by flowrl push -->"
-"""By which a card is known again."""
+"""Mark by which a card is recognised."""
 SHOWN = read_text(Path(__file__).with_name("shown_settings.txt")).split()
 """Settings that a card names; all of them are in config.yaml."""
 _TRUE_GUIDANCE = ("qwen_image", "qwen_image_edit")  # whose stock class calls it true_cfg_scale
@@ -34,22 +34,22 @@ _USE = read_text(Path(__file__).with_name("how_to_use.md")).removesuffix("\n")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunCard:
-    """What a card is made of; `text` is its README.md."""
+    """The contents of a card; `text` is its README.md."""
 
     name: str
     run: RunData
     source: Source
     base: str | None
-    """Hub id of the base model; None where there is none to name."""
+    """Hub id of the base model; None if it has none."""
     terms: Terms | None
-    """Of the base's licence, None where it is not known."""
+    """Terms of the base's licence, None if unknown."""
     held: HeldOut | None
     images: Sequence[tuple[str, str, str, str]]
     """Per shown prompt: text, seed, files before and after, in the shared folder."""
     comfyui: str
-    """The file for ComfyUI, or in words why there is none."""
+    """The file for ComfyUI, or a sentence on why there is none."""
     task: str
-    """The hub's name for what the model does."""
+    """The hub's name of the model's task."""
 
     def text(self) -> str:
         """README.md."""
@@ -79,7 +79,7 @@ class RunCard:
         return found
 
     def _own_index(self) -> list[dict[str, Any]] | None:
-        """What the run's own evaluations say of the tuned model, by the hub's library."""
+        """Results of the tuned model in the run's own evaluations, by the hub's library."""
         held = self.held
         if held is None or held.after is None:
             return None
@@ -241,7 +241,7 @@ def _media(file: str, text: str) -> str:
 
 
 def _cell(text: str) -> str:
-    """Text that breaks no row and starts no markup."""
+    """Escapes text so that it breaks no row and starts no markup."""
     flat = " ".join(text.split()).replace("&", "&amp;").replace("<", "&lt;")
     return flat.replace("|", "\\|").replace("`", "\\`")
 

@@ -1,9 +1,8 @@
-"""Evaluations as the metadata of a model card that the hub reads: `model-index` in the front matter of README.md.
+"""Writes evaluations into the metadata of a model card for the hub: `model-index` in the front matter of README.md.
 
-A result says task, dataset (the benchmark, with the conditions as its `args`) and metrics (with the 95 % interval as
-their `args`), built by the hub's own library. In a README.md that is there, the block alone is replaced: everything
-before and after it stays to the byte, results of others and of other conditions stay in it, and results of the same
-conditions get their new numbers.
+A result has task, dataset (the benchmark, with the conditions as its `args`) and metrics (with the 95 % interval as
+their `args`), built by the hub's own library. In an existing README.md only this block changes: all other bytes stay,
+results of others and of other conditions stay in the block, and results of the same conditions get new numbers.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ __all__ = ["WrittenCard", "model_card"]
 
 INDEX = "model-index"
 NOT_NUMBERS = ("_low", "_high", "_failed", "skipped", "skipped_ratio")
-"""Ends of metrics that say how another one was found."""
+"""Endings of metrics that describe how another one was found."""
 _KEY = re.compile(rf"""(?:{INDEX}|"{INDEX}"|'{INDEX}')\s*:""")
 _FENCE = re.compile(r"---[ \t]*\r?\n?")
 
@@ -41,14 +40,14 @@ Block = dict[str, Any]
 
 
 def add_to_card(path: Path, name: str, entries: Sequence[BoardEntry]) -> tuple[str, int]:
-    """Merges evaluations into the README.md, which is made where it is missing.
+    """Merges evaluations into the README.md; creates the file if it is missing.
 
     Args:
-        name: of the model, where the card does not name it.
+        name: name of the model, if the card does not have it.
 
-    Returns the block as it stands now, and how many numbers were written.
+    Returns the new block, and how many numbers were written.
 
-    Raises ValueError: its front matter cannot be read, or cannot be changed without loss; nothing was written then.
+    Raises ValueError: its front matter cannot be read, or cannot be changed without loss; nothing was written.
     """
     text = ""
     if path.exists():
@@ -69,7 +68,7 @@ def add_to_card(path: Path, name: str, entries: Sequence[BoardEntry]) -> tuple[s
 
 
 def model_index(name: str, entries: Sequence[BoardEntry]) -> list[Block]:
-    """The block of some evaluations of one model, by the hub's library. Raises ValueError: two of them are of one
+    """Builds the block for evaluations of one model with the hub's library. Raises ValueError: two of them are of one
     benchmark under the same conditions."""
     from huggingface_hub.repocard_data import EvalResult, eval_results_to_model_index
 
@@ -109,14 +108,14 @@ def model_index(name: str, entries: Sequence[BoardEntry]) -> list[Block]:
 
 
 def numbers_of(entry: BoardEntry) -> dict[str, float]:
-    """Metrics that are known, without those that say how they were found."""
+    """Known metrics, without those that describe how another was found."""
     return {
         name: value for name, value in entry.metrics.items() if math.isfinite(value) and not name.endswith(NOT_NUMBERS)
     }
 
 
 def task_of(entry: BoardEntry) -> str:
-    """The hub's name for what the model does, from what its images are."""
+    """The hub's name of the model's task, from its kind of images."""
     row = entry.rows[0] if entry.rows else {}
     if str(row.get("file", "")).lower().endswith(CLIPS):
         return "text-to-video"
@@ -125,8 +124,8 @@ def task_of(entry: BoardEntry) -> str:
 
 
 def merge_index(old: Any, new: Sequence[Block], where: str) -> list[Block]:
-    """The old block with the new results: in place of those of the same conditions, else after them. Raises ValueError:
-    the old block is none that the hub understands."""
+    """Puts new results into the old block, in place of those with the same conditions, or else at its end. Raises
+    ValueError: the hub does not understand the old block."""
     from huggingface_hub.repocard_data import model_index_to_eval_results
 
     if not old:
@@ -152,8 +151,8 @@ def merge_index(old: Any, new: Sequence[Block], where: str) -> list[Block]:
 
 
 def split_front(text: str, where: str) -> tuple[str, str, str]:
-    """A card as what stands before the metadata (with the opening line), the metadata, and all from the closing line.
-    Raises ValueError: the metadata is never closed."""
+    """Splits a card into the part before the metadata (with the opening line), the metadata, and all from the closing
+    line. Raises ValueError: the metadata is never closed."""
     lines = text.splitlines(keepends=True)
     start = next((k for k, line in enumerate(lines) if line.lstrip("\ufeff").strip()), None)
     if start is None or not _FENCE.fullmatch(lines[start].lstrip("\ufeff")):
@@ -168,7 +167,7 @@ def split_front(text: str, where: str) -> tuple[str, str, str]:
 
 
 def dump_yaml(value: Mapping[str, Any]) -> str:
-    """YAML in the order of the keys, as the hub's library writes it."""
+    """Writes YAML in the order of the keys, like the hub's library."""
     return str(yaml.safe_dump(dict(value), sort_keys=False, allow_unicode=True))
 
 
@@ -185,7 +184,7 @@ def _mapping(front: str, where: str) -> dict[str, Any]:
 
 
 def _replace_block(front: str, block: str, where: str) -> str:
-    """The metadata with its block replaced, or with one at its end; all other lines as they are."""
+    """Replaces the block in the metadata, or adds one at its end; keeps all other lines."""
     lines = front.splitlines(keepends=True)
     starts = [k for k, line in enumerate(lines) if _KEY.match(line)]
     if len(starts) > 1:
@@ -213,7 +212,7 @@ def _metric_args(entry: BoardEntry, metric: str) -> dict[str, Any] | None:
 
 
 def _conditions_of(result: Mapping[str, Any]) -> tuple[Any, Any]:
-    """What tells results apart that stand beside each other."""
+    """The key by which results in one block are told apart."""
     dataset = {key: value for key, value in result["dataset"].items() if key != "name"}
     return result["task"]["type"], yaml.safe_load(yaml.safe_dump(dataset))
 
@@ -235,7 +234,7 @@ def model_card(results: Sequence[str | Path], *, out: str | Path | None = None) 
     """Adds finished evaluations of one model to the front matter of a README.md.
 
     Args:
-        results: result folders, folders that hold some, or `NAME=FOLDER,FOLDER` for trainings of one method.
+        results: result folders, folders that contain some, or `NAME=FOLDER,FOLDER` for trainings of one method.
         out: the README.md or its folder; None is the folder of the first result.
 
     Raises:

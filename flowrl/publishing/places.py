@@ -1,4 +1,4 @@
-"""Takes places on this machine, addresses and secrets out of what is shared."""
+"""Removes local paths, addresses and secrets from shared texts."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _SECRET_KEYS = re.compile(r"(?:token|key|secret|password)(?:_env)?$", re.I)
 
 
 def without_places(text: str) -> str:
-    """The text with paths reduced to their last part, addresses and secrets to a word."""
+    """Reduces paths in a text to their last part, and addresses and secrets to a word."""
     text = without_secrets(_URL.sub("ADDRESS", text))
     return _PATH.sub(lambda found: f"\u2026/{found[1]}" if len(found[0]) > 1 else found[0], text)
 
 
 def settings_without_places(value: Any, key: str = "") -> Any:
-    """The same of all texts in nested settings; what a key calls a secret is left out."""
+    """Does the same for all texts in nested settings; leaves out values whose key names a secret."""
     if isinstance(value, dict):
         return {name: settings_without_places(part, str(name)) for name, part in value.items()}
     if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""A run for others: a model card beside the LoRA and its images, in a folder or on the hub."""
+"""Shares a run: a model card with the LoRA and its images, in a folder or on the hub."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def push(
 
 
 def _tensor_files(contents: Mapping[str, Content], folder: str = "") -> list[Shared]:
-    """A LoRA, written again so that nothing but tensors, rank, alpha and layers travels."""
+    """Rewrites a LoRA with only tensors, rank, alpha and layers."""
     return [
         Shared(name=f"{folder}{name}", content=save(content[0], metadata={"format": "pt"} | dict(content[1])))
         for name, content in contents.items()
@@ -134,7 +134,7 @@ def _tensor_files(contents: Mapping[str, Content], folder: str = "") -> list[Sha
 
 
 def _comfyui(loras: dict[str, SavedLora], source: Source, name: str) -> tuple[str, list[Shared]]:
-    """What the card says of ComfyUI, and the files for it where they differ from the LoRA's own."""
+    """The card's note on ComfyUI, and the files for it if they differ from the LoRA's own."""
     try:
         found = files_of_form(loras, "comfyui", source, name)
     except ValueError as error:
@@ -149,7 +149,7 @@ def _comfyui(loras: dict[str, SavedLora], source: Source, name: str) -> tuple[st
 
 
 def _add_benchmarks(text: str, name: str, results: Sequence[str]) -> str:
-    """The card with finished evaluations, which must be of one model, in its metadata."""
+    """Adds finished evaluations, which must be of one model, to the card's metadata."""
     entries = [entry for entry in find_entries(results) if entry.side == "model"]
     labels = list(dict.fromkeys(entry.pool or entry.label for entry in entries))
     if len(labels) > 1:

@@ -1,4 +1,4 @@
-"""What is shared of a run: a list of files that is shown first, and nothing that is not on it."""
+"""The shared files of a run: a list that you see first; nothing else is shared."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ README = "README.md"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Shared:
-    """A file of the shared folder: its name there, and its bytes or the file that has them."""
+    """A file of the shared folder: its name there, and its bytes or the file to copy."""
 
     name: str
     content: bytes | Path
@@ -54,8 +54,8 @@ def list_files(files: Sequence[Shared]) -> str:
 
 
 def write_files(folder: Path, files: Sequence[Shared]) -> None:
-    """Writes them into a folder, each whole or not at all. Raises ValueError: what is there is none of this command's,
-    or there is no room; nothing was written then."""
+    """Writes the files into a folder, each whole or not at all. Raises ValueError: the folder has files of another
+    program, or there is no room; nothing was written."""
     if found := leads_out(folder):
         raise ValueError(f"{folder}: {found}, and nothing is written through it: give another `folder`")
     own = (folder / README).is_file() and MADE in (folder / README).read_text(encoding="utf-8", errors="replace")

@@ -32,10 +32,10 @@ def forest(
 
     Args:
         rows: from top to bottom.
-        description: for those who cannot see the chart.
+        description: text for readers who cannot see the chart.
         around: values that the axis shows in any case.
         sign: numbers are differences, written with their sign.
-        words: write the numbers of rows with one mark beside them, where there is room.
+        words: write the numbers of rows with one mark beside them, if there is room.
         wide: width for a desktop.
     """
 

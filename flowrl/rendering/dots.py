@@ -13,7 +13,7 @@ from flowrl.statistics.bootstrap import Interval
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Dot:
-    """A dot with its interval along either axis, drawn where it is known."""
+    """A dot with its interval along either axis, drawn if known."""
 
     x: Interval
     """Where it lies, likewise `y`."""
@@ -21,7 +21,7 @@ class Dot:
     title: str = ""
     """What hovering says."""
     label: str = ""
-    """What stands beside it where there is room."""
+    """Text beside it if there is room."""
     color: int = 1
     """0 to 6."""
     shape: str = "dot"
@@ -38,7 +38,7 @@ def scatter(
     Args:
         points: one or more; labels are placed in their order, and what finds no place is left to hovering.
         x_label: of the axis, likewise `y_label`.
-        description: for those who cannot see the chart.
+        description: text for readers who cannot see the chart.
         log: x is drawn as a logarithm.
         same: both axes measure the same: they get one scale, and the line on which they are equal.
     """
@@ -74,7 +74,7 @@ def scatter(
 def log_ticks(low: float, high: float) -> tuple[float, ...]:
     """Exponents of 1, 2, 5 times powers of ten within a range of exponents.
 
-    Powers alone where there are many; in a narrow range, round numbers as on any axis.
+    Only powers if there are many; in a narrow range, round numbers as on any axis.
     """
     powers = range(math.floor(low), math.ceil(high) + 1)
     factors = (1,) if high - low > 3 else (1, 2, 5)
@@ -101,7 +101,7 @@ def _whiskers(frame: Frame, point: Dot) -> str:
 
 
 def _labels(frame: Frame, points: Sequence[Dot]) -> list[str]:
-    """Labels beside their dots, where they cover no other dot or label."""
+    """Labels beside their dots, if they cover no other dot or label."""
     labelled = [(frame.x(point.x.mean), frame.y(point.y.mean), point.label) for point in points if point.label]
     taken = [(x - 6, x + 6, y - 6, y + 6) for x, y, _ in labelled]
     parts = []

@@ -18,10 +18,10 @@ LARGE = 448  # longer sides are reduced to this: twice the size at which they ar
 
 
 def image_element(path: Path, words: str, large: int = LARGE) -> str:
-    """The element of an image that lies inside the page; nothing where the file cannot be read.
+    """The element of an image that is embedded in the page; empty if the file cannot be read.
 
     Args:
-        words: what it shows, for those who cannot see it.
+        words: description, for readers who cannot see it.
         large: longer sides are reduced to this.
     """
     try:
@@ -41,7 +41,7 @@ def image_element(path: Path, words: str, large: int = LARGE) -> str:
 
 
 def image_table(head: Sequence[str], rows: Sequence[tuple[str, Sequence[str]]]) -> str:
-    """Images in rows that have names; `head` names the columns. Cells are HTML, a dash where empty."""
+    """Images in named rows; `head` names the columns. Cells are HTML, a dash if empty."""
     if not head or not rows:
         return ""
     top = "".join(f"<th scope=col>{esc(name)}</th>" for name in ("", *head))

@@ -22,7 +22,7 @@ def esc(text: object) -> str:
 
 
 def number(value: float, digits: int = 3) -> str:
-    """A plain number: fixed digits near 1, scientific far away, a dash where unknown."""
+    """A plain number: fixed digits near 1, scientific far away, a dash if unknown."""
     if not math.isfinite(value):
         return DASH
     if value != 0 and (abs(value) < 10.0**-digits or abs(value) >= 1e5):
@@ -37,7 +37,7 @@ def signed(value: float, digits: int = 3) -> str:
 
 
 def bounds(interval: Interval, *, sign: bool = False) -> str:
-    """The two bounds as "0.21 to 0.34"; a dash where unknown."""
+    """The two bounds as "0.21 to 0.34"; a dash if unknown."""
     if not interval.known:
         return DASH
     write = signed if sign else number
@@ -45,7 +45,7 @@ def bounds(interval: Interval, *, sign: bool = False) -> str:
 
 
 def estimate(interval: Interval, *, sign: bool = False) -> str:
-    """A mean with its bounds, as "0.27 (95 % 0.21 to 0.34)"; the mean alone where they are unknown."""
+    """A mean with its bounds, as "0.27 (95 % 0.21 to 0.34)"; only the mean if they are unknown."""
     mean = (signed if sign else number)(interval.mean)
     return f"{mean} (95 % {bounds(interval, sign=sign)})" if interval.known else mean
 
@@ -128,7 +128,7 @@ def titled_table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]],
 
 
 def section(anchor: str, title: str, body: str, lead: str = "") -> str:
-    """A titled part of the page; nothing where there is nothing to show."""
+    """A titled part of the page; empty if there is nothing to show."""
     if not body:
         return ""
     intro = f'<p class="lead">{lead}</p>' if lead else ""

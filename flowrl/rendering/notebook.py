@@ -40,7 +40,7 @@ def scores_table(scores: Mapping[str, Interval], differences: Mapping[str, Inter
 
 
 def images_row(images: Sequence[Image.Image], captions: Sequence[str]) -> str:
-    """The first images beside each other; small ones are enlarged, their pixels shown as squares."""
+    """The first images side by side; small ones are enlarged with square pixels."""
     cells = ""
     for image, words in list(zip(images, captions, strict=True))[:SHOWN]:
         small = max(image.size) <= 96
@@ -58,7 +58,7 @@ def images_row(images: Sequence[Image.Image], captions: Sequence[str]) -> str:
 
 
 def curve(name: str, values: Sequence[float]) -> str:
-    """One column as a line, with its first and last number; nothing where there are not two numbers."""
+    """One column as a line, with its first and last number; empty if it has fewer than two numbers."""
     points = [(place, value) for place, value in enumerate(values) if value == value]
     if len(points) < 2:
         return ""

@@ -20,7 +20,7 @@ class Table:
 
 
 def as_table(table: Table) -> str:
-    """The table below its title; last columns are left out where 80 do not suffice for them and names of 12 letters."""
+    """The table below its title; leaves out last columns if they and names of 12 letters do not fit into 80."""
     title, head, rows = textwrap.fill(table.title, COLUMNS), table.head, table.rows
     if not rows:
         return title
@@ -40,7 +40,7 @@ def as_markdown(table: Table) -> str:
 
 
 def align(head: Sequence[str], rows: Sequence[Sequence[str]], indent: str = "") -> str:
-    """Columns two blanks apart, numbers to the right; the first column is cut where the whole is too wide."""
+    """Columns two blanks apart, numbers to the right; the first column is cut if the whole is too wide."""
     widths = [max(len(row[k]) for row in [head, *rows]) for k in range(len(head))]
     room = COLUMNS - len(indent) - sum(widths[1:]) - 2 * (len(widths) - 1)
     widths[0] = max(8, min(widths[0], room))

@@ -1,1 +1,1 @@
-"""What a run folder holds and says: rows, manifest, names of metrics."""
+"""Reads run folders: rows, manifest, names of metrics."""

@@ -26,21 +26,21 @@ from flowrl.statistics.means import ScoreRow, pooled, stratified_score, task_sco
 Row = dict[str, Any]
 
 SCORE, REWARD, GENEVAL = "eval/geneval/score", "eval/reward/", "eval/geneval/"
-"""The metric of GenEval's verdicts, and what the names of metrics with a value for every image begin with."""
+"""The metric of GenEval's verdicts, and the prefixes of metrics with a value for every image."""
 TEMPORAL = "eval/temporal/"
-"""Likewise of diagnostics, with a value for every video."""
+"""The prefix of diagnostics, with a value for every video."""
 
 
 def main_metric(keys: Iterable[str]) -> str | None:
-    """GenEval's score where it was measured, else the first held-out reward; None where there is neither."""
+    """GenEval's score if it was measured, or else the first held-out reward; None if there is neither."""
     names = list(keys)
     return SCORE if SCORE in names else next((key for key in names if key.startswith(REWARD)), None)
 
 
 def score_rows(rows: Sequence[Mapping[str, Any]], metric: str = SCORE) -> list[ScoreRow]:
-    """The images of an evaluation with what a metric averages; those without a value are left out.
+    """The images of an evaluation with their values of a metric; images without a value are left out.
 
-    Of rows with the same task, prompt and seed the last one counts.
+    If rows share task, prompt and seed, the last one counts.
     """
     found = {}
     for row in rows:
@@ -62,18 +62,18 @@ def score_rows(rows: Sequence[Mapping[str, Any]], metric: str = SCORE) -> list[S
 
 
 def score_interval(rows: Sequence[ScoreRow], metric: str, *, base: Sequence[ScoreRow] | None = None) -> Interval:
-    """What a metric averages, with its interval: the GenEval score over tasks, everything else over images.
+    """The mean of a metric with its interval: the GenEval score over tasks, all others over images.
 
     Args:
         rows: `score_rows` of the metric.
-        base: those of another evaluation; the mean is then that of the differences to it, image by image.
+        base: rows of another evaluation; the mean is then that of the differences to it, image by image.
     """
     return (stratified_score if metric == SCORE else pooled)(rows, base=base)
 
 
 def summary(rows: Sequence[Row]) -> Row:
-    """Means with 95 % intervals: every reward, diagnostics of videos where they were taken, and the GenEval score
-    (macro over tasks) where there are verdicts."""
+    """Means with 95 % intervals of every reward, of diagnostics of videos if measured, and of the GenEval score (macro
+    over tasks) if there are verdicts."""
     metrics: Row = {}
     for name in dict.fromkeys(name for row in rows for name in row["rewards"]):  # failed images may lack sub-scores
         known = score_rows(rows, f"{REWARD}{name}")
@@ -110,7 +110,7 @@ def evaluations(folder: Path) -> list[int]:
 
 
 def remove_evaluations(folder: Path, *, after: int) -> None:
-    """Removes what evaluations after an iteration wrote into a run folder: rows and samples."""
+    """Removes rows and samples of evaluations after an iteration from a run folder."""
     for number in [number for number in evaluations(folder) if number > after]:
         name = f"iteration_{number:06d}"
         shutil.rmtree(folder / "samples" / name, ignore_errors=True)

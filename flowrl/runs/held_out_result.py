@@ -1,4 +1,4 @@
-"""What the run achieved: held-out scores before and after, and whether their difference is established."""
+"""The result of a run: held-out scores before and after, and whether their difference is established."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class HeldOut:
 def held_out(run: RunData) -> HeldOut | None:
     """Collects the held-out result; None for a run without (readable) evaluation.
 
-    Scores come from the metrics, differences and what the metrics lack from the image rows.
+    Scores come from the metrics. Differences, and scores that the metrics lack, come from the image rows.
     """
     metric = main_metric(keys_below(run.evaluations, "eval/"))
     rows = [row for row in run.evaluations if metric is not None and column([row], metric)[0].size]
@@ -77,12 +77,12 @@ def held_out(run: RunData) -> HeldOut | None:
 
 
 def untold(before: Sequence[ScoreRow], after: Sequence[ScoreRow]) -> str:
-    """Why the paired difference of these rows has no interval; "" where it has."""
+    """Why the paired difference of these rows has no interval; "" if it has one."""
     return unknown_because(after, base=before) if before else "there are no image rows of both evaluations to pair"
 
 
 def conclusion(difference: Interval | None) -> str:
-    """A plain word on a paired difference, if there is one: does its 95 % interval exclude zero?"""
+    """A plain statement on a paired difference, if there is one: whether its 95 % interval excludes zero."""
     if difference is None or not difference.known:
         return "not testable"
     if not difference.excludes(0.0):
@@ -100,7 +100,7 @@ def _interval(row: Row, metric: str, rows: Sequence[ScoreRow]) -> Interval:
 
 
 def _tasks(row: Row, rows: Sequence[ScoreRow]) -> dict[str, Interval]:
-    """Scores of the tasks, GenEval's own first and easy to hard: of the image rows, else the logged means alone."""
+    """Scores of the tasks, GenEval's own first, from easy to hard: from the image rows, or else the logged means."""
     found = (
         task_scores(rows)
         if rows

@@ -1,4 +1,4 @@
-"""`manifest.json` of a run folder: who it is, what it is made with, what ran, with which versions, and how it ended.
+"""`manifest.json` of a run folder: the run's id, its inputs, the commands and versions, and how it ended.
 
 run              a random id, which its checkpoints carry too
 inputs           what it is made with (`flowrl.training.resume_check`)
@@ -6,7 +6,7 @@ started, ...     command, commit, versions and machine of the start
 resumed          the same of every time that it was continued, with the iteration it went on from and what had
                  changed in the inputs
 
-What comes to light later is noted by `flowrl.training.run`, `flowrl.training.loop` and `flowrl.session.train`.
+`flowrl.training.run`, `flowrl.training.loop` and `flowrl.session.train` add later facts.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from flowrl.runtime.versions import git_commit, untested, versions
 
 
 def session_facts(device: torch.device, num_processes: int) -> dict[str, Any]:
-    """What runs now: command, versions, machine."""
+    """Facts about the current process: command, versions, machine."""
     return {
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "command": call_words(),
@@ -48,13 +48,13 @@ def session_facts(device: torch.device, num_processes: int) -> dict[str, Any]:
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """The manifest of a run folder; empty where there is none. Raises ValueError: it cannot be read; names the file."""
+    """The manifest of a run folder; empty if there is none. Raises ValueError: it cannot be read; names the file."""
     path = folder / MANIFEST
     advice = "restore it; without the file the run can continue, but nobody knows what it was made with"
     return read_json(path, advice) if path.exists() else {}
 
 
 def write_manifest(folder: Path, manifest: Mapping[str, Any]) -> None:
-    """Writes the manifest of a run folder, without secrets; `inputs`, which are compared, stay to the letter."""
+    """Writes the manifest of a run folder without secrets; keeps `inputs` exactly, because they are compared later."""
     shown = settings_without_secrets(manifest) | {key: manifest[key] for key in ("inputs",) if key in manifest}
     write_atomically(folder / MANIFEST, json.dumps(shown, indent=2) + "\n")

@@ -1,7 +1,7 @@
-"""The numbers of a run by name: what each of `metrics.jsonl`, of the trackers and of the report's charts means.
+"""The meaning of every number in `metrics.jsonl`, in the trackers and in the report's charts.
 
-A row of `metrics.jsonl` is one iteration, or one evaluation: then its names begin with ``eval/``. A name in angle
-brackets stands for what a run calls it: ``reward/<name>`` is ``reward/pick_score`` where `pick_score` is trained on.
+A row of `metrics.jsonl` is one iteration, or one evaluation, whose names begin with ``eval/``. A name in angle brackets
+is a placeholder: ``reward/<name>`` is ``reward/pick_score`` if you train on `pick_score`.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ METRICS: dict[str, dict[str, str]] = read_mapping(Path(__file__).with_suffix(".y
 
 
 def meaning_of(name: str) -> str | None:
-    """What a metric means; None where it is none of those that runs log.
+    """The meaning of a metric; None if runs do not log it.
 
-    A name that stands in the table goes before one with angle brackets, a longer one before a shorter one.
+    An exact name takes precedence over one with angle brackets, and a longer name over a shorter one.
 
     >>> meaning_of("reward/pick_score/invalid_ratio")
     'share of images for which this reward failed'

@@ -1,4 +1,4 @@
-"""Reads a run folder as it is: finished, at work, or cut off in the middle of a line."""
+"""Reads a run folder in any state: finished, training, or cut off in the middle of a line."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ METRICS = "metrics.jsonl"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BeforeAfter:
-    """One prompt and seed drawn at the first and the last sampling of the run (`after` is None while there is one).
+    """One prompt and seed drawn at the first and the last sampling of the run (`after` is None until there are two).
 
-    Of a video `before` and `after` are rows of its frames, and the clips are there too. Sources are what was edited.
+    For a video, `before` and `after` are rows of its frames, beside the clips. Sources are the edited images.
     """
 
     prompt: str
@@ -39,7 +39,7 @@ class BeforeAfter:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunData:
-    """What a run folder holds. Missing parts are empty, and `notes` says in words what could not be read."""
+    """The contents of a run folder. Missing parts are empty, and `notes` says what could not be read."""
 
     folder: Path
     name: str
@@ -59,7 +59,7 @@ class RunData:
 
     @property
     def held_word(self) -> str:
-        """What prompts of evaluations are called."""
+        """The word for the prompts of evaluations."""
         return held_out_or_shared(self.manifest.get("eval_prompts"))[0]
 
     @property
@@ -102,7 +102,7 @@ def read_run(folder: Path) -> RunData:
 
 
 def run_of(folder: Path, rows: Sequence[Row], broken: int = 0) -> RunData:
-    """What a run folder holds, where the rows of its metrics are known; `broken` lines of them could not be read."""
+    """The contents of a run folder, given the rows of its metrics; `broken` counts lines that could not be read."""
     notes: list[str] = []
     config_text = without_secrets(_text(folder / "config.yaml"))
     try:
@@ -176,9 +176,9 @@ def _text(path: Path) -> str:
 
 
 def rows_of(text: str, name: str) -> tuple[list[Row], int]:
-    """The objects of lines, and how many lines hold none.
+    """Parses the objects in lines, and counts the lines without one.
 
-    A run killed while writing leaves a broken one, and a resumed run appends to it.
+    A run killed while writing leaves a broken line, and a resumed run appends to it.
     """
     rows: list[Row] = []
     broken = 0
@@ -202,7 +202,7 @@ def _unread(broken: int, name: str) -> list[str]:
 
 
 def _not_finite(rows: Sequence[Row]) -> list[str]:
-    """A note on values that broke down: charts leave them out, so they have to be said."""
+    """A note on values that are not finite, because charts leave them out."""
     broken = [
         f"{key} at iteration {row.get('iteration')}"
         for row in rows
@@ -280,7 +280,7 @@ def _pairs(folder: Path, notes: list[str]) -> tuple[tuple[BeforeAfter, ...], tup
 
 
 def shown_prompts(folder: Path, notes: list[str]) -> list[Row]:
-    """What is known of the images in a run's samples folder, in their order: prompt, seed and sources."""
+    """Prompt, seed and sources of the images in a run's samples folder, in order."""
     try:
         found = parse_json(_text(folder / "prompts.json") or "[]", "samples/prompts.json")
     except ValueError:

@@ -1,5 +1,5 @@
-"""Where a run may be written: a free folder, one that holds nothing, or one in which nothing was trained yet; and that
-no name in a run folder leads elsewhere. Nothing heavy is imported here."""
+"""Checks where a run may be written: to a free or empty folder, or to one in which nothing was trained yet, and without
+links to elsewhere. Nothing heavy is imported here."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from flowrl.runtime.files import LOCK, contents, is_taken, leads_out, locked, ma
 from flowrl.training.trackers.tracker import FOLDERS
 
 RUNS = Path("runs")
-"""Where runs go that were given no folder."""
+"""Folder of runs without a folder of their own."""
 CONFIG, MANIFEST = "config.yaml", "manifest.json"
 _FIRST = {CONFIG, MANIFEST, *FOLDERS}
 """What a run writes before it trains."""
@@ -38,9 +38,8 @@ def make_free_folder(name: str, parent: Path = RUNS) -> Path:
 
 
 def refuse_links(folder: Path) -> None:
-    """Refuses a run folder in which a name leads out of it: what is written there would change files elsewhere, and
-    what is read and shown would be theirs. A link that stays inside is taken, and so is a folder that is itself a
-    link."""
+    """Refuses a run folder with a link out of it: writing there would change files elsewhere, and reading would show
+    them. Links that stay inside are allowed, and so is a folder that is itself a link."""
     if found := leads_out(folder, loose=_LOOSE):
         raise ValueError(
             f"{folder}: {found}, and nothing is read or written through it: put the file itself there, or remove it. "
@@ -49,8 +48,8 @@ def refuse_links(folder: Path) -> None:
 
 
 def refuse_taken(folder: Path, config: str = "") -> None:
-    """Refuses a run folder that holds anything (it may be missing); says who is at work in it where somebody is.
-    `config` is the text that the run would write as `config.yaml`. Raises ValueError: with the ways on."""
+    """Refuses a run folder that holds anything (it may be missing); says which process uses it, if any. `config` is the
+    text that the run would write as `config.yaml`. Raises ValueError: with the ways on."""
     if is_taken(folder) and os.path.lexists(folder / LOCK) and not _only_begun(folder, config):
         with locked(folder, "another run"):
             pass
@@ -59,8 +58,8 @@ def refuse_taken(folder: Path, config: str = "") -> None:
 
 
 def refuse_full(folder: Path, config: str = "") -> None:
-    """Refuses a run folder that holds anything, but for what the same command leaves where it is killed before anything
-    was trained. Raises ValueError: with the two ways on."""
+    """Refuses a run folder that holds anything, except what the same command leaves if killed before it trained. Raises
+    ValueError: with the two ways on."""
     if is_taken(folder) and not _only_begun(folder, config):
         raise ValueError(
             f"the run folder {folder} is not empty, and nothing in it will be overwritten: continue it with "
@@ -69,7 +68,7 @@ def refuse_full(folder: Path, config: str = "") -> None:
 
 
 def _only_begun(folder: Path, config: str) -> bool:
-    """Whether a folder holds no more than what a run with this configuration writes before it trains."""
+    """Whether a folder holds only what a run with this configuration writes before it trains."""
     if not folder.is_dir() or {path.name for path in contents(folder)} - _FIRST:
         return False
     if any((folder / name).is_dir() for name in (CONFIG, MANIFEST)):
@@ -82,13 +81,13 @@ def _only_begun(folder: Path, config: str) -> bool:
 
 
 def _text(path: Path) -> str:
-    """The text of a file; "" where it is not there, and where a power cut has left zeros or nothing."""
+    """The text of a file; "" if it is missing, or if a power cut has left zeros or nothing."""
     return path.read_bytes().strip(b"\0").decode("utf-8", "replace") if path.is_file() else ""
 
 
 def refuse_no_run(folder: Path, hint: str = "") -> None:
-    """Refuses to continue what is no run folder; `hint` says what to do where the folder belongs on several nodes.
-    Raises ValueError: with the way on."""
+    """Refuses to continue a folder that is not a run; `hint` says what to do if several nodes need the folder. Raises
+    ValueError: with the way on."""
     refuse_links(folder)
     path = folder / CONFIG
     if path.is_file() and _text(path):

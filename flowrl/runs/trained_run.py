@@ -1,4 +1,4 @@
-"""A run folder in numbers and images: what `flowrl.train` and `flowrl.read_run` return."""
+"""A run folder in numbers and images, as `flowrl.train` and `flowrl.read_run` return it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from flowrl.runtime.public import public
 from flowrl.statistics.bootstrap import UNKNOWN, Interval, point
 
 Columns = Mapping[str, tuple[float, ...]]
-"""Name of a metric -> its value at each row; all are as long, NaN stands where a row has none."""
+"""Name of a metric -> its value in each row; all have the same length, and NaN marks a missing value."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,11 +37,11 @@ class TrainedRun:
 
     Attributes:
         folder: the run folder.
-        finished: whether the run came to its end; `resume` continues one that did not.
+        finished: whether the run has finished; `resume` continues one that has not.
         config: every setting of the run.
         metrics: columns of the iterations, "iteration" among them; `flowrl.runs.metric_names` explains the others.
-        evaluations: columns of the evaluations, likewise.
-        scores: "geneval" and each reward before and after training, of a finished run that evaluated at both.
+        evaluations: columns of the evaluations, in the same form.
+        scores: "geneval" and each reward before and after training, if the finished run has both evaluations.
         warnings: kind -> iterations at which the run warned of it.
         report: the page; None if none was written.
         lora: folder for stock diffusers; None if the run trains all weights, or has saved nothing yet.
@@ -68,7 +68,8 @@ class TrainedRun:
 
     @property
     def images(self) -> list[tuple[str, Image.Image, Image.Image | None]]:
-        """(prompt, image before training, the same noise after it) of the run's samples; of videos rows of frames."""
+        """(prompt, image before training, image after it from the same noise) of all samples; for videos rows of
+        frames."""
         return [(words, read_rgb(first), None if last is None else read_rgb(last)) for words, first, last in self.shots]
 
     def _repr_html_(self) -> str:
@@ -90,7 +91,7 @@ class TrainedRun:
 
 @public
 def read_run(folder: str | Path) -> TrainedRun:
-    """Reads a run folder; the run may be finished, stopped, or still at work.
+    """Reads a run folder; the run may be finished, stopped, or still training.
 
     Raises:
         FlowrlError: there is no such folder, or it holds no run.
@@ -99,7 +100,7 @@ def read_run(folder: str | Path) -> TrainedRun:
 
 
 def run_in(folder: Path, *, finished: bool | None = None, summary: str = "") -> TrainedRun:
-    """A run folder; `finished` where that is known better than by the folder.
+    """Reads a run folder; `finished` overrides what the folder says.
 
     Raises:
         FileNotFoundError: there is no such folder.
@@ -129,7 +130,7 @@ def run_in(folder: Path, *, finished: bool | None = None, summary: str = "") -> 
 
 
 def columns(rows: Sequence[Mapping[str, Any]]) -> Columns:
-    """Rows as columns of numbers; what is no number becomes NaN, and a column without any is left out.
+    """Rows as columns of numbers; other values become NaN, and a column without any number is left out.
 
     >>> columns([{"iteration": 0, "reward": 0.5}, {"iteration": 1, "reward": None, "kl": 0.1}])
     {'iteration': (0, 1), 'reward': (0.5, nan), 'kl': (nan, 0.1)}

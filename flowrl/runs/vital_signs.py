@@ -1,8 +1,7 @@
-"""Vital signs of a run: what is tested; in which words a failure is told, and what helps, says `vital_signs.yaml`.
+"""Tests of a run's vital signs; `vital_signs.yaml` has the words for a failure, and what helps.
 
-`SIGNS` are numbers of the log, judged when the run is looked at: by the report and by `flowrl doctor`. `ALARMS` are
-judged in each iteration or evaluation by what that one knows: the watchdog tells them, and `flowrl doctor` tells which
-of them ruin a run.
+The report and `flowrl doctor` judge `SIGNS` from the numbers of the log. The watchdog judges `ALARMS` in each iteration
+or evaluation from its own numbers, and `flowrl doctor` says which of them ruin a run.
 """
 
 from __future__ import annotations
@@ -24,26 +23,26 @@ RECENT = 10
 MOSTLY = 0.5
 """Share of an iteration's images."""
 LARGE_WEIGHT = 20.0
-"""Of a LoRA; trained ones stay far below 10."""
+"""Weight of a LoRA that is too large; trained ones stay far below 10."""
 COLLAPSED, COLLAPSED_FOR = 0.25, 3
 """Share of the first iterations' diversity, and iterations in a row below it."""
 BLURRED = 0.7
 """Share of the first evaluation's JPEG files, in bytes, below which images have lost detail."""
 EQUAL_LIMIT = 4
-"""Iterations in a row whose groups all agree, each in itself, before the run stops."""
+"""Iterations in a row in which every group has equal rewards, before the run stops."""
 JUMP = 1000.0
-"""Times what was usual."""
+"""Factor of a jump over the usual value."""
 HUGE = 1e9
-"""Of a reward: float32 leaves no digits for what images differ in."""
+"""Size of a reward at which float32 has no digits left for differences between images."""
 ALIKE, FAULT = 1e-3, 0.1
 """Nats per latent dimension between the log-densities of a rollout and of its update: bfloat16 in one of two attention
-kernels gives up to the first; the second is another policy."""
+kernels gives up to the first; the second means another policy."""
 _WORDS = read_mapping(Path(__file__).with_suffix(".yaml"))
 DISAGREE: str = _WORDS["disagree"]
 EQUAL: str = _WORDS["equal"]
 COMPARED: str = _WORDS["compared"]
 CHECKS: dict[str, str] = _WORDS["checks"]
-"""What to look at where the gradient is 0, by what a run learns from."""
+"""What to check if the gradient is 0, by what a run learns from."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,7 +56,7 @@ class Sign:
     is_healthy: Callable[[Values], bool]
     cure: str
     tested: Callable[[Values], str] = lambda values: f"{number(recent_mean(values))} on average over {_last(values)}"
-    """What `is_healthy` looks at, in words."""
+    """The value that `is_healthy` tests, in words."""
 
 
 def recent_mean(values: Values) -> float:
@@ -66,7 +65,7 @@ def recent_mean(values: Values) -> float:
 
 
 def _words(kind: str, name: str) -> dict[str, Any]:
-    """What `vital_signs.yaml` says of a sign or an alarm, its cure whole."""
+    """The entry of a sign or an alarm in `vital_signs.yaml`, with its full cure."""
     words: dict[str, Any] = _WORDS[kind][name]
     return words | {"cure": words["cure"].replace("{disagree}", DISAGREE).replace("{compared}", COMPARED)}
 
@@ -81,7 +80,7 @@ def _highest(values: Values) -> str:
 
 
 def _without_spikes(values: Values) -> bool:
-    """No recent value beyond ten times the run's median; too early to say within the first iterations."""
+    """Whether no recent value exceeds ten times the run's median; too early to say in the first iterations."""
     return len(values) < 2 * RECENT or bool(values[-RECENT:].max() <= 10 * max(float(np.median(values)), 1e-12))
 
 
@@ -107,14 +106,14 @@ SIGNS = tuple(Sign(key=key, **_words("signs", key), **tests) for key, tests in _
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Alarm:
-    """What is wrong in one iteration or evaluation: its test on numbers, its words, and what to change."""
+    """A fault of one iteration or evaluation: its test on numbers, its words, and what to change."""
 
     test: Callable[..., bool]
     words: str
-    """With the names of what is told in braces."""
+    """Words of the warning, with names of values in braces."""
     cure: str
     ruins: bool = False
-    """Whether what the run makes from then on is worth nothing; others may pass."""
+    """Whether the run is worthless from then on; other alarms may be temporary."""
 
 
 _ALARMED: dict[str, Callable[..., bool]] = {
@@ -132,10 +131,10 @@ _ALARMED: dict[str, Callable[..., bool]] = {
     "diverged": bool,
 }
 ALARMS = {name: Alarm(test=test, **_words("alarms", name)) for name, test in _ALARMED.items()}
-"""Name of a warning -> what it is."""
+"""Name of a warning -> its alarm."""
 
 
 def alarm(name: str, *tested: object, **told: object) -> dict[str, str]:
-    """The warning of that name in words, where its test holds."""
+    """The warning of that name in words, if its test holds."""
     one = ALARMS[name]
     return {name: f"{one.words.format(**told)}{one.cure}"} if one.test(*tested) else {}

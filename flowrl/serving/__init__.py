@@ -1,1 +1,1 @@
-"""Rewards over HTTP: copies, environments."""
+"""Serves rewards over HTTP: replicas, environments."""

@@ -1,4 +1,4 @@
-"""Rewards in environments of their own: processes of other Pythons behind the one port of `flowrl serve`.
+"""Serves rewards in separate environments: processes of other Pythons behind one port of `flowrl serve`.
 
     rewards:
       - {name: hps}                                                     # in this Python
@@ -6,7 +6,7 @@
       - {scorer: deqa_score.py, label: deqa, python: envs/deqa/bin/python, environment: {CUDA_VISIBLE_DEVICES: "1"}}
 
 An entry with `scorer` is a function score(images, prompts, metadata) that `flowrl.rewards.serving.score_server` serves
-there, without flowrl. A process that dies is started again; its requests meanwhile get 503, the other rewards go on.
+there, without flowrl. A process that dies is restarted; until then its requests get 503, and other rewards go on.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from flowrl.runtime.scrubbing import say as print
 from flowrl.serving.served import Rows, ServerSettings, count_death, threads_of
 
 TOKEN = "FLOWRL_SERVE_TOKEN"
-"""Environment variable of the processes behind the port, with the token between them and the door."""
+"""Environment variable with the token between the processes behind the port and the process that owns it."""
 _KEPT_LINES = 20
 _OF_OTHERS = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "__PYVENV_LAUNCHER__")
 _FOLLOW = (
@@ -56,14 +56,14 @@ _FOLLOW = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Place:
-    """Where an entry of `rewards:` runs; the keys that it may have beside those of a reward."""
+    """Where an entry of `rewards:` runs: its keys in addition to those of a reward."""
 
     python: str | None = None
     """The Python of the environment; null for this one."""
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Environment variables of the process. Those that name packages of this Python (PYTHONPATH) are not handed on."""
+    """Environment variables of the process. It does not inherit PYTHONPATH and its like."""
     scorer: str | None = None
-    """FILE.py or FILE.py:FUNCTION, where flowrl is not installed in that environment."""
+    """FILE.py or FILE.py:FUNCTION, if flowrl is not installed in that environment."""
 
     def __post_init__(self) -> None:
         if self.python is None and (self.scorer is not None or self.environment):
@@ -76,14 +76,14 @@ class Place:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Served:
-    """How a `scorer` is called and asked; see `flowrl.rewards.serving.score_server`."""
+    """How a `scorer` is called; see `flowrl.rewards.serving.score_server`."""
 
     images: str = "pil"
-    """What the function gets: pil, numpy or bytes."""
+    """Form of the function's images: pil, numpy or bytes."""
     needs: tuple[str, ...] = ("images", "prompts", "metadata")
-    """Fields that are sent to it; also videos, source_images and reference_images."""
+    """Fields to send; also possible: videos, source_images and reference_images."""
     version: str | None = None
-    """Of the scorer, which runs record; null takes a digest of the file."""
+    """Version of the scorer, which runs record; null takes a digest of the file."""
 
     def __post_init__(self) -> None:
         if self.images not in ("pil", "numpy", "bytes"):
@@ -93,7 +93,7 @@ class _Served:
 
 @dataclass(kw_only=True, slots=True, eq=False)
 class _Child:
-    """A process behind the port, and what it is started with."""
+    """A process behind the port, and its start command."""
 
     label: str
     command: list[str]
@@ -104,7 +104,7 @@ class _Child:
     failed: str | None = None
 
     def why(self, code: int) -> str:
-        """Why it did not start, in its own words."""
+        """Why it did not start, from its own output."""
         lines = [line for line in self.said if line]
         last = re.sub(r"^(flowrl|score_server|\w*Error): ", "", lines[-1]) if lines else "nothing"
         advice = ""
@@ -121,14 +121,14 @@ def has_places(specs: Sequence[Mapping[str, Any]]) -> bool:
 
 
 class Environments:
-    """The processes; a context: whatever happens, none is left.
+    """The processes; a context manager that ends all of them, whatever happens.
 
     Args:
-        asked: how they serve.
-        specs: the rewards, with their places.
+        asked: settings of the server.
+        specs: the rewards and where they run.
 
     Raises:
-        ValueError: an entry is wrong, as far as this Python can know.
+        ValueError: an entry is wrong, as far as this Python can tell.
     """
 
     def __init__(self, asked: ServerSettings, specs: Sequence[Mapping[str, Any]]) -> None:
@@ -182,12 +182,12 @@ class Environments:
 
     @property
     def backends(self) -> list[ServerBackend]:
-        """The servers, for the door."""
+        """The servers behind the port."""
         return [child.backend for child in self.children]
 
     def start(self) -> Rows:
-        """Starts all and waits until each of them has loaded; what they serve. Raises ValueError: one does not start,
-        with what it said; or two serve rewards of one name."""
+        """Starts all, waits until each has loaded, and returns what they serve. Raises ValueError: one does not start
+        (the message has its output), or two serve rewards with one name."""
         for thread in self._threads:
             thread.start()
         while not all(child.backend.rewards for child in self.children):
@@ -228,7 +228,7 @@ class Environments:
         return _Child(label=label, command=command, environment=environment)
 
     def _keep(self, child: _Child) -> None:
-        """A child from its first start to the end; what it says goes on, with its name in front."""
+        """Keeps a child running to the end; forwards its output with its name in front."""
         deaths = 0
         while not self.stopping.is_set():
             begun = time.monotonic()
@@ -248,7 +248,7 @@ class Environments:
             self.stopping.wait(wait)
 
     def _run(self, child: _Child) -> int:
-        """One life of a child; its exit code."""
+        """Runs a child once; returns its exit code."""
         child.said.clear()
         try:
             process = subprocess.Popen(
@@ -281,7 +281,7 @@ class Environments:
 
 
 def as_flags(values: Mapping[str, object]) -> list[str]:
-    """Values as flags of a command line, in order: None is left out, and what is true is a flag alone."""
+    """Values as flags of a command line, in order: None is left out, and True is a flag without a value."""
     words: list[str] = []
     for name, value in values.items():
         flag = f"--{name.replace('_', '-')}"

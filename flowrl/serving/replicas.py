@@ -1,8 +1,8 @@
 """Several processes behind one port, each with a copy of the rewards: `flowrl serve --replicas N`.
 
-This process listens and loads nothing. Each connection that it accepts it hands, as an open socket, to the replica with
-the fewest; that one answers it until it ends. A replica that dies is started again, and until it is ready the others
-get what comes: a client loses the requests that the dead one had, and sends them again.
+This process listens and loads nothing. It hands each connection, as an open socket, to the replica with the fewest,
+which answers it until it ends. A replica that dies is restarted; until it is ready, the others get new connections. A
+client loses the requests at the dead replica and sends them again.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from flowrl.serving.served import Rows, ServerSettings, count_death, load_app, t
 
 @dataclass(kw_only=True, slots=True, eq=False)
 class _Replica:
-    """One process; `connections` are those that it has, `deaths` those in a row."""
+    """One process; `connections` are its open ones, `deaths` counts those in a row."""
 
     number: int
     process: SpawnProcess | None = None
@@ -48,14 +48,14 @@ class _Replica:
 
 
 class Replicas:
-    """The processes and the port; see the module. A context: whatever happens, no process is left.
+    """The processes and the port; see the module. A context manager that ends all processes, whatever happens.
 
     Args:
         bound: the socket of the port; it listens by the time `serve` is called.
-        asked: how it serves.
+        asked: settings of the server.
         specs: the rewards.
-        devices: of each replica.
-        token: that clients send.
+        devices: device of each replica.
+        token: token that clients send.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class Replicas:
         self.folder.cleanup()
 
     def start(self) -> Rows:
-        """Starts all replicas and waits until every one of them has loaded; what they serve.
+        """Starts all replicas, waits until every one has loaded, and returns what they serve.
 
         Raises:
             ValueError: one could not load.
@@ -108,7 +108,7 @@ class Replicas:
         return rows
 
     def serve(self) -> None:
-        """Hands out connections until a signal; then finishes what was taken."""
+        """Hands out connections until a signal, then finishes the accepted ones."""
         self.serving = True
         self.bound.setblocking(False)
         self.selector.register(self.bound, selectors.EVENT_READ)
@@ -130,7 +130,7 @@ class Replicas:
         self.signals += 1
 
     def _attend(self) -> None:
-        """One round: connections, what replicas say, those that died, those to be started again."""
+        """One round: connections, messages of replicas, deaths, restarts."""
         ready = self.selector.select(timeout=0.1)
         # What has ended first, so that nothing is handed to the dead.
         for key, _ in ready:
@@ -219,7 +219,7 @@ def _serve_one(
     channel: socket.socket, asked: ServerSettings, specs: Sequence[Mapping[str, Any]], device: str,
     token: str | None, number: int, folder: str,
 ) -> None:  # fmt: skip
-    """A replica, from its start to its end; its end of the channel closes with the process."""
+    """Runs a replica from start to end; its end of the channel closes with the process."""
     os.setsid()  # a Ctrl-C in the terminal goes to the process that listens, which says when to stop
     os.environ[DIRECTORY] = folder  # before prometheus_client is imported
     try:

@@ -1,4 +1,4 @@
-"""Rewards behind HTTP, until a signal."""
+"""Serves rewards over HTTP until a signal."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def serve(rewards: str | Sequence[str], *, show: bool = True, **settings: Any) -
         **settings: fields of `flowrl.serving.served.ServerSettings`: `port=8000`, `replicas=2`.
 
     Raises:
-        ValueError: names, options, token or port are wrong, or a package is missing; no weights were loaded then.
+        ValueError: names, options, token or port are wrong, or a package is missing; no weights were loaded.
     """
     asked = build_options(ServerSettings, settings, owner="serve")
     specs = reward_list(several(rewards))
@@ -79,8 +79,8 @@ def serve(rewards: str | Sequence[str], *, show: bool = True, **settings: Any) -
 
 
 def devices_of(asked: ServerSettings) -> list[torch.device]:
-    """The device of each replica: those of `devices` in turn, else `device`, else all GPUs in turn, or the CPU. Raises
-    ValueError: a device is not there, or both were given."""
+    """The device of each replica: those of `devices` in turn, or `device`, or all GPUs in turn, or the CPU. Raises
+    ValueError: a device does not exist, or both are given."""
     if asked.devices is not None and asked.device is not None:
         raise ValueError("give `device` for one process or for all of them, or `devices` for each, not both.")
     if asked.devices is not None:
@@ -102,7 +102,7 @@ def devices_of(asked: ServerSettings) -> list[torch.device]:
 
 
 def _listen(asked: ServerSettings, bound: socket.socket, rows: Rows, seconds: float) -> None:
-    """Listens, and says where it serves what, and the line for a configuration."""
+    """Listens, and prints addresses, rewards and the line for a configuration."""
     bound.listen(2048)  # before the address is told: who asks at once waits until it is served
     host, port = bound.getsockname()[:2]
     at = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

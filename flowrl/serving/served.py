@@ -1,4 +1,4 @@
-"""What one process of a reward server does: loads rewards and answers for them; and the settings of all."""
+"""One process of a reward server, which loads rewards and answers requests; and the settings of all processes."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ _LIVED = 60.0  # seconds after which a process counts as one that can live
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServerSettings:
-    """How rewards are served."""
+    """The settings of a reward server."""
 
     host: str = "127.0.0.1"
     """Address to listen at."""
     port: int = 8190
-    """0 for a free one."""
+    """Port; 0 for a free one."""
     allow_host: tuple[str, ...] = ()
-    """Names besides localhost under which a server without token may be asked."""
+    """Names besides localhost that clients may use for a server without token."""
     token_env: str | None = None
     """Environment variable with the token that clients must send."""
     threads: int | None = None
@@ -42,9 +42,9 @@ class ServerSettings:
     replicas: int = 1
     """Processes with a copy of the rewards each, behind the one port."""
     devices: str | None = None
-    """Of the replicas in turn, such as "cuda:0,cuda:1"; None is all GPUs, or the CPU."""
+    """Devices of the replicas in turn, such as "cuda:0,cuda:1"; None is all GPUs, or the CPU."""
     device: str | None = None
-    """Of one process, or of all."""
+    """Device of one process, or of all."""
     batch_size: int = 16
     """Images scored at once."""
     queue_size: int = 1024
@@ -58,13 +58,13 @@ class ServerSettings:
     max_images: int = 4096
     """Images and frames per request, of any size."""
     max_connections: int = 256
-    """Per address."""
+    """Connections per address."""
     max_video_mib: int = 256
     """MiB per request with videos."""
     max_video_mpixels: int = 128
     """Million pixels per video."""
     grace: float = 30.0
-    """Seconds to finish what was accepted, after a signal."""
+    """Seconds to finish accepted requests after a signal."""
 
     def __post_init__(self) -> None:
         check_counts(THREADS, threads=self.threads)
@@ -77,7 +77,7 @@ class ServerSettings:
 
     @property
     def limits(self) -> Limits:
-        """What a request may be."""
+        """The limits of a request."""
         return Limits(
             max_bytes=self.max_mib * 2**20, max_pixels=self.max_mpixels * 10**6, max_items=self.max_items,
             max_video_bytes=self.max_video_mib * 2**20, max_video_pixels=self.max_video_mpixels * 10**6,
@@ -87,12 +87,12 @@ class ServerSettings:
 
     @property
     def hosts(self) -> set[str]:
-        """Names under which a server without token may be asked, besides those of this machine."""
+        """Names besides those of this machine that clients may use for a server without token."""
         return {name.lower().rstrip(".") for name in (self.host, *self.allow_host)}
 
 
 class _Plain(logging.Formatter):
-    """Lines and tracebacks without secrets and control characters."""
+    """Formats log lines and tracebacks without secrets and control characters."""
 
     def format(self, record: logging.LogRecord) -> str:
         return printable(without_secrets(super().format(record)))
@@ -109,7 +109,7 @@ def load_app(
     token: str | None,
     replica: int | None = None,
 ) -> tuple[FastAPI, Rows]:
-    """Loads the rewards; the application that serves them, and what it serves."""
+    """Loads the rewards; returns the application that serves them, and what it serves."""
     rewards = load_rewards(specs, device)
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_Plain("%(asctime)s %(message)s"))
@@ -119,14 +119,14 @@ def load_app(
 
 
 def count_death(before: int, lived: float) -> tuple[int, float]:
-    """Deaths of a process in a row, with this one after so many seconds, and how long to wait before its next life."""
+    """Counts deaths of a process in a row, given its seconds of life, and the wait before its restart."""
     deaths = 0 if lived > _LIVED else before + 1
     return deaths, min(_LONGEST_WAIT, _FIRST_WAIT * 2.0 ** min(max(deaths - 1, 0), 30))
 
 
 def threads_of(asked: ServerSettings) -> int:
-    """Threads of torch in one process. By default the other half of the cores decodes images and speaks HTTP.
+    """Threads of torch in one process. By default the other half of the cores decodes images and handles HTTP.
 
-    Where both fight for cores, torch's threads wait for each other.
+    If both compete for cores, torch's threads wait for each other.
     """
     return asked.threads or max(1, (os.cpu_count() or 1) // 2 // asked.replicas)

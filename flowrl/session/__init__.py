@@ -1,1 +1,1 @@
-"""A training from its configuration to its result: what is checked before, what is told after."""
+"""A training run from its configuration to its result: the checks before it and the summary after it."""

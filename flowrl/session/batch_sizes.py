@@ -1,4 +1,4 @@
-"""The batch sizes that a run takes: the largest that divide its images, at most those that are set."""
+"""The batch sizes of a run: the largest that divide its images and do not exceed the configured ones."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from flowrl.session.preflight import recipe_of
 
 
 def geometry_of(config: TrainConfig, ranks: int) -> Geometry:
-    """How the images of an iteration are split on one of the processes that draw images of their own. Raises
-    ValueError: they do not divide by these processes, or groups cannot be kept whole."""
+    """How one process splits its images of an iteration; only processes that draw images of their own count as `ranks`.
+    Raises ValueError: the images do not divide by these processes, or a group would be split."""
     geometry = config.resolve_batch(ranks)
     micro = recipe_of(config).counts(config).micro_batch_size
     if micro is None:
@@ -21,7 +21,7 @@ def geometry_of(config: TrainConfig, ranks: int) -> Geometry:
 
 
 def sizes_line(config: TrainConfig, ranks: int) -> str:
-    """Which batch sizes are smaller than those that are set, and why; empty where none is."""
+    """Names the batch sizes that are smaller than configured, with the reason; empty if there are none."""
     geometry = geometry_of(config, ranks)
     own = geometry.images_per_process
     found = []

@@ -1,4 +1,4 @@
-"""Checkpoints that were distilled to few steps: which they are, what is known of tuning them, and what helps."""
+"""Checkpoints distilled to few steps: how to recognise them, what is known about tuning them, and what helps."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from flowrl.session.preflight import recipe_of
 from flowrl.training.model_files import location_of
 
 FEW = 8
-"""Steps that a few-step checkpoint is published for, at most."""
+"""Largest published number of steps of a few-step checkpoint."""
 NAMES = ("turbo", "lightning", "schnell", "distill", "hyper-sd", "lcm")
 """Words in the names of such checkpoints."""
 
@@ -21,7 +21,7 @@ SMALL_CLIP = 1e-5
 
 
 def is_few_step(settings: PipelineConfig) -> bool:
-    """Whether a model draws in few steps because it was distilled: its table entry, its index or its name says so."""
+    """Whether a model is distilled to few steps, by its entry in the table of checkpoints, its index or its name."""
     model = location_of(settings)
     known = published(model)
     if known is not None:
@@ -31,7 +31,7 @@ def is_few_step(settings: PipelineConfig) -> bool:
 
 
 def undistilled(model: str) -> str | None:
-    """The published checkpoint of the same family, of the same network if there is one, that is not distilled."""
+    """A published checkpoint of the family that is not distilled, with the same network if there is one."""
     known = checkpoints()
     own = known.get(model)
     if own is None:
@@ -42,7 +42,7 @@ def undistilled(model: str) -> str | None:
 
 
 def few_step_advice(config: TrainConfig) -> tuple[str, ...]:
-    """What is known of tuning a few-step checkpoint by the run's recipe, then what helps; nothing of other models."""
+    """What is known about tuning a few-step checkpoint with this recipe, then what helps; empty for other models."""
     if not is_few_step(config.pipeline) or recipe_of(config).REGRESSES is None:
         return ()
     name = config.pipeline.model
@@ -76,5 +76,5 @@ def few_step_advice(config: TrainConfig) -> tuple[str, ...]:
 
 
 def watches_sharpness(config: TrainConfig) -> bool:
-    """Whether a reward tells how much fine detail images have: a JPEG file is small where there is little."""
+    """Whether a reward measures fine detail: an image with little of it makes a small JPEG file."""
     return any((reward.name or "").startswith("jpeg_") for reward in (*config.rewards, *config.eval.rewards))

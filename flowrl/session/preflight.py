@@ -1,6 +1,6 @@
-"""What `flowrl train` refuses before anything loads; `plan`, `doctor` and others ask here too.
+"""Refuses what cannot train before anything loads; `plan`, `doctor` and other commands use the same checks.
 
-Everything that is wrong is told at once. A section is checked by itself, and what sections say together where the whole
+Reports all faults at once. Each section is checked by itself; the sections are checked together only if the whole
 configuration could be read.
 """
 
@@ -32,37 +32,37 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True, slots=True)
 class Looked:
-    """What was looked at."""
+    """What the checks read and found."""
 
     prompts: RunPrompts | None = None
-    """Of the run, none of a file that could not be read; None where no file is known."""
+    """Prompts of the run, without the files that could not be read; None if no file is known."""
     faults: list[str] = field(default_factory=list)
-    """All that is wrong, each a sentence of its own."""
+    """All faults, one sentence each."""
     of_prompts: list[str] = field(default_factory=list)
-    """Those faults that are about files of prompts."""
+    """The faults among them that concern prompt files."""
     family: ModelFamily | None = None
-    """Of the model, where it is known."""
+    """Family of the model, if it is known."""
     lora: Lora | None = None
-    """That the run starts from, where there is one."""
+    """The LoRA that the run starts from, if there is one."""
     rewards: dict[int, CheckedReward] = field(default_factory=dict)
-    """Those entries, by identity, whose options are right."""
+    """The rewards whose options are right, by the identity of their entry."""
 
 
 def recipe_of(config: TrainConfig) -> Any:
     """The module of the recipe.
 
-    `check(config)` refuses settings before anything loads, `objective_of(config)` is what it trains with,
-    `counts(config)` what a run will take (`flowrl.recipes.counting.RecipeCounts`), `only_here(config)` why workers
-    cannot draw for it, `trained_scale(config)` the guidance of the velocity that is trained, `THROUGH_REWARDS` whether
-    gradients come through decoder and rewards, `REGRESSES` whether it trains the network to predict what many
-    steps lead to, None where it keeps to the states of its own steps, and `main(ready, run)` trains.
+    It has `check(config)`, which refuses settings before anything loads; `objective_of(config)`, its loss;
+    `counts(config)`, what a run takes (`flowrl.recipes.counting.RecipeCounts`); `only_here(config)`, why workers cannot
+    draw for it; `trained_scale(config)`, the guidance of the trained velocity; `THROUGH_REWARDS`, whether gradients
+    pass through decoder and rewards; `REGRESSES`, whether the network learns to predict the result of many steps (None
+    if it keeps to the states of its own steps); and `main(ready, run)`, which trains.
     """
     return importlib.import_module(f"flowrl.recipes.{config.recipe}")
 
 
 def load_checked(path: str | Path | Mapping[str, Any], overrides: Settings = (), *, here: bool = True) -> TrainConfig:
-    """As `load_config`; of a configuration that it refuses, what else is wrong is told too. Raises ConfigError: as
-    `load_config`, with what `preflight` would refuse of the sections that are right."""
+    """Loads a configuration like `load_config`. Raises ConfigError: as `load_config`; the message adds what `preflight`
+    would refuse in the valid sections."""
     try:
         return load_config(path, overrides)
     except ConfigError as error:
@@ -74,10 +74,10 @@ def load_checked(path: str | Path | Mapping[str, Any], overrides: Settings = (),
 def more_faults(
     path: str | Path | Mapping[str, Any], overrides: Settings, error: ConfigError, *, here: bool = True
 ) -> list[str]:
-    """What else is wrong with a configuration that cannot be read whole.
+    """Further faults of a configuration that could be read only in part.
 
-    Of one that ships nothing is: where every setting on top of it is refused already, nothing is looked at, so that a
-    slip in a key is told at once and not after seconds of imports.
+    A shipped configuration has none. If every setting on top of one is refused already, this checks nothing: you learn
+    of a misspelt key at once, not after seconds of imports.
     """
     shipped = not isinstance(path, Mapping) and Path(path) in config_files().values()
     if not error.rest or (shipped and all(key in str(error) for key in setting_keys(overrides))):
@@ -87,14 +87,14 @@ def more_faults(
 
 
 def preflight(config: TrainConfig, *, here: bool = True, stand_in: bool = False) -> Ready:
-    """Checks whatever can be checked without weights, prompt files, rewards, model folder, LoRA targets, device, and
-    resolves it once.
+    """Resolves a configuration once; checks what needs no weights: prompts, rewards, model folder, LoRA targets,
+    device.
 
     Args:
-        here: whether this machine trains; else it may lack the device and the attention kernel.
-        stand_in: whether other prompts stand for those of the run, so that it is not asked whether they fit.
+        here: whether this machine trains; otherwise it may lack the device and the attention kernel.
+        stand_in: whether other prompts replace those of the run; whether they fit is then not checked.
 
-    Raises ValueError: all that is wrong: what was given, what is allowed and what to change.
+    Raises ValueError: all faults, each with what was given, what is allowed and what to change.
     """
     looked = look(config, here=here, fitting=not stand_in)
     if looked.faults:
@@ -104,7 +104,7 @@ def preflight(config: TrainConfig, *, here: bool = True, stand_in: bool = False)
 
 
 def resolve(config: TrainConfig, prompts: RunPrompts, looked: Looked | None = None) -> Ready:
-    """What a run of settings that work is made of; `looked` is what was found where they were checked."""
+    """Resolves valid settings into the parts of a run; `looked` is what the checks found."""
     from flowrl.credit import CREDIT
     from flowrl.rewards.base.specs import check_reward
     from flowrl.training.model_files import location_of
@@ -139,13 +139,13 @@ def resolve(config: TrainConfig, prompts: RunPrompts, looked: Looked | None = No
 def look(
     config: TrainConfig | Mapping[str, Any], *, here: bool = True, only_here: bool = False, fitting: bool = True
 ) -> Looked:
-    """Looks for all that is wrong with a configuration, or with those sections of one that could be read.
+    """Looks for all faults of a configuration, or of the sections that could be read.
 
     Args:
         config: the settings, or top-level keys with their values.
         here: whether this machine trains.
-        only_here: whether files of prompts that are not here are left out.
-        fitting: whether prompts are to fit model and rewards.
+        only_here: whether to skip prompt files that are not on this machine.
+        fitting: whether to check that prompts fit the model and the rewards.
     """
     given = config if isinstance(config, Mapping) else {one.name: getattr(config, one.name) for one in fields(config)}
     looked = Looked()
@@ -169,7 +169,7 @@ def look(
 
 
 def _of_sections(given: Mapping[str, Any], looked: Looked, *, here: bool) -> Iterator[Callable[[], object]]:
-    """Checks of sections that need no other."""
+    """Checks each section that needs no other."""
     from flowrl.rewards.base.specs import check_reward
     from flowrl.training.parts import check_pipeline
     from flowrl.training.processes.devices import check_device
@@ -195,13 +195,13 @@ def _of_sections(given: Mapping[str, Any], looked: Looked, *, here: bool) -> Ite
 
 
 def _entries(given: Mapping[str, Any], *, trained: bool = False) -> tuple[RewardConfig, ...]:
-    """The rewards of a configuration; with `trained` those of training alone."""
+    """The rewards of a configuration, or only those of training if `trained`."""
     own: tuple[RewardConfig, ...] = given.get("rewards", ())
     return own if trained or "eval" not in given else (*own, *given["eval"].rewards)
 
 
 def _read(settings: PromptsConfig, looked: Looked, *, only_here: bool) -> None:
-    """Reads all files of prompts that can be read; raises what is wrong with the others."""
+    """Reads all prompt files that can be read, then raises the faults of the others."""
     from flowrl.training.parts import read_prompts
     from flowrl.training.prompting import RunPrompts
 
@@ -218,7 +218,7 @@ def _read(settings: PromptsConfig, looked: Looked, *, only_here: bool) -> None:
 
 
 def _of_prompts(given: Mapping[str, Any], looked: Looked) -> Iterator[str]:
-    """What prompts lack for the model and for the rewards, or have beyond what the model takes."""
+    """What prompts lack for the model and the rewards, or give that the model does not take."""
     from flowrl.generation.prompt_checks import reward_faults, source_faults, sources_taken
     from flowrl.training.model_files import location_of
     from flowrl.training.parts import family_options
@@ -243,7 +243,7 @@ def _of_prompts(given: Mapping[str, Any], looked: Looked) -> Iterator[str]:
 
 
 def _of_whole(config: TrainConfig, looked: Looked, *, here: bool) -> Iterator[Callable[[], object]]:
-    """Checks of what sections say together."""
+    """Checks whether the sections fit together."""
     from flowrl.config.together import check_together
     from flowrl.pipelines.arithmetic.compiling import check_compile
     from flowrl.pipelines.weights.quantize import check_quantize
@@ -292,7 +292,7 @@ def _of_whole(config: TrainConfig, looked: Looked, *, here: bool) -> Iterator[Ca
 
 
 def _check_number(config: TrainConfig, looked: Looked) -> None:
-    """Refuses fewer prompts than are drawn apart in an iteration."""
+    """Refuses too few prompts for an iteration that draws different ones."""
     train = () if looked.prompts is None else looked.prompts.train
     if config.curriculum.sampling == "gaussian" and 0 < len(train) < config.prompts_per_step:
         raise ValueError(
@@ -302,7 +302,7 @@ def _check_number(config: TrainConfig, looked: Looked) -> None:
 
 
 def _check_trained(config: TrainConfig, known: ModelFamily, looked: Looked) -> None:
-    """Refuses weights that cannot be trained, or layers that there are none of."""
+    """Refuses weights that cannot be trained and names of layers that match none."""
     from flowrl.pipelines.shared.full_checks import check_full
     from flowrl.pipelines.weights.lora import refuse_other_network
     from flowrl.training.model_files import location_of
@@ -320,7 +320,7 @@ def _check_trained(config: TrainConfig, known: ModelFamily, looked: Looked) -> N
 
 
 def _check_negative(config: TrainConfig, known: ModelFamily) -> None:
-    """Refuses to leave out, or to recompute, a half of guidance that is not there."""
+    """Refuses to skip or recompute the negative half of guidance if there is no such half."""
     from flowrl.training.model_files import location_of
 
     trained, scale = config.sampler.train_negative, recipe_of(config).trained_scale(config)
@@ -334,7 +334,7 @@ def _check_negative(config: TrainConfig, known: ModelFamily) -> None:
 
 
 def check_arithmetic(config: TrainConfig) -> None:
-    """Refuses an arithmetic of autoencoder or rewards that the device of the run does not have."""
+    """Refuses an arithmetic for autoencoder or rewards that the run's device does not support."""
     from flowrl.runtime.precision import refuse_unable
     from flowrl.training.processes.devices import device_kind
 

@@ -1,4 +1,4 @@
-"""Which model the KL of a run that goes on from a LoRA is taken to."""
+"""The reference model of the KL if a run starts from a LoRA."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from flowrl.config.train import TrainConfig
 
 
 def reference_notes(config: TrainConfig) -> tuple[str, ...]:
-    """That the reference of a run from a LoRA is the model without it; nothing of other runs."""
+    """A note that the reference of a run from a LoRA is the model without that LoRA; empty for other runs."""
     lora, beyond = config.policy.init_lora, config.num_iterations + 1
     if lora is None or config.kl_coef == 0 or config.kl_reference != "base":
         return ()

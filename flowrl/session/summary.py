@@ -1,4 +1,4 @@
-"""The last words of a run: what improved, by how much, where the files are, what to try next."""
+"""The summary at the end of a run: what improved, by how much, where the files are, what to try next."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ OFFLINE = "wandb/offline-run-*"
 
 
 def summarise(folder: Path, config: TrainConfig, report: Path | None, *, finished: bool) -> str:
-    """What came out in words, at most 80 columns but for long paths; writes `summary.json` of a finished run."""
+    """The results in at most 80 columns, except for long paths; writes `summary.json` of a finished run."""
     path, quoted = folder / "metrics.jsonl", shlex.quote(str(folder))
     rows = read_json_lines(path) if path.exists() else []
     rewards = [row["reward"] for row in rows if "reward" in row]
@@ -84,7 +84,7 @@ def _places(folder: Path, config: TrainConfig, report: Path | None) -> list[str]
 
 
 def _number(value: float | None) -> str:
-    """Three decimals where they tell something, else scientific; an unknown value is a dash."""
+    """A number with three decimals, or in scientific notation if these would hide it; a dash if it is unknown."""
     if value is None or not math.isfinite(value):
         return "-"
     return f"{value:.3f}" if value == 0 or 1e-2 <= abs(value) < 1e6 else f"{value:.3g}"
@@ -93,8 +93,8 @@ def _number(value: float | None) -> str:
 def _held_out_rewards(
     before: list[Row], after: list[Row], rows: list[dict[str, Any]], word: str, *, besides_geneval: bool
 ) -> tuple[list[str], dict[str, Any]]:
-    """First and last evaluation of every reward and their difference by prompts, which are called `word`; perhaps
-    without GenEval's, whose verdicts have a table of their own."""
+    """First and last evaluation of every reward and their difference over prompts, which are called `word`. GenEval's
+    may be left out, because its verdicts have a table of their own."""
     names = [
         key.removeprefix("eval/reward/").removesuffix("_low")
         for key in next((row for row in rows if any(key.startswith("eval/reward/") for key in row)), {})
@@ -125,8 +125,7 @@ def _cell(value: float, form: str) -> str:
 
 
 def _change(before: list[Row], after: list[Row], metric: str) -> tuple[float, float, Interval, str]:
-    """Means of a reward and its mean difference over the samples with a score both times, and why it has no interval
-    ("" where it has)."""
+    """Both means of a reward, the mean difference over samples scored twice, and why it has no interval (or "")."""
     start, end = partners(score_rows(before, metric), score_rows(after, metric))
     if not start:
         return UNKNOWN.mean, UNKNOWN.mean, UNKNOWN, untold(start, end)
@@ -136,7 +135,7 @@ def _change(before: list[Row], after: list[Row], metric: str) -> tuple[float, fl
 
 
 def _try(folder: Path, config: TrainConfig) -> str:
-    """A command that samples from the run, with a prompt that it was evaluated on, or trained on where it was not."""
+    """A command that samples from the run with one of its evaluation prompts, or with a training prompt."""
     first = shown_prompts(folder / "samples", [])[:1]
     asked: Mapping[str, Any] = first[0] if first else {}
     if not first:
@@ -153,7 +152,7 @@ def _try(folder: Path, config: TrainConfig) -> str:
 
 
 def _scores(first: list[Row], last: list[Row], word: str) -> tuple[list[str], dict[str, Any]]:
-    """The table of GenEval scores before and after, and its numbers; nothing where there are no verdicts."""
+    """The table of GenEval scores before and after, and its numbers; empty if there are no verdicts."""
     before, after = score_rows(first, SCORE), score_rows(last, SCORE)
     pair = partners(before, after)
     if not pair[0]:

@@ -1,4 +1,4 @@
-"""Training: checks everything that can be known before a model loads, runs the recipe, and says what came out."""
+"""Training: checks what it can before a model loads, runs the recipe, and prints the result."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ if TYPE_CHECKING:
     from flowrl.training.run import Run, Watcher
 
 DEFAULT_CONFIG = "tiny_recommended"
-"""What is trained where nothing is said."""
+"""The configuration that is trained if you name none."""
 Fit = Callable[[TrainConfig, str, int], Sequence[str]]
-"""Settings, as `key=value`, with which a run of this name fits a card of so many GB."""
+"""Returns the settings, as `key=value`, that make a run with this name fit a card of so many GB."""
 Page = Callable[[Path], object]
-"""Writes the report of a run folder, and returns where."""
+"""Writes the report of a run folder and returns its path."""
 
 
 @public
@@ -55,9 +55,9 @@ def train(
 
     Args:
         config: a YAML file, the name of one that ships, or a mapping of settings; None trains the embedded model, and
-            is what `resume` needs.
-        card: memory of a card in GB. The run takes what `flowrl.plan` would change for such cards, prints it, and keeps
-            it in its configuration.
+            is required with `resume`.
+        card: memory of a card in GB. The run makes the changes that `flowrl.plan` proposes for such a card, prints
+            them, and keeps them in its configuration.
         on_iteration: a function that the main process calls after each iteration with the iteration's number and its
             row of metrics, once the row is in `metrics.jsonl` (None for a number that is not finite). If it returns
             False, the run is saved and stops, as after Ctrl-C, and `resume` continues it. If it raises an error, the
@@ -100,7 +100,7 @@ def train(
 def _train(
     given: str | Mapping[str, Any] | None, settings: Mapping[str, Any], watcher: Watcher | None, page: Page | None
 ) -> tuple[Path, bool, str]:
-    """Starts or continues a run; returns its folder, whether it came to its end, and what came out in words."""
+    """Starts or continues a run; returns its folder, whether it finished, and the summary."""
     resumed = _resume_folder(given, settings)
     if resumed is None:
         config, name, wanted, text = _new_run(given, settings)
@@ -148,7 +148,7 @@ def _train(
 def _new_run(
     given: str | Mapping[str, Any] | None, settings: Mapping[str, Any]
 ) -> tuple[TrainConfig, str, Path | None, str]:
-    """Settings, name, folder and text of the configuration of a new run; what needs no heavy import is checked."""
+    """Checks what needs no heavy import; returns settings, name, folder and configuration text of a new run."""
     path, name = named_config(DEFAULT_CONFIG if given in (None, "") else given)
     config = load_checked(path, settings)
     if config.resume is not None:
@@ -168,7 +168,7 @@ def _new_run(
 
 
 def _note_beginning(run: Run, ready: Ready, *, resumed: bool) -> None:
-    """Says what is trained, and what of it is not as somebody may think."""
+    """Prints what is trained, and what you may not expect of it."""
     if not run.main:
         return
     config = ready.config
@@ -206,7 +206,7 @@ def _note_beginning(run: Run, ready: Ready, *, resumed: bool) -> None:
 
 @contextmanager
 def with_workers(config: TrainConfig, run: Run) -> Iterator[None]:
-    """Gives a run the workers that it asks for; however it ends, they and what was started for them end with it."""
+    """Gives a run the workers that it asks for. However it ends, they end with all that was started for them."""
     workers = config.workers
     if not (workers.rollouts or workers.rewards):
         yield
@@ -232,7 +232,7 @@ def with_workers(config: TrainConfig, run: Run) -> Iterator[None]:
 
 
 def _refuse_secrets(config: TrainConfig) -> None:
-    """Refuses passwords and tokens among the settings: config.yaml, the manifest and trackers would hold them."""
+    """Refuses passwords and tokens in settings, because config.yaml, the manifest and trackers would store them."""
 
     def look(value: Any, key: str) -> None:
         if isinstance(value, Mapping):
@@ -252,10 +252,10 @@ def _refuse_secrets(config: TrainConfig) -> None:
 
 
 def _close_failed(error: BaseException, run: Run, page: Page | None, *, resumed: bool, kept: bool) -> str:
-    """Leaves the folder of a run that an error stopped in order, and says what happened and how to go on.
+    """Puts the folder of a failed run in order, and says what happened and how to continue.
 
-    A run that had begun gets `error.log`, the error in its manifest, and a report. Of a new one that had not, nothing
-    stays but its folder where it was there before (`kept`); one to be continued that had not is left as it was.
+    A run that had begun gets `error.log`, the error in its manifest, and a report. If a new run had not begun, nothing
+    stays except a folder that existed before (`kept`). If a resumed run had not begun, its folder stays as it was.
     """
     from flowrl.training.watchdog import Diverged
 
@@ -289,7 +289,7 @@ def _close_failed(error: BaseException, run: Run, page: Page | None, *, resumed:
 
 
 def _of_another(error: BaseException) -> BaseException:
-    """An error, or where it says no more than that another process ended, what that one has said before."""
+    """The error; if it says only that another process ended, what that process said before."""
     words = words_left() if lost_process(error) else {}
     if not words:
         return error
@@ -310,7 +310,7 @@ def _way_on(folder: Path) -> str:
 
 
 def _is_finished(folder: Path, config: TrainConfig) -> bool:
-    """Whether a run has nothing left to do, which is then said; one that was ended before its report has."""
+    """Whether a run has nothing left to do; if so, says it. A run without its report still has to write it."""
     from flowrl.runs.evaluation_rows import evaluations, read_rows
     from flowrl.training.budget import share_spent
     from flowrl.training.checkpoints import find_checkpoint
@@ -344,7 +344,7 @@ def _is_finished(folder: Path, config: TrainConfig) -> bool:
 
 
 def _resume_folder(given: str | Mapping[str, Any] | None, settings: Mapping[str, Any]) -> Path | None:
-    """The folder of the run to continue, `resume`; None where it is not given."""
+    """The folder of the run to continue, from `resume`; None if it is not given."""
     wanted = settings.get("resume")
     run = wanted.partition("=")[2] if isinstance(wanted, Typed) else getattr(wanted, "folder", wanted)
     if run is None or (isinstance(wanted, Typed) and run in ("null", "~")):
@@ -359,7 +359,7 @@ def _resume_folder(given: str | Mapping[str, Any] | None, settings: Mapping[str,
 
 
 def _refuse_beside(run: str, given: str | Mapping[str, Any] | None, settings: Mapping[str, Any]) -> None:
-    """Refuses a configuration, or settings that are a run's own, beside a run to continue."""
+    """Refuses a configuration, or settings that belong to the run itself, together with a run to continue."""
     words = [
         str(value) if isinstance(value, Typed) else f"{key}={value}"
         for key, value in settings.items()

@@ -1,20 +1,20 @@
-"""Statistics of a comparison: intervals over training seeds and prompts together, and what many comparisons cost.
+"""Statistics of a comparison: intervals over training seeds and prompts together, and the cost of many comparisons.
 
 Every seed of a method answers the same prompts, so seeds and prompts cross. With
 
     A   variance of the mean over seeds, from the spread of the seeds' scores: s² / S
-    B   variance of the mean over prompts, of every image its mean over seeds (`flowrl.statistics.means`)
-    C   what A and B both hold: the same of each seed's deviations from those means, over S (S - 1)
+    B   variance of the mean over prompts, each image taken as its mean over seeds (`flowrl.statistics.means`)
+    C   the part in both A and B: the same for each seed's deviations from those means, over S (S - 1)
 
 the variance of the mean over seeds and prompts is A + max(B - C, 0), and its interval Student's with Satterthwaite's
-degrees of freedom. The p of a difference is that of Student's t over the seeds' differences: it asks whether training
-again would find a difference on these prompts, and needs no assumption about how much seeds spread. Shares of verdicts
-move in steps of one image, so that few seeds can agree by chance: their standard deviation counts for no less than that
-of rounding to such steps, step / sqrt(12) (Sheppard 1898). Numbers that agree in all seeds have no spread to go by:
-bounds and p are NaN.
+degrees of freedom. The p of a difference comes from Student's t over the seeds' differences. It asks whether training
+again would find a difference on these prompts, and assumes nothing about the spread of seeds. Shares of verdicts move
+in steps of one image, so a few seeds can agree by chance. Their standard deviation is therefore taken as at least that
+of rounding to such steps, step / sqrt(12) (Sheppard 1898). If other numbers agree in all seeds, their spread is
+unknown, and bounds and p are NaN.
 
-Trainings are paired by their seed alone. Those of unlike seeds share nothing, so that any order of them is arbitrary:
-their A and C are the sums of both sides' (Welch 1947), and only prompts are paired.
+Trainings are paired only by seed. Trainings with different seeds share nothing, so any pairing would be arbitrary: A
+and C are then the sums over both sides (Welch 1947), and only prompts are paired.
 
 Letters: S seeds, N images, T tasks.
 """
@@ -62,14 +62,14 @@ class Estimate:
     """A mean over seeds and prompts."""
 
     interval: Interval
-    """Over training seeds and prompts; of a single seed over prompts alone."""
+    """Over training seeds and prompts; for a single seed, over prompts only."""
     seeds: Interval
     """Student's interval over the seeds' means, on these prompts; NaN bounds for a single seed."""
     p: float
     """Of `seeds` against 0, two-sided; NaN for a single seed."""
     detectable: float
-    """The smallest true value that Student's test over so many seeds would find with 80 % power at 5 %, two-sided, were
-    their spread the one seen (noncentral t); NaN for a single seed."""
+    """The smallest true value that Student's test over as many seeds finds with 80 % power at 5 %, two-sided, if their
+    spread is the observed one (noncentral t); NaN for a single seed."""
 
     @property
     def mean(self) -> float:
@@ -81,7 +81,7 @@ def crossed_estimate(runs: Sequence[Rows], *, by_task: bool = True) -> Estimate:
     """Mean over seeds of a score, with its uncertainty.
 
     Args:
-        runs: [S] the same images (task, prompt, sample) of every seed.
+        runs: [S] rows of the same images (task, prompt, sample) for every seed.
         by_task: the score is the mean over tasks of the mean over a task's images ("macro"); else over all images.
 
     Raises ValueError: no runs, or runs with different images.
@@ -90,8 +90,8 @@ def crossed_estimate(runs: Sequence[Rows], *, by_task: bool = True) -> Estimate:
 
 
 def crossed_difference(before: Mapping[int, Rows], after: Mapping[int, Rows], *, by_task: bool = True) -> Estimate:
-    """`crossed_estimate` of after minus before, both seed -> images, from the differences of the same seed and image.
-    Raises ValueError: a seed that one side alone has, or an image without its partner."""
+    """The `crossed_estimate` of after minus before, from the differences of the same seed and image; both map a seed to
+    its images. Raises ValueError: only one side has a seed, or an image."""
     if lonely := before.keys() ^ after.keys():
         raise ValueError(
             f"seed {min(lonely, key=str)} was trained on one side only: trainings are paired by their seed, and in no "
@@ -101,8 +101,9 @@ def crossed_difference(before: Mapping[int, Rows], after: Mapping[int, Rows], *,
 
 
 def independent_difference(before: Sequence[Rows], after: Sequence[Rows], *, by_task: bool = True) -> Estimate:
-    """The mean of after minus that of before where their trainings share no seeds: Welch's, prompts paired. A side of
-    a single training adds no spread: what is found is of it alone. Raises ValueError: as `crossed_estimate`."""
+    """The mean of after minus the mean of before if their trainings share no seeds: Welch's, with paired prompts. A
+    side with a single training adds no spread: the result holds for it only. Raises ValueError: as
+    `crossed_estimate`."""
     parts, ends = strata([*after, *before])
     changed = {VERDICTS: CHANGES, SHARES: SHARE_CHANGES}.get(ends) if ends else None
     return estimate_of(parts, changed, by_task=by_task, against=len(before))
@@ -123,8 +124,8 @@ def holm(p: Mapping[str, float]) -> dict[str, float]:
 
 
 def aligned(curves: Sequence[Curve]) -> tuple[Float[np.ndarray, " n"], Float[np.ndarray, " s n"]]:
-    """Curves interpolated linearly at every cost that one of them has, as far as all of them go: so how costs differ
-    between seeds is part of their spread."""
+    """Interpolates curves linearly at every cost of any curve, as far as all curves reach, so that their spread
+    includes how costs differ between seeds."""
     costs = np.unique(np.concatenate([np.asarray(cost, dtype=np.float64) for cost, _ in curves]))
     costs = costs[costs <= min(max(cost) for cost, _ in curves)]
     return costs, np.stack([np.interp(costs, cost, score) for cost, score in curves])
@@ -137,7 +138,7 @@ def mean_curve(curves: Sequence[Curve]) -> tuple[Float[np.ndarray, " n"], Float[
 
 
 def cost_to_reach(cost: ArrayLike, score: ArrayLike, target: float) -> float:
-    """The cost at which a curve first reaches a score, interpolated linearly; infinite where it never does."""
+    """The cost at which a curve first reaches a score, interpolated linearly; infinite if it never does."""
     costs, scores = np.asarray(cost, dtype=np.float64), np.asarray(score, dtype=np.float64)
     reached = np.flatnonzero(scores >= target - 1e-12)
     if not len(reached):
@@ -147,12 +148,12 @@ def cost_to_reach(cost: ArrayLike, score: ArrayLike, target: float) -> float:
 
 
 def cost_interval(curves: Sequence[Curve], target: float) -> Interval:
-    """What it costs until the mean of the seeds' curves reaches `target`, with bounds over other seeds.
+    """The cost at which the mean of the seeds' curves reaches `target`, with bounds over other seeds.
 
-    The bounds hold every cost at which Student's test over the seeds does not tell their scores, interpolated linearly,
-    from the target (the inversion of Fieller 1954), up to where they have passed it. `high` is infinite where that
-    holds of the last: the mean of other seeds might never get there. NaN bounds for one seed, where all agree, and
-    where the mean does not reach it.
+    The bounds hold every cost at which Student's test over the seeds cannot tell their interpolated scores from the
+    target, up to where they have passed it (the inversion of Fieller 1954). If this includes the last cost, `high` is
+    infinite: the mean of other seeds might never reach the target. The bounds are NaN for one seed, if all seeds agree,
+    or if the mean does not reach the target.
     """
     costs, score_SN = aligned(curves)
     mean = cost_to_reach(costs, score_SN.mean(axis=0), target)
@@ -171,15 +172,15 @@ def cost_interval(curves: Sequence[Curve], target: float) -> Interval:
 
 
 def cost_ratio(reference: Sequence[Curve], method: Sequence[Curve], target: float) -> Interval:
-    """How many times less a method costs to a score: t / u with t the reference's `cost_interval` and u the method's.
+    """How many times less a method costs to reach a score: t / u, with t the reference's `cost_interval` and u its own.
 
     Sides are curves (cost, score), one for each seed. The bounds are joined on the logarithm (Zou and Donner 2008):
 
         low  = t / u exp(-sqrt(ln²(t / t_low) + ln²(u_high / u)))
         high = t / u exp(+sqrt(ln²(t_high / t) + ln²(u / u_low)))
 
-    `high` is infinite where the reference might never reach the score, `low` 0 where the method might not. Choose a
-    target below the reference's plateau: on it one cost is as good as another. NaN where a mean does not reach it.
+    `high` is infinite if the reference might never reach the score; `low` is 0 if the method might never reach it.
+    Choose a target below the reference's plateau, where costs are arbitrary. NaN if a mean does not reach it.
     """
     sides = [cost_interval(curves, target) for curves in (reference, method) if curves]
     if len(sides) < 2 or not all(0 < side.mean < math.inf for side in sides):
@@ -191,13 +192,13 @@ def cost_ratio(reference: Sequence[Curve], method: Sequence[Curve], target: floa
 
 
 def estimate_of(parts: Mapping[str, Stratum], ends: Range | None, *, by_task: bool, against: int = 0) -> Estimate:
-    """The estimate of scores, or of differences, from what `strata` gives of S runs.
+    """The estimate of scores, or of differences, from the `strata` of S runs.
 
     Args:
         parts: values of all runs.
-        ends: of the values, or of their differences.
-        by_task: as of `crossed_estimate`.
-        against: the last so many runs are those of another method, with seeds of their own, and are subtracted.
+        ends: ends of the values, or of their differences.
+        by_task: as for `crossed_estimate`.
+        against: number of last runs that belong to another method with seeds of its own, and are subtracted.
     """
     weights, held = weights_of(parts, by_task=by_task)
     count = len(next(iter(parts.values()))[0])

@@ -1,14 +1,13 @@
-"""How far generated images are from real ones: a kernel distance of two sets of feature vectors, with intervals.
+"""The distance of generated images from real ones: a kernel distance of two sets of features, with intervals.
 
 The squared maximum mean discrepancy (Gretton et al. 2012), unbiased, in float64:
 
     distance = mean k(a, a') + mean k(b, b') - 2 mean k(a, b),        k(x, y) = exp(-|x - y|² / (2 D))
 
-The kernel is bounded, so that a few broken images do not decide; it is meant for features of about unit variance, as
-CMMD's (arXiv 2401.09603). The distance is 0 on average where both sets come from one distribution, so that single
-values may be negative, and unlike Fréchet's distance it does not shrink as images are added. The means run over pairs
-of different labels: images of one prompt resemble each other, and pairs of them would weigh more in a resample than in
-the sample.
+The kernel is bounded, so a few broken images do not dominate. Like CMMD's (arXiv 2401.09603), it suits features of
+about unit variance. If both sets come from one distribution, the distance is 0 on average, so single values may be
+negative. Unlike Fréchet's distance, it does not shrink as images are added. The means run over pairs with different
+labels, because images of one prompt resemble each other: their pairs would weigh more in a resample than otherwise.
 
 Letters: N generated images and as many real ones, D features, U labels, R resamples.
 """
@@ -35,8 +34,8 @@ def kernel_interval(
 ) -> Interval:
     """The distance of two sets of feature vectors, with a percentile bootstrap interval from R = `num_resamples`.
 
-    Labels are drawn with replacement, with all that is theirs in both sets. For sets that differ: where both come from
-    one distribution the statistic is degenerate, and an interval says no more than "near 0".
+    Each resample draws labels with replacement, and takes all their rows in both sets. The interval is meant for sets
+    that differ: if both come from one distribution, the statistic is degenerate and the interval says only "near 0".
 
     Args:
         labels: [N] what row i of either set shows, such as its prompt.
@@ -56,22 +55,22 @@ def kernel_change(
     num_resamples: int = 1000,
     seed: int = 0,
 ) -> Interval:
-    """The distance of `after` less that of `before`, with its interval: below 0 where images became more real.
+    """The distance of `after` minus that of `before`, with its interval; below 0 if images became more realistic.
 
-    Row i of both is the image of one prompt and one start noise. Both are drawn together and compared with the same
-    draw of real images, so that what they share cancels. Otherwise as `kernel_interval`.
+    Row i of both is the image of one prompt and one start noise. Each resample draws both together and compares them
+    with the same real images, so that what they share cancels. Otherwise as `kernel_interval`.
     """
     return _interval([before, after], real, labels, num_resamples, seed)
 
 
 Blocks = tuple[tuple[np.ndarray, np.ndarray], ...]
-"""Kernel values and which of them count (0 or 1): within the generated, within the real, between them."""
+"""Kernel values and a mask (0 or 1) of those that count: among generated images, among real ones, and between them."""
 
 
 def _interval(
     sets: Sequence[np.ndarray], real: np.ndarray, labels: Sequence[Hashable], num_resamples: int, seed: int
 ) -> Interval:
-    """The distance of the only set, or that of the second less that of the first."""
+    """The distance of the only set, or the distance of the second minus that of the first."""
     if num_resamples < 1:
         raise ValueError(f"num_resamples must be at least 1, got {num_resamples}: 1000 is the default")
     checked = [_check(features, labels) for features in (*sets, real)]
@@ -102,7 +101,7 @@ def _blocks(a_ND: np.ndarray, b_ND: np.ndarray, unit_N: np.ndarray) -> Blocks:
 
 
 def _distances(pairs: Blocks, drawn_RN: np.ndarray) -> Float[np.ndarray, " r"]:
-    """The distance under R weightings of the rows: how often each was drawn."""
+    """The distance for R resamples, each given by how often it drew every row."""
     found = []
     for start in range(0, len(drawn_RN), _CHUNK):
         drawn = drawn_RN[start : start + _CHUNK]

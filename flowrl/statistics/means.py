@@ -1,9 +1,9 @@
-"""Means of scores with the intervals that every page and table prints; differences are paired by prompt and sample.
+"""Means of scores, with the intervals in every page and table; differences are paired by prompt and sample.
 
-Images of one prompt resemble each other, so the unit that is drawn is the prompt: an interval speaks of other prompts
-of the same tasks and other start noise. A task of one prompt alone has its images as units: there it speaks of that
-prompt. Tasks are strata: they stay as they are. None of this covers another training seed; `over_seeds` does, and so
-does `flowrl.statistics.crossed`.
+Images of one prompt resemble each other, so the unit is the prompt: an interval covers other prompts of the same tasks
+and other start noise. If a task has a single prompt, its images are the units, and the interval covers that prompt
+only. Tasks are fixed strata. None of this covers another training seed; see `over_seeds` and
+`flowrl.statistics.crossed`.
 
 With w_u the share of unit u in its task's images and d_u its mean less the task's,
 
@@ -13,11 +13,11 @@ With w_u the share of unit u in its task's images and d_u its mean less the task
 
 and the interval is Student's: mean ± t(degrees) sqrt(V) (Bell and McCaffrey 2002; Satterthwaite 1946).
 
-Verdicts (values that are all 0 or 1) have a spread even where all of them agree. A single task then has Wilson's
-interval (1927), its number of images divided by the design effect of its prompts. Means over several tasks add 2/T
-right and 2/T wrong images to each of T tasks before they take centre and variance (Price and Bonett 2004), differences
-of verdicts 1/(2T) at +1 and at -1; the number printed stays that of the images themselves. Tasks of one image each are
-one stratum with the images that are added to all of them.
+Verdicts (values that are all 0 or 1) have a spread even if all of them agree. A single task then has Wilson's interval
+(1927), with the number of images divided by the design effect of the prompts. A mean over T tasks adds 2/T right and
+2/T wrong images to each task before it takes centre and variance (Price and Bonett 2004); differences of verdicts add
+1/(2T) at +1 and at -1. The printed mean is that of the images themselves. Tasks with one image each form one stratum,
+with the images that are added to all of them.
 
 Letters: N values, U units (prompts, or the images of a task's only one), T tasks.
 """
@@ -38,7 +38,7 @@ from flowrl.statistics.student import student_quantile
 
 
 class Range(NamedTuple):
-    """The least and the largest value that there can be, and whether there is none between but 0."""
+    """The smallest and the largest possible value, and whether no value but 0 can lie between them."""
 
     least: float
     most: float
@@ -70,7 +70,7 @@ Units = Int[np.ndarray, " n"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Part:
-    """A mean: `centre` and `variance` are those of its interval, with the images that verdicts add."""
+    """A mean; `centre` and `variance` belong to its interval and include the images that verdicts add."""
 
     mean: float
     centre: float
@@ -88,11 +88,11 @@ def mean_interval(
     """Mean of `values` [N] (booleans count as 0 and 1) with its interval of coverage `level`.
 
     Args:
-        clusters: [N] labels; values that share one are one unit. None: each is its own. NaN bounds for a single unit:
-            to speak of one prompt's images, give none.
-        ends: what values at the ends and 0 alone are taken for: VERDICTS where they are all 0 or 1, CHANGES where all
-            -1, 0 or 1 (`ends_of` says whether differences are those of verdicts); None for numbers that may agree.
-            Bounds are cut to them, and to those that numbers between them reach.
+        clusters: [N] labels; values that share a label are one unit; None makes each value a unit. A single unit has
+            NaN bounds: for the images of one prompt, give None.
+        ends: the kind of the values: VERDICTS if all are 0 or 1, CHANGES if all are -1, 0 or 1 (`ends_of` says whether
+            differences are those of verdicts), None for numbers that may agree. Bounds are cut to these ends, and to
+            those that numbers between them reach.
         level: in (0, 1).
 
     Raises ValueError: no values, a value that is not finite, a wrong number of clusters, or a level outside (0, 1).
@@ -111,8 +111,8 @@ def mean_interval(
 
 
 def ends_of(*sides: ArrayLike, changes: bool) -> Range | None:
-    """The ends of values of which all that are known are verdicts, or of their changes. Those of numbers from 0 to 1,
-    as graded credits are, if some lie at 1; 0 alone if some lie there; None of other numbers."""
+    """The ends of values: those of verdicts, or of their changes, if all known values are such. For numbers from 0 to
+    1, such as graded credits, both ends if some lie at 1, or 0 alone if some lie there; None for other numbers."""
     listed = np.concatenate([[], *(np.ravel(np.asarray(side, dtype=np.float64)) for side in sides)])
     known = listed[~np.isnan(listed)]
     if np.isin(known, VERDICTS[:2]).all():
@@ -125,7 +125,7 @@ def ends_of(*sides: ArrayLike, changes: bool) -> Range | None:
 
 
 def range_of(values: ArrayLike) -> Range | None:
-    """The ends of shares where all values lie from 0 to 1; None otherwise. Not for differences, which may by chance."""
+    """The ends of shares if all values lie from 0 to 1, else None. Not for differences, which may do so by chance."""
     return SHARES if ((np.asarray(values) >= 0) & (np.asarray(values) <= 1)).all() else None
 
 
@@ -133,7 +133,7 @@ def stratified_score(rows: Rows, *, base: Rows | None = None) -> Interval:
     """GenEval's overall score: the mean over tasks of the mean over a task's images ("macro"), with its interval.
 
     Args:
-        base: those of another model; the score is then the mean of the differences to it, image by image.
+        base: rows of another model; the score is then the mean difference to it, image by image.
 
     Raises ValueError: no rows, the same (task, prompt, sample) twice, a value that is not finite, or a row that only
     one side has.
@@ -142,7 +142,7 @@ def stratified_score(rows: Rows, *, base: Rows | None = None) -> Interval:
 
 
 def pooled(rows: Rows, *, base: Rows | None = None) -> Interval:
-    """The mean over all images whatever their task ("micro"), tasks as strata; otherwise as `stratified_score`."""
+    """The mean over all images of all tasks ("micro"), with tasks as strata; otherwise as `stratified_score`."""
     return score_of(*strata([rows], None if base is None else [base]), by_task=False)
 
 
@@ -165,7 +165,7 @@ def task_scores(rows: Rows, *, base: Rows | None = None) -> dict[str, Interval]:
 
 
 def claim(rows: Rows) -> str:
-    """What the intervals of these rows cover, to follow "the interval covers"."""
+    """Says what the intervals of these rows cover, to follow "the interval covers"."""
     prompts: dict[str, set[int | str]] = {}
     images: dict[str, int] = {}
     for row in rows:
@@ -181,7 +181,7 @@ def claim(rows: Rows) -> str:
 
 
 def unknown_because(rows: Sequence[ScoreRow], *, base: Sequence[ScoreRow] | None = None) -> str:
-    """Why `stratified_score` and `pooled` have no bounds for these rows; "" where they have."""
+    """Why `stratified_score` and `pooled` have no bounds for these rows; "" if they have bounds."""
     parts, _ = strata([rows], None if base is None else [base])
     if all(len(unit_N) > 1 for _, unit_N in parts.values()):
         known = stratified_score(rows, base=base).known
@@ -220,9 +220,9 @@ def partners(*sides: Rows) -> list[list[ScoreRow]]:
 def over_seeds(score_of_seed: ArrayLike, *, shares: bool = False) -> Interval:
     """Mean over S independent training runs with Student's t interval: mean ± t(0.95, S-1) · s / sqrt(S).
 
-    `score_of_seed` holds one number per seed: a score, or a difference to the run's own start. Of `shares` that all lie
-    from 0 to 1 the bounds do too. It speaks of other trainings, judged by the same prompts and start noise. NaN bounds
-    for one seed, and where all agree. Raises ValueError: no seeds, or a number that is not finite.
+    `score_of_seed` holds one number per seed: a score, or a difference to the run's own start. With `shares`, bounds
+    are kept from 0 to 1 if all numbers lie there. The interval covers other trainings, judged with the same prompts and
+    start noise. NaN bounds for one seed, or if all agree. Raises ValueError: no seeds, or a number that is not finite.
     """
     value_S = _check(score_of_seed)
     mean, count = float(value_S.mean()), len(value_S)
@@ -251,8 +251,8 @@ def strata(
 
     Args:
         runs: [S] the same images (task, prompt, sample).
-        base: [S] those of another model: the values are the differences to it.
-        join: make one stratum of the tasks that have a single image each; their spread then holds that between tasks.
+        base: [S] images of another model; the values are then the differences to it.
+        join: make one stratum of all tasks with a single image; their spread then includes the spread between tasks.
 
     Raises ValueError: no rows, the same key twice, runs of different images, a value that is not finite.
     """
@@ -287,13 +287,13 @@ def _keys_of_tasks(keys: Iterable[Key], *, join: bool) -> dict[str, list[Key]]:
 
 
 def score_of(parts: Mapping[str, Stratum], ends: Range | None, *, by_task: bool) -> Interval:
-    """The interval of the first run's mean over tasks, else over images, from what `strata` gives."""
+    """The interval of the first run's mean over tasks, or over images, from `strata`."""
     weights, held = weights_of(parts, by_task=by_task)
     return _interval([(value_SN[0], unit_N) for value_SN, unit_N in parts.values()], weights, held, ends)
 
 
 def weights_of(parts: Mapping[str, Stratum], *, by_task: bool) -> tuple[list[float], list[int]]:
-    """What each stratum weighs in the mean over tasks, else in the mean over images; and how many tasks it holds."""
+    """Weight of each stratum in the mean over tasks, or over images, and how many tasks it holds."""
     images = [len(unit_N) for _, unit_N in parts.values()]
     tasks = [count if name == SINGLE else 1 for name, count in zip(parts, images, strict=True)]
     counts = tasks if by_task else images
@@ -301,7 +301,7 @@ def weights_of(parts: Mapping[str, Stratum], *, by_task: bool) -> tuple[list[flo
 
 
 def added_images(ends: Range | None, held: Sequence[int]) -> list[float]:
-    """Images that are added at each end to strata that hold so many tasks each."""
+    """How many images are added at each end to strata that hold so many tasks each."""
     whole = {VERDICTS: 2.0, CHANGES: 0.5}.get(ends, 0.0) if ends else 0.0
     return [whole * count / sum(held) for count in held]
 
@@ -310,8 +310,8 @@ def part_of(value_N: Values, unit_N: Units, ends: Range | None, extra: float) ->
     """Mean and variance of a task; NaN variance for a single image.
 
     Args:
-        unit_N: the unit of each, as 0, 1, 2, …; a single one is replaced by the images.
-        ends: of verdicts or their changes; others, and None, add no images.
+        unit_N: unit of each image, as 0, 1, 2, …; if there is one unit, the images are the units.
+        ends: those of verdicts or their changes add images; others, and None, add none.
         extra: images that are added at each end.
     """
     mean, count = float(value_N.mean()), len(value_N)
@@ -346,8 +346,8 @@ def combine(parts: Sequence[Part], weights: Sequence[float]) -> Part:
 
 
 def student(part: Part, ends: Range | None = None, level: float = LEVEL) -> Interval:
-    """Student's interval; NaN bounds where the variance is unknown: of one value, and of values that all agree, whose
-    spread is not 0 but was not seen."""
+    """Student's interval; NaN bounds if the variance is unknown: for one value, and for values that all agree, whose
+    spread was not seen but is not 0."""
     if not part.variance > (1e-12 * part.mean) ** 2:
         return point(part.mean)
     half = student_quantile(level, part.degrees) * math.sqrt(part.variance)
@@ -388,8 +388,8 @@ def _interval(
 def _share(value_N: Values, unit_N: Units, level: float) -> Interval:
     """The share of right images of one task with Wilson's interval, images divided by the design effect of prompts.
 
-    The effect is what the spread of prompts is to that of independent images, drawn to 1 by half a degree of freedom:
-    prompts that happen to agree do not show that theirs is none.
+    The effect is the variance between prompts relative to that of independent images, drawn to 1 by half a degree of
+    freedom, because prompts that happen to agree do not show that there is no spread.
     """
     part, count = part_of(value_N, unit_N, None, 0.0), float(len(value_N))
     if not math.isfinite(part.variance):
@@ -404,7 +404,7 @@ def _share(value_N: Values, unit_N: Units, level: float) -> Interval:
 
 
 def _scale(share_U: Values) -> Values:
-    """What the squares of units' offsets count, so that units that vary alike give the variance without bias."""
+    """Factors for the squared offsets of units that make the variance unbiased if all units vary alike."""
     return np.asarray(share_U**2 / (1 - 2 * share_U + (share_U**2).sum()))
 
 

@@ -1,7 +1,7 @@
-"""What the numbers of an evaluation are worth: intervals, and the comparison of two models.
+"""Intervals for the numbers of an evaluation, and the comparison of two models.
 
-Intervals (`flowrl.statistics.means`) speak of other prompts of the same kind. None of them covers another training run:
-for that, several runs are evaluated and `over_runs` takes their means.
+Intervals (`flowrl.statistics.means`) cover other prompts of the same kind. None of them covers another training run:
+for that, evaluate several runs; `over_runs` takes their means.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Summary:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Comparison(Summary):
-    """Subject minus base, from pairs of the same prompt and sample; `gained` and `lost` count pairs that changed."""
+    """Subject minus base, over pairs with the same prompt and sample; `gained` and `lost` count changed pairs."""
 
     gained: int
     lost: int
@@ -47,8 +47,7 @@ def summarise(rows: Rows, *, order: Sequence[str] = ()) -> Summary:
 
 
 def compare(base: Rows, subject: Rows, *, order: Sequence[str] = ()) -> Comparison:
-    """What changed from base to subject. Raises ValueError: a row without its partner: both must answer the same
-    prompts and samples."""
+    """Compares a subject with its base. Raises ValueError: a row has no partner with its prompt and sample."""
     before, after = list(base), list(subject)
     changes = [row.value for row in paired_rows(before, after)]
     gained, lost = sum(change > 0 for change in changes), sum(change < 0 for change in changes)
@@ -56,7 +55,7 @@ def compare(base: Rows, subject: Rows, *, order: Sequence[str] = ()) -> Comparis
 
 
 def _numbers(rows: Sequence[ScoreRow], base: Sequence[ScoreRow] | None, order: Sequence[str]) -> dict[str, Any]:
-    """The fields of a `Summary`, of rows or of their differences to a base."""
+    """The fields of a `Summary`, from rows or from their differences to a base."""
     rank = defaultdict(lambda: len(order), {name: place for place, name in enumerate(order)})
     tasks = task_scores(rows, base=base)
     return {
@@ -79,9 +78,9 @@ def best_of_prompt(rows: Rows) -> list[ScoreRow]:
 def detectable(interval: Interval, *, paired: bool) -> float:
     """The smallest true difference that a comparison like this one would find with 80 % power at 5 %, two-sided.
 
-    `DETECTABLE_ERRORS` standard errors, the error being the interval's half width over z(0.95). `interval` is that of
-    a paired difference, or, with `paired` false, that of one model: then two such models, drawn from independent
-    noise, have an error sqrt(2) larger; sharing noise can only help. NaN where the interval is unknown.
+    This is `DETECTABLE_ERRORS` standard errors; the error is the interval's half width over z(0.95). `interval` belongs
+    to a paired difference, or to one model if `paired` is false: the error between two such models with independent
+    noise is then sqrt(2) larger, and sharing noise can only help. NaN if the interval is unknown.
     """
     error = (interval.high - interval.low) / 2 / NormalDist().inv_cdf((1 + LEVEL) / 2)
     return DETECTABLE_ERRORS * error * (1.0 if paired else 2.0**0.5)
@@ -90,8 +89,7 @@ def detectable(interval: Interval, *, paired: bool) -> float:
 def over_runs(metrics: Sequence[Mapping[str, float]], *, shares: bool = False) -> dict[str, Interval]:
     """Mean of every metric over several trainings of one method, with Student's t interval (`over_seeds`).
 
-    Metrics that are not there for all runs, or not finite for one, are left out. With `shares`, bounds of those
-    that lie from 0 to 1 in all runs are cut to that.
+    Leaves out metrics that a run lacks or has not finite. With `shares`, those from 0 to 1 get bounds within this.
     """
     shared = [name for name in metrics[0] if all(name in row and np.isfinite(row[name]) for row in metrics)]
     found = {name: [row[name] for row in metrics] for name in shared}

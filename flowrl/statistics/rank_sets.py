@@ -1,7 +1,7 @@
-"""Which ranks scores may have, from their paired differences: confidence sets for the ranks of all models together.
+"""Confidence sets for the ranks of all models together, from paired differences of their scores.
 
-A model surely lies above another where the interval of their difference excludes 0. So many intervals are read at once
-that each is widened by a factor, the same for all, such that together they hold with 95 %:
+A model surely lies above another if the interval of their difference excludes 0. Many intervals are read at once, so
+all are widened by one factor, with which they hold together in 95 % of cases:
 
     factor = max(1, q / z(0.95)),   q the 95 % quantile over resamples of   max over pairs |D* - D| / sd(D*)
 
@@ -29,10 +29,10 @@ _NORMAL = NormalDist().inv_cdf((1 + LEVEL) / 2)
 
 
 def family_factor(models: Sequence[Rows], *, by_task: bool) -> float:
-    """By what 95 % intervals of the differences of all pairs are widened to hold together; 1 for a single pair.
+    """The factor that widens 95 % intervals of all pairs' differences to hold together; 1 for a single pair.
 
     Args:
-        models: [M] the same images (task, prompt, sample) of every model.
+        models: [M] rows of the same images (task, prompt, sample) for every model.
         by_task: the score is the mean over tasks of the mean over a task's images; else over all images.
     """
     parts, _ = strata(models)
@@ -55,7 +55,7 @@ def family_factor(models: Sequence[Rows], *, by_task: bool) -> float:
 
 
 def factor_of_pairs(pairs: int) -> float:
-    """The factor without resamples, from the number of pairs alone (Bonferroni): never too small."""
+    """The factor from the number of pairs alone (Bonferroni), without resamples; never too small."""
     return NormalDist().inv_cdf(1 - (1 - LEVEL) / 2 / max(1, pairs)) / _NORMAL
 
 
@@ -66,11 +66,11 @@ def widen(interval: Interval, factor: float, ends: Range | None = None) -> Inter
 
 
 def rank_sets(count: int, differences: Mapping[tuple[int, int], Interval]) -> list[tuple[int, int]]:
-    """The least and the largest rank of each model; 1 is the highest score.
+    """The best and the worst possible rank of each model; 1 is the highest score.
 
     Args:
-        differences: score of the first less that of the second, with bounds that hold for all pairs together. A pair
-            that is not there, or whose bounds are unknown, leaves its order open.
+        differences: score of the first minus that of the second, with bounds that hold for all pairs together. The
+            order of a pair is open if it is missing or its bounds are unknown.
     """
     above, below = [0] * count, [0] * count
     for (first, second), change in differences.items():
@@ -84,7 +84,7 @@ def rank_sets(count: int, differences: Mapping[tuple[int, int], Interval]) -> li
 def _resampled_means(
     value_MN: Float[np.ndarray, " m n"], unit_N: Units, rng: np.random.Generator
 ) -> Float[np.ndarray, " r m"]:
-    """Means of a task's images over prompts drawn with replacement, less the mean seen, widened by sqrt(U/(U-1))."""
+    """Means of a task's images over resampled prompts, minus the observed mean, widened by sqrt(U/(U-1))."""
     unit_N = unit_N if unit_N.max() > 0 else np.arange(len(unit_N))
     units = int(unit_N.max()) + 1
     if units == 1:  # a single image, whose spread is unknown

@@ -1,4 +1,4 @@
-"""Scores in their order, with the ranks that each may have: from intervals of paired differences.
+"""Scores in order, with the possible ranks of each, from intervals of paired differences.
 
 changes, factor = paired_changes(runs)        each pair's difference, and by what all are widen to hold together
 lines = rank_lines(scores, changes, factor)   the best first, with rank and difference to the first
@@ -18,7 +18,7 @@ from flowrl.statistics.means import Range, Rows
 from flowrl.statistics.rank_sets import family_factor, rank_sets, widen
 
 Changes = Mapping[tuple[str, str], Interval]
-"""(one, other) -> score of the one less that of the other."""
+"""(one, other) -> score of the one minus that of the other."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,19 +30,18 @@ class RankLine:
     score: Interval
     """With its interval."""
     rank: tuple[int, int]
-    """The least and the largest rank that it may have."""
+    """The best and the worst rank that it may have."""
     behind: Interval | None
-    """Its score less that of the first; bounds hold for all pairs together. None where it is not known, and for the
-    first itself."""
+    """Its score minus the first one's; bounds hold for all pairs together. None if unknown, and for the first."""
 
 
 def paired_changes(runs: Mapping[str, Sequence[Rows]], *, by_task: bool) -> tuple[Changes, float]:
-    """The difference of each pair of methods, and by what their intervals are widen to hold for all pairs together.
+    """The difference of each pair of methods, and the factor that widens their intervals to hold together.
 
-    Prompts are paired, trainings are not: nothing says which of one method's belongs to which of another's.
+    Prompts are paired. Trainings are not, because no training of one method belongs to one of another.
 
     Args:
-        runs: method -> the same images (task, prompt, sample) of each of its runs.
+        runs: method -> rows of the same images (task, prompt, sample) for each of its runs.
         by_task: the score is the mean over tasks of the mean over a task's images; else over all images.
 
     Raises ValueError: rows of different images.
@@ -63,14 +62,14 @@ def paired_changes(runs: Mapping[str, Sequence[Rows]], *, by_task: bool) -> tupl
 def rank_lines(
     scores: Mapping[str, Interval], changes: Changes, factor: float, *, less_is_better: bool = False, ends: Range | None
 ) -> list[RankLine]:
-    """Scores from the best to the worst, those that are not known last.
+    """Sorts scores from the best to the worst, unknown ones last.
 
     Args:
         scores: by name.
-        changes: differences of pairs; one that is missing leaves the order of the two open.
-        factor: by what the differences are widen.
+        changes: differences of pairs; if one is missing, the order of its two is open.
+        factor: factor by which the differences are widened.
         less_is_better: whether the lowest score is the best.
-        ends: the least and the largest difference that there can be, if known.
+        ends: the smallest and the largest possible difference, if known.
     """
     sign = 1 if less_is_better else -1
     order = sorted(scores, key=lambda name: (math.isnan(scores[name].mean), sign * scores[name].mean))

@@ -1,13 +1,13 @@
-"""How far a reward can be trusted: its repeatability, what that leaves of an advantage, a judge's position bias.
+"""How far a reward can be trusted: its repeatability, how much of an advantage is noise, and a judge's position bias.
 
-A group-relative method sees a value less its group's mean, so noise is set against the spread within groups. With x and
-y two measurements of the same images, both less their group's mean, S sums over images,
+A group-relative method sees a value minus its group's mean, so noise is compared with the spread within groups. Let x
+and y be two measurements of the same images, both minus their group's mean, and S sums over images:
 
     reliability = 2 Sxy / (Sxx + Syy)            intraclass correlation within groups, the share of signal
     noise share = sqrt(1 - reliability)          share of the standard deviation that is noise
     signal to noise = sqrt(reliability / (1 - reliability))
 
-A constant that is added to a whole group, or to everything, changes neither advantages nor these. Items that failed
+Adding a constant to a whole group, or to everything, changes neither advantages nor these numbers. Items that failed
 (NaN) in either measurement are left out.
 
 Intervals are over groups (prompts): Student's of means (`flowrl.statistics.means`), percentile bootstraps of all other
@@ -57,12 +57,12 @@ class Retest:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Agreement:
-    """What becomes of group-relative advantages from one measurement to another; see the module for the formulas."""
+    """How well group-relative advantages of two measurements agree; see the module for the formulas."""
 
     groups: int
-    """With two images or more that both measured."""
+    """Groups with two or more images that both measured."""
     shift: Interval
-    """Mean of y - x, of which advantages see nothing."""
+    """Mean of y - x, which does not affect advantages."""
     reliability: Interval
     """In [-1, 1]."""
     noise_share: Interval
@@ -70,8 +70,8 @@ class Agreement:
     within_std: Interval
     """Standard deviation within groups, of one measurement."""
     rank: Interval
-    """Mean over groups of Spearman's correlation of the ranks within the group; groups without spread in x are left
-    out, and where y alone has none it is 0."""
+    """Mean over groups of Spearman's correlation within the group. Groups without spread in x are left out; if only y
+    has none, the correlation is 0."""
 
     @property
     def signal_to_noise(self) -> float:
@@ -82,37 +82,36 @@ class Agreement:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Spread:
-    """Where a reward's variance lies."""
+    """How a reward's variance divides between and within prompts."""
 
     std: Interval
     """Standard deviation over all images."""
     between_prompts: Interval
-    """Share of the variance that lies between prompts, which advantages do not see (one-way random effects)."""
+    """Share of the variance that lies between prompts, which does not affect advantages (one-way random effects)."""
     flat_groups: Interval
-    """Share of the groups of two or more whose images all have the same value: no advantage at all."""
+    """Share of groups without any advantage: those of two or more images that all have the same value."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OrderBias:
-    """A judge shown the same pairs in both orders."""
+    """Verdicts of a judge that sees the same pairs in both orders."""
 
     count: int
     """Pairs with a verdict in both orders."""
     failed: int
     """Pairs without."""
     first_wins: Interval
-    """Share of verdicts for the one shown first, beyond one half: 0 without bias, 1/2 for a judge that always names the
-    first."""
+    """Share of verdicts for the first image minus one half: 0 without bias, 1/2 if the judge always names the first."""
     agreement: Interval
-    """Share of pairs in which both orders name the same one; a tie against a win is half."""
+    """Share of pairs for which both orders name the same image; a tie against a win counts as half."""
 
 
 def over_groups(
     sum_KG: Float64[np.ndarray, " k g"], statistic: Statistic, *, bounds: tuple[float, float] = (-math.inf, math.inf)
 ) -> Interval:
-    """A statistic of sums over all groups, with its interval from groups drawn with replacement.
+    """A statistic of sums over all groups, with an interval from groups drawn with replacement.
 
-    Resamples in which it is not defined are left out; where that is more than half of them, the bounds are NaN.
+    Leaves out resamples in which the statistic is undefined; if these are more than half, the bounds are NaN.
 
     Args:
         statistic: from the K sums of whole samples.
@@ -244,9 +243,9 @@ def ranks(values: ArrayLike) -> Values:
 
 
 def repeats_for(reliability: float, target: float = 0.9) -> float:
-    """How many values must be averaged until their mean has this reliability (Spearman and Brown 1910).
+    """How many values to average for a mean of this reliability (Spearman and Brown 1910).
 
-    `target (1 - r) / (r (1 - target))`, rounded up; infinite where there is no signal.
+    `target (1 - r) / (r (1 - target))`, rounded up; infinite if there is no signal.
     """
     if not reliability > 0:
         return math.inf
@@ -254,7 +253,7 @@ def repeats_for(reliability: float, target: float = 0.9) -> float:
 
 
 def _spearman(x: Values, y: Values) -> float:
-    """Of values that differ in x; 0 where they do not in y."""
+    """Spearman's correlation of values that differ in x; 0 if they do not differ in y."""
     a, b = ranks(x) - (len(x) - 1) / 2, ranks(y) - (len(y) - 1) / 2
     scale = math.sqrt(float(a @ a) * float(b @ b))
     return float(a @ b) / scale if scale else 0.0
@@ -282,7 +281,7 @@ def _pair(first: ArrayLike, second: ArrayLike, groups: ArrayLike) -> tuple[Value
 
 
 def _centre(values: Values, group: Groups) -> Values:
-    """Values less their group's mean; exactly 0 where a group's values are equal."""
+    """Values minus their group's mean; exactly 0 if all values of the group are equal."""
     first = values[np.unique(group, return_index=True)[1]]
     origin = values - first[group]
     return np.asarray(origin - (np.bincount(group, weights=origin) / np.bincount(group))[group])

@@ -1,4 +1,4 @@
-"""Quantiles of Student's T, which every interval of a mean asks for."""
+"""Quantiles of Student's T, for every interval of a mean."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ _STEPS = 10_000
 def student_quantile(level: float, degrees: float) -> float:
     """The t with P(|T| <= t) = level for Student's T with `degrees` degrees of freedom, infinite for the normal's.
 
-    Newton's method on P(|T| > t), from the normal's quantile, which lies below: the density falls from there, so that
-    each step ends short of the root. Correct to 1e-12 of itself up to a million degrees, to 1e-9 beyond.
+    Newton's method on P(|T| > t) from the normal quantile, which lies below the root. The density falls from there, so
+    each step ends short of the root. Relative error 1e-12 up to a million degrees, 1e-9 beyond.
     """
     t, wanted = NormalDist().inv_cdf((1 + level) / 2), 1 - level
     if not math.isfinite(degrees):
@@ -40,8 +40,8 @@ def _log_scale(degrees: float) -> float:
 def tails(t: float, degrees: float) -> float:
     """P(|T| > t), the regularised incomplete beta function I_x(n / 2, 1 / 2) at x = n / (n + t²).
 
-    By its continued fraction, evaluated as Lentz does (Numerical Recipes, "Incomplete Beta Function"); beyond its
-    turning point x = (a + 1) / (a + b + 2) that of I_{1 - x}(1 / 2, n / 2) converges sooner.
+    Evaluates its continued fraction by Lentz's method (Numerical Recipes, "Incomplete Beta Function"); beyond the
+    turning point x = (a + 1) / (a + b + 2), it takes that of I_{1 - x}(1 / 2, n / 2), which converges sooner.
     """
     a, b, square = degrees / 2, 0.5, t * t
     x, rest = degrees / (degrees + square), square / (degrees + square)

@@ -21,14 +21,14 @@ WRONG = {
     "position": "the opposite relation",
     "color_attr": "the two colours exchanged",
 }
-"""What a neighbour of each task's prompts shows; everything else is as the prompt says."""
+"""The wrong part of a neighbour of each task's prompts; everything else is as in the prompt."""
 
 
 def neighbour(record: Record, rng: np.random.Generator) -> Record:
-    """What is shown under a record's prompt where that is wrong: a record of the same task that differs in one thing.
+    """A wrong image's content for a record's prompt: a record of the same task that differs in one thing.
 
     Args:
-        rng: source of the choice where a prompt has two neighbours.
+        rng: source of the choice if a prompt has two neighbours.
     """
     tag, clauses = record["tag"], record["include"]
     names = [clause["class"] for clause in clauses]

@@ -46,7 +46,7 @@ _SPLIT_SEED = 44
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MotionVerdict:
-    """What a clip shows of what was asked."""
+    """Whether a clip shows the requested motion."""
 
     shape: float
     """Share of frames that show exactly one object, of the asked shape."""

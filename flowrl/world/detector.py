@@ -97,7 +97,7 @@ def detect_shapes(image: np.ndarray) -> list[Detection]:
 def color_of(image: np.ndarray, detection: Detection) -> str:
     """The world's colour nearest to the median colour of a detection's inner pixels.
 
-    The outermost ring is left out where the object is thick enough, since anti-aliasing blends it with the ground.
+    The outermost ring is left out if the object is thick enough, since anti-aliasing blends it with the ground.
     """
     mask = detection.mask
     if mask is None:

@@ -22,7 +22,7 @@ from flowrl.world.scene_prompts import Record
 from flowrl.world.scenes import BACKGROUND, COLORS, LOOKS_LIKE, SHAPES, Shape, draw_scene, random_scene
 
 TASKS = ("recolor", "remove", "replace")
-"""What an instruction may ask for."""
+"""Kinds of instructions."""
 
 WORDS = ("make", "the", "remove", "turn", "into")
 """Words of instructions that images' prompts do not have."""
@@ -42,7 +42,7 @@ _MOST_CHANGED = 0.03  # share of the pixels outside the edited shape that may ch
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EditVerdict:
-    """What an edited image shows of what was asked.
+    """Whether an edited image shows the requested edit.
 
     Attributes:
         done: in [0, 1], how much of the instruction holds at the place of the edited shape.
@@ -55,7 +55,7 @@ class EditVerdict:
 
     @property
     def correct(self) -> bool:
-        """What was asked changed, and nothing else did."""
+        """Whether the requested change happened, and nothing else changed."""
         return self.done == 1 and self.kept == 1
 
     @property

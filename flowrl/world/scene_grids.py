@@ -58,7 +58,7 @@ def grid_record(label: str, color: str) -> Record:
 
 
 def grid_records() -> tuple[list[Record], list[Record]]:
-    """All records to train on and held out: shape and colour are held out where they are in the world's own prompts."""
+    """All records to train on and held out: shape and colour are held out as in the world's own prompts."""
     train, held_out = split()
 
     def of(records: Sequence[Record]) -> list[Record]:

@@ -28,7 +28,7 @@ COLORS: dict[str, tuple[int, int, int]] = {
 """The four colours (8-bit RGB); their names are among GenEval's ten."""
 
 LOOKS_LIKE = {"red": "yellow", "yellow": "red", "green": "blue", "blue": "green"}
-"""Which colour is taken for which, where a caption or an edit is wrong."""
+"""Colour -> the colour that replaces it in a wrong caption or edit."""
 
 BACKGROUND = (236, 236, 236)
 """The ground that every scene is drawn on (8-bit RGB)."""
@@ -77,7 +77,7 @@ def draw_scene(shapes: Sequence[Shape], size: int = SIZE) -> np.ndarray:
 
 
 def _place(labels: Sequence[tuple[str, str]], rng: np.random.Generator) -> tuple[Shape, ...] | None:
-    """One attempt to place all shapes at random without touching; None where one finds no room."""
+    """One attempt to place all shapes at random without touching; None if one finds no room."""
     largest = _CROWDED_MAX_RADIUS.get(len(labels), _MIN_RADIUS)
     shapes: list[Shape] = []
     for label, color in labels:

@@ -1,4 +1,4 @@
-"""What a detector found, which of it counts, and how two boxes lie to each other (GenEval's constants and geometry).
+"""A detector's results: which of them count, and the relation of two boxes (GenEval's constants and geometry).
 
 Boxes are `(x1, y1, x2, y2)` in pixels, x to the right, y down.
 """

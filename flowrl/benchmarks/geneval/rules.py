@@ -77,7 +77,7 @@ def _color_fn(record: Record, color_of: ColorFn | None) -> ColorFn:
 def _clause_failure(
     clause: Clause, found: list[Detection], matched: list[list[Detection] | None], color_of: ColorFn
 ) -> str:
-    """Why a clause does not hold under the benchmark's rule, in the benchmark's words; "" where it holds."""
+    """Why a clause does not hold under the benchmark's rule, in the benchmark's words; "" if it holds."""
     if len(found) < clause.count:
         return f"expected {clause.label}>={clause.count}, found {len(found)}"
     if clause.color is not None:

@@ -1,4 +1,4 @@
-"""What the judged benchmarks have in common: cases, questions about an image, words, scores, and the rules as data.
+"""Common parts of the judged benchmarks: cases, questions about an image, words, scores, and the rules as data.
 
 A benchmark is one `Protocol`. Its reader makes `Case`s from the user's copy of the published data; each case says which
 questions its image raises (`Ask`); replies become numbers (`Protocol.read_reply`), numbers become scores (`Score`),
@@ -18,7 +18,7 @@ from typing import Any, Literal
 from flowrl.runtime.files import read_json
 
 Values = Mapping[str, Mapping[str, float]]
-"""What was read of the replies about one image: by the name of the question, number by name."""
+"""Numbers read from the replies about one image: name of the question -> name -> number."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,11 +26,11 @@ class Ask:
     """One question about an image."""
 
     name: str
-    """Of the question; within a case no other has it."""
+    """Name of the question, unique within a case."""
     words: str
     """The name of the words that it is asked in."""
     fields: Mapping[str, str]
-    """What is filled in there."""
+    """Values of the fields in the words."""
     source: bool = False
     """Whether the judge sees the source image too, before the result."""
     forms: tuple[str, ...] = ()
@@ -44,7 +44,7 @@ class Case:
     key: str
     """Tells it from all others of the benchmark."""
     prompt: str
-    """What is drawn."""
+    """The prompt to draw."""
     task: str
     """The kind that published tables list it under."""
     asks: tuple[Ask, ...]
@@ -52,7 +52,7 @@ class Case:
     source: Path | None = None
     """Path of the image that is edited."""
     record: Mapping[str, Any] = field(default_factory=dict)
-    """What else the published data say of it."""
+    """Further published data about it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,7 +62,7 @@ class CaseFile:
     cases: tuple[Case, ...]
     notes: tuple[str, ...] = ()
     number: int | None = None
-    """Published cases, where the copy says which of several sets it is."""
+    """Number of published cases, if the copy says which of several sets it is."""
     keep_sources: bool = False
     """Whether source images lie in files of this process, which go when it ends."""
 
@@ -77,7 +77,7 @@ class Words:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Score:
-    """A number of one image, or several, from `low` to `high`; None where the image is not one of those it is about.
+    """A number of one image, or several, from `low` to `high`; None if it does not apply to the image.
 
     Several numbers of one image are averaged together with those of all others; their unit is the prompt.
     """
@@ -99,7 +99,7 @@ class Score:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Judgement:
-    """A case with what its replies said; `values` is None where one of them could not be read."""
+    """A case with the numbers of its replies; `values` is None if one of them could not be read."""
 
     case: Case
     replies: Mapping[str, str]
@@ -113,7 +113,7 @@ class Protocol:
     title: str
     """As it is printed."""
     where: str
-    """What `prompts` names, for those who left it out."""
+    """What `prompts` must name, for the message if you left it out."""
     number: int
     """Published cases."""
     read: Callable[[str, Path | None], CaseFile]
@@ -121,7 +121,7 @@ class Protocol:
     words: Callable[[Sequence[Path]], Mapping[str, Words]]
     """The words of all names, from the first of some folders that holds them; it may hold other names too."""
     read_reply: Callable[[str, str], dict[str, float] | None]
-    """Numbers of a reply by question and text; None where it cannot be read."""
+    """Reads the numbers of a reply, given question and text; None if it cannot be read."""
     scores: tuple[Score, ...]
     """The first is the headline."""
     judges: Sequence[str]
@@ -135,7 +135,7 @@ class Protocol:
     source_name: Callable[[Case], str] | None = None
     """Where they look for its source, None for nowhere."""
     max_tokens: int = 1400
-    """Of a reply."""
+    """Largest number of tokens of a reply."""
     resize: bool = False
     """Whether the judge sees the result at its source's size."""
     edits: bool = False

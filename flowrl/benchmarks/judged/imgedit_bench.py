@@ -91,7 +91,7 @@ def image_score(ratings: Sequence[float]) -> float:
 
 
 def remarks(judgements: Sequence[Judgement]) -> list[str]:
-    """In how many images a later rating exceeds the first, where there are any."""
+    """Says in how many images a later rating exceeds the first, if in any."""
     read = [[one.values[_EDIT][name] for name in _RATINGS] for one in judgements if one.values is not None]
     broken = sum(max(later) > first for first, *later in read)
     if not broken:

@@ -1,4 +1,4 @@
-"""Ratings in the replies of judges, in the forms that the published prompts ask for; None where they cannot be read."""
+"""Reads ratings in judges' replies, in the forms that the published prompts ask for; None if they cannot be read."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ def weights_of(attributes: Collection[str]) -> dict[str, float]:
 
 
 def remarks(judgements: Sequence[Judgement]) -> list[str]:
-    """Which groups are in no number, where there are any."""
+    """Names the groups that no number includes, if there are any."""
     found = {one.case.record["group"] for one in judgements if one.values is not None}
     lacking = [group for group in GROUPS if group not in found]
     if not lacking:

@@ -1,6 +1,6 @@
 """UniGenBench's numbers from the scores of many images, and their intervals.
 
-A row is one image: its test points and a judge's score for each, or None where no answer could be read.
+A row is one image: its test points and a judge's score for each, or None if no answer could be read.
 
 Letters: U prompts, D primary dimensions, R resamples.
 """

@@ -26,10 +26,10 @@ class Reply:
 
 
 def parse_reply(text: str | None, num_points: int) -> list[Any] | None:
-    """The scores of a judge's reply, or None where it cannot be read and is to be asked for again.
+    """The scores of a judge's reply, or None if it cannot be read and must be asked for again.
 
     Args:
-        text: the whole reply; None where there was none.
+        text: the whole reply; None if there was none.
         num_points: test points that were asked about.
 
     Returns one entry per test point, of whatever type the judge wrote; `aggregate` counts those that equal 1.

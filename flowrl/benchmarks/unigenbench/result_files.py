@@ -17,7 +17,7 @@ COLUMNS = ("index", "prompt", "testpoint", "output", "result_json", "img_path")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Judged:
-    """A row of the result file; `reply` is None where no answer could be read, and `output` is the last one."""
+    """A row of the result file; `reply` is None if no answer could be read, and `output` is the last answer."""
 
     index: int
     prompt: str

@@ -1,1 +1,1 @@
-"""Guidance scales and searches measured: quality, diversity, cost."""
+"""Measures guidance scales and searches: quality, diversity, cost."""

@@ -1,4 +1,4 @@
-"""One tuned model under many scales of guidance, beside search at equal cost: draws what is missing, then writes
+"""Measures a tuned model at many guidance scales, and searches of equal cost: draws missing images, then writes
 `sweep.json` and the page.
 
 settings/<setting>/journal-<hash>.jsonl   one line per prompt; the hash is of all conditions, so that nothing mixes
@@ -82,7 +82,7 @@ def sweep(
     show: bool = True,
     page: Page | None = None,
 ) -> Sweep:
-    """Measures a tuned model at several scales of guidance; the same call continues where it stopped.
+    """Measures a tuned model at several guidance scales. Call this again to continue where it stopped.
 
     Args:
         model: run folder or what `train` returned, or a LoRA folder.
@@ -91,7 +91,7 @@ def sweep(
         best_of: numbers of images to choose from, such as "2,4,8".
         prune: searches that prune N images after some steps, such as "8@3,6".
         keep: the share of images that each pruning keeps.
-        select: the reward that a search goes by, NAME[:PART]; None is the first target.
+        select: the reward by which a search chooses, NAME[:PART]; None is the first target.
         search_rlg: scales at which a search draws.
         also: other tuned models of the same base, drawn at scale 1.
         prompts: file of prompts, or `asset:NAME`; None takes the run's held-out prompts.
@@ -140,11 +140,11 @@ def sweep(
 
 
 def carry_out(asked: SweepPlan, page: Page | None) -> Sweep:
-    """Draws what is missing, and writes the numbers and the page.
+    """Draws missing images, and writes the numbers and the page.
 
     Raises:
-        ValueError: a file is there that a sweep did not write, or a reward cannot judge these images.
-        KeyboardInterrupt: it was stopped; what was drawn is kept.
+        ValueError: the folder has a file that no sweep wrote, or a reward cannot judge these images.
+        KeyboardInterrupt: you stopped it; the drawn images are kept.
     """
     for name in ("sweep.json", "sweep.html"):
         refuse_foreign(asked.folder / name, own=(asked.folder / "settings").is_dir(), flag="`out`")
@@ -183,8 +183,8 @@ def carry_out(asked: SweepPlan, page: Page | None) -> Sweep:
 
 
 def load_judges(asked: SweepPlan) -> tuple[Judges, dict[str, str]]:
-    """Rewards and features, and the version of every reward. Raises ValueError: a reward that needs what the prompts
-    have not, or whose mean says nothing of a model."""
+    """Loads rewards and features, and the version of every reward. Raises ValueError: a reward needs what the prompts
+    lack, or its mean says nothing about a model."""
     question = asked.question
     loaded = load_rewards(question.specs, asked.device)
     measured = {measure.reward: loaded[measure.reward] for measure in question.measures}
@@ -220,7 +220,7 @@ def _check_reward(name: str, reward: Reward, prompts: Sequence[Prompt], *, measu
 
 
 def conditions(asked: SweepPlan, versions: Mapping[str, str]) -> dict[str, Any]:
-    """All that the values of every setting depend on."""
+    """All conditions that affect the values of every setting."""
     source = asked.source
     texts = json.dumps([[row.noise_name, row.negative, row.metadata] for row in asked.prompts], sort_keys=True)
     images = [contents((*prompt.sources, *prompt.references)) for prompt in asked.prompts]
@@ -258,7 +258,7 @@ def lora_hash(lora: Path) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SweepJob:
-    """Settings that are drawn together, keys of the prompts they lack, and the cost of a prompt in that of a plain
+    """Settings that are drawn together, keys of their missing prompts, and the cost of a prompt relative to a plain
     one."""
 
     settings: tuple[Setting, ...]
@@ -267,7 +267,7 @@ class SweepJob:
 
 
 def jobs_of(asked: SweepPlan, journals: Journals) -> list[SweepJob]:
-    """All settings; best of N for several N at one scale takes one pass, over the candidates of the largest."""
+    """Jobs for all settings. Best of N for several N at one scale is one job over the candidates of the largest N."""
     groups: dict[Any, list[Setting]] = {}
     for setting in asked.question.settings:
         groups.setdefault(("best_of", setting.scale) if setting.kind == "best_of" else setting, []).append(setting)
@@ -283,7 +283,7 @@ def jobs_of(asked: SweepPlan, journals: Journals) -> list[SweepJob]:
 
 
 def draw_missing(asked: SweepPlan, judges: Judges, journals: Journals, distances: Journal) -> None:
-    """Draws what no journal has, and measures the distances of tuned models from the base."""
+    """Draws all images that no journal has, and measures the distances of tuned models from the base."""
     jobs = jobs_of(asked, journals)
     hashes = {name: lora_hash(lora) for name, lora in asked.loras.items()}
     unknown = [name for name, key in hashes.items() if key not in distances.rows]
@@ -300,7 +300,7 @@ def draw_missing(asked: SweepPlan, judges: Judges, journals: Journals, distances
 
 
 def load_model(asked: SweepPlan) -> TunedModels:
-    """The base with all LoRAs beside each other."""
+    """Loads the base with all LoRAs side by side."""
     source = asked.source
     pipeline = load_source(replace(source, lora=None), device=str(asked.device))
     names = add_experts(pipeline, list(asked.loras.values()), stock_of(source.family, source.model))
@@ -340,7 +340,7 @@ def _draw(
 
 
 def strip_prompts(asked: SweepPlan) -> list[tuple[int, Prompt]]:
-    """Prompts whose images are kept, evenly from all, with their places."""
+    """Prompts whose images are kept, spread evenly over all, with their positions."""
     return [(place, asked.prompts[place]) for place in spread(len(asked.prompts), STRIP)]
 
 
@@ -358,7 +358,7 @@ def strip_of(asked: SweepPlan, journals: Journals) -> StripRows:
 
 
 def notes_of(asked: SweepPlan) -> list[str]:
-    """What a reader of the scores should know."""
+    """Notes that you need to read the scores."""
     notes = []
     rewards = [asdict(entry) for entry in asked.config.rewards] if asked.config is not None else []
     for measure in asked.question.measures:
@@ -372,7 +372,7 @@ def notes_of(asked: SweepPlan) -> list[str]:
 
 
 def facts_of(asked: SweepPlan, versions: Mapping[str, str]) -> dict[str, str]:
-    """How it was measured."""
+    """Facts about how the sweep was measured."""
     source = asked.source
     guidance = f"{source.guidance_scale:g}"
     if asked.base_guidance != source.guidance_scale:

@@ -37,8 +37,8 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TunedModels:
-    """A base model with LoRAs beside each other, and how it is sampled; `adapters` are their names: under "" of the
-    swept model, under their own of other runs.
+    """A base model with LoRAs side by side, and how it is sampled. `adapters` are their names: "" for the swept model,
+    else the run's.
     """
 
     pipeline: Pipeline
@@ -49,7 +49,7 @@ class TunedModels:
     batch_size: int
 
     def make(self, scale: float, run: str = "") -> Make:
-        """What draws at an RLG scale of a tuned model; 0 and 1 run one of the two models alone."""
+        """The generator at an RLG scale of a tuned model; scales 0 and 1 run only one of the two models."""
 
         def velocity(prompts: Sequence[Prompt]) -> Velocity:
             return rlg_velocity(
@@ -66,14 +66,14 @@ class TunedModels:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Judges:
-    """What looks at the images."""
+    """Rewards and features that judge the images."""
 
     rewards: dict[str, Reward]
-    """What is measured, by name."""
+    """The measured rewards, by name."""
     features: Embed | None = None
-    """For diversity; None compares pixels alone."""
+    """Features for diversity; None compares only pixels."""
     select: Reward | None = None
-    """What search goes by, and which sub-score of it."""
+    """The reward by which search chooses, and which sub-score of it."""
     part: str | None = None
 
 
@@ -87,9 +87,9 @@ def draw_prompts(
     samples: int,
     seed: int,
 ) -> dict[Setting, tuple[Tensor, list[Row]]]:
-    """Images [P, K, 3, H, W] and a journal row per prompt, of one setting, or of several best-of-N at one scale.
+    """Draws images [P, K, 3, H, W] and a journal row per prompt for one setting, or for several best-of-N at one scale.
 
-    Best of N for several N looks at the first N of the same candidates.
+    Best of N for several N takes the first N of the same candidates.
     """
     first = settings[0]
     count = max(setting.plan.num_candidates for setting in settings)
@@ -157,7 +157,7 @@ def judge(pipeline: Pipeline, judges: Judges, prompts: Sequence[Prompt], images:
 def drift(model: TunedModels, prompts: Sequence[Prompt], seed: int, run: str = "") -> float:
     """`flowrl.training.drift.KL_TEXT` of a tuned model, each of the two models under its own guidance.
 
-    Of RLG at scale w it is w² times this: `out_base + w (out_tuned - out_base)` differs from the base by w times it.
+    RLG at scale w has w² times this distance: `out_base + w (out_tuned - out_base)` differs w times as much.
     """
     chosen = [prompts[place] for place in spread(len(prompts), KL_PROMPTS)]
     base, tuned = model.make(0.0, run)(chosen), model.make(1.0, run)(chosen)
@@ -174,7 +174,7 @@ FEATURES_TEXT = {
 
 
 def load_features(kind: str, device: torch.device) -> Embed | None:
-    """Features of a name; None for "none". Raises ValueError: a checkpoint cannot be had."""
+    """Loads features by name; None for "none". Raises ValueError: a checkpoint cannot be loaded."""
     if kind == "attributes":
         from flowrl.rewards.networks.discriminators import attributes_discriminator
 

@@ -1,4 +1,4 @@
-"""What a sweep is of: the base and its tuned models, and the prompts; checked before weights load."""
+"""The inputs of a sweep: the base, its tuned models and the prompts; checked before weights load."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ EMBEDDED_PROMPTS = "asset:prompts/world_heldout.jsonl"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SweepPlan:
-    """A sweep that was asked for: `source` is base and LoRA, `config` None where a LoRA alone was given, `name` what
-    the page calls it, `features` what diversity compares besides pixels, `samples` images per prompt.
+    """A requested sweep: `source` is base and LoRA, `config` is None if only a LoRA was given, `name` is the name on
+    the page, `features` are compared for diversity besides pixels, `samples` is the number of images per prompt.
     """
 
     question: SweepQuestion
@@ -48,30 +48,30 @@ class SweepPlan:
 
     @property
     def loras(self) -> dict[str, Path]:
-        """LoRA folders: under "" that of the swept model, under their names those of other runs."""
+        """LoRA folders: that of the swept model under "", those of other runs under their names."""
         assert self.source.lora is not None
         return {"": self.source.lora, **{name: lora_of(folder) for name, folder in self.question.others}}
 
     @property
     def rows(self) -> dict[str, Prompt]:
-        """The prompts by the keys under which journals keep what came of them."""
+        """The prompts by their keys in the journals."""
         return dict(zip(keys_of(self.prompts), self.prompts, strict=True))
 
     def evaluations(self, setting: Setting) -> int:
-        """Of the network, for one image that is kept."""
+        """Network evaluations for each image that is kept."""
         return setting.evaluations(self.source.num_steps, self.source.guidance_scale, self.base_guidance)
 
 
 def config_of(folder: Path) -> TrainConfig | None:
-    """The configuration of a run folder, or of the run whose LoRA a folder is; None for another LoRA."""
+    """The configuration of a run folder, or of the run that a LoRA folder belongs to; None for any other LoRA."""
     lora_of(folder)
     files = [path / "config.yaml" for path in (folder, folder.resolve().parent)]
     return next((load_config(file) for file in files if file.is_file()), None)
 
 
 def tuned_source(folder: Path, base: str | None, sampling: SamplingOptions, config: TrainConfig | None) -> Source:
-    """The base model with the LoRA; what is given of base and sampling wins. Raises ValueError: a LoRA that does not
-    say which model it belongs to, or a model that is not there or makes videos."""
+    """The base model with the LoRA; a given base and given sampling options win. Raises ValueError: the LoRA does not
+    name its model, or the model is missing or makes videos."""
     lora = lora_of(folder)
     if config is None and base is not None:
         source = find_source(base, lora=lora, sampling=sampling)
@@ -101,8 +101,7 @@ def lora_of(folder: Path) -> Path:
 
 
 def check_other(name: str, folder: Path, source: Source) -> None:
-    """Refuses another run that a sweep cannot draw beside its own. Raises ValueError: it has another base, or its LoRA
-    does not fit."""
+    """Refuses another run that a sweep cannot draw with its own. Raises ValueError: its base or LoRA does not fit."""
     config = config_of(folder)
     if config is not None and at_revision(config.pipeline.model, config.pipeline.revision) != source.model:
         raise ValueError(
@@ -114,8 +113,8 @@ def check_other(name: str, folder: Path, source: Source) -> None:
 def spread_prompts(
     given: str | Path | None, number: int, config: TrainConfig | None, *, negative: str, embedded: bool
 ) -> tuple[Prompt, ...]:
-    """So many prompts of a file, else of the run's own or the embedded world's. Raises ValueError: none are known, or
-    too few are there."""
+    """Prompts spread evenly over a file, or else over the run's own or the embedded world's. Raises ValueError: no
+    prompts are known, or there are too few."""
     own = config.prompts.eval if config is not None else None
     name = given or own or (EMBEDDED_PROMPTS if embedded else None)
     if name is None:

@@ -1,4 +1,4 @@
-"""What a sweep found: means with intervals over prompts, paired differences, and one sentence about them.
+"""The result of a sweep: means with intervals over prompts, paired differences, and one sentence about them.
 
 Letters: P prompts, K samples. A column is a measure, [P, K], or a diversity, [P, 1].
 """
@@ -31,12 +31,12 @@ SAME_COST = 1.15  # settings whose cost differs by less than this factor are com
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SettingResult:
-    """One setting."""
+    """The result of one setting."""
 
     setting: Setting
-    """What it is."""
+    """The setting."""
     evaluations: int
-    """Of the network, for one image that is kept."""
+    """Network evaluations for each image that is kept."""
     drift: float
     """Distance of the velocities from the base's; NaN for a search, which changes no velocity."""
     columns: dict[str, Column]
@@ -44,18 +44,18 @@ class SettingResult:
     means: dict[str, Interval]
     """Name -> mean and interval over prompts."""
     to_tuned: dict[str, Interval] = field(default_factory=dict)
-    """Name -> the same of differences to scale 1; empty where that was not drawn, or is this one."""
+    """Name -> the same for differences to scale 1; empty if that was not drawn, or is this one."""
     to_base: dict[str, Interval] = field(default_factory=dict)
-    """Likewise, to scale 0."""
+    """The same for differences to scale 0."""
 
     @property
     def looks(self) -> int:
-        """Images decoded and scored to choose, for one image that is kept."""
+        """Images decoded and scored for each image that is kept."""
         return 0 if self.setting.kind in ("rlg", "run") else self.setting.plan.looks
 
     @property
     def kl_bound(self) -> float:
-        """Bound of the KL divergence from what is searched, in nats; NaN where it has none that is known."""
+        """Bound of the KL divergence from the searched distribution, in nats; NaN if no bound is known."""
         if self.setting.kind == "best_of":
             return best_of_n_kl(self.setting.plan.num_candidates)
         return math.nan
@@ -63,17 +63,18 @@ class SettingResult:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sweep:
-    """All settings, and what stands out.
+    """All settings, and the best scale.
 
     Attributes:
         settings: scales in ascending order, then searches, then other runs.
         measures: the rewards, in the given order.
-        judge: the measure by which the best scale is told: the first that is held out, else the first target.
+        judge: the measure that decides the best scale: the first held-out one, or the first target if there is none.
         diversity: the name of the diversity in charts.
         peak: the best scale by the judge.
-        level: other scales that may be the best one: their difference to it is not established at a level that allows
-            for the number of scales. The best of the scales tried is the peak or among these in 95 of 100 sweeps.
-        notes: what you have to know to read the numbers.
+        level: other scales that may be the best one: their difference to the peak is not established at a level that
+            allows for the number of scales. In 95 of 100 sweeps the best of the tried scales is the peak or one of
+            these.
+        notes: what you need to know to read the numbers.
         folder: holds `sweep.json`, `sweep.html` and the journals of the settings.
     """
 
@@ -114,7 +115,7 @@ class Sweep:
 
     @property
     def target(self) -> Measure:
-        """The measure of what was trained on."""
+        """The measure that was trained on."""
         return next(measure for measure in self.measures if measure.role == "target")
 
     @property
@@ -134,7 +135,7 @@ class Sweep:
 
     @property
     def sentence(self) -> str:
-        """At which scale the judge peaks, which scales cannot be told apart from it, and what diversity costs there."""
+        """Says where the judge peaks, which scales may be as good, and the loss of diversity there."""
         peak, judge = self.peak, self.judge
         scales = [one.setting.scale for one in self.of_kind("rlg")]
         top, digits = peak.means[judge.name], self.digits(judge.name)
@@ -202,7 +203,7 @@ def columns_of(rows: Sequence[Mapping[str, Any]], measures: Sequence[Measure]) -
 
 
 def mean_of(values: Column, *, ends: Range | None = VERDICTS, level: float = LEVEL) -> Interval:
-    """Mean of what did not fail, with its interval over prompts; unknown where everything failed.
+    """Mean over the values that did not fail, with its interval over prompts; unknown if all failed.
 
     `ends` are as `mean_interval` takes them.
     """
@@ -226,9 +227,9 @@ def differences(one: SettingResult, reference: SettingResult) -> dict[str, Inter
 def may_be_best(scales: Sequence[SettingResult], peak: SettingResult, name: str) -> tuple[SettingResult, ...]:
     """Scales other than the peak of a column that may be the best one.
 
-    The peak is chosen on the same prompts that it is compared on. A scale is ruled out if the peak is above it at 5 %
-    over the number of other scales, one-sided (Bonferroni); then the best of all is ruled out in 5 % of sweeps at
-    most, since one of the others must be above it by so much although it is not better (Hsu 1981).
+    The peak is chosen and compared on the same prompts. A scale is ruled out if the peak is above it at 5 % over the
+    number of other scales, one-sided (Bonferroni). The best scale is then ruled out in at most 5 % of sweeps, since
+    some other scale must lie above it by this much without being better (Hsu 1981).
     """
     others = [one for one in scales if one is not peak]
     level = 1 - 2 * (1 - LEVEL) / max(1, len(others))
@@ -245,12 +246,12 @@ def results_of(
     notes: Sequence[str] = (),
     folder: Path = Path(),
 ) -> Sweep:
-    """Makes results of columns.
+    """Computes results from columns.
 
     Args:
         measures: rewards by role.
-        drifts: of the tuned model under "", of other runs under their names.
-        notes: that the reader should know; those that the numbers call for are added.
+        drifts: distances of the tuned model under "", and of other runs under their names.
+        notes: notes for the reader; those that the numbers call for are added.
 
     Raises ValueError: a reward failed on every image of a setting.
     """
@@ -308,7 +309,7 @@ def _compare_to_ends(plain: Sequence[SettingResult]) -> list[SettingResult]:
 def _notes(
     found: Sequence[SettingResult], measures: Sequence[Measure], judge: Measure, peak: SettingResult
 ) -> Iterator[str]:
-    """What the numbers themselves call for: rewards that failed, and a peak at the end of the scales."""
+    """Notes that follow from the numbers: rewards that failed, and a peak at the end of the scales."""
     for measure in measures:
         values = np.concatenate([one.columns[measure.name].ravel() for one in found])
         if failed := int(np.isnan(values).sum()):
@@ -348,7 +349,7 @@ def at_same_cost(results: Sweep) -> tuple[SettingResult, tuple[SettingResult, ..
 
 
 def as_json(results: Sweep) -> dict[str, Any]:
-    """Everything as plain numbers, null where unknown."""
+    """All results as plain numbers; unknown ones are null."""
     found: dict[str, Any] = plain({
         "sentence": results.sentence, "judge": results.judge.name, "target": results.target.name,
         "peak": results.peak.setting.scale, "not_told_apart": [one.setting.scale for one in results.level],

@@ -1,4 +1,4 @@
-"""What a sweep measures: settings of a generator, and rewards by role. Read and checked before anything loads."""
+"""The question of a sweep: settings of a generator, and rewards by role, read and checked before anything loads."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ class Setting:
     """One way to make an image."""
 
     kind: Kind
-    """RLG alone, best of N or pruning on top of it, or another run as it is."""
+    """RLG alone, with best of N or pruning on top, or another run unchanged."""
     scale: float = 1.0
-    """Of RLG; 1 is the tuned model."""
+    """Scale of RLG; 1 is the tuned model."""
     plan: Pruning = SINGLE
-    """Candidates and cuts; one candidate where nothing is searched."""
+    """Candidates and cuts; one candidate if there is no search."""
     run: str = ""
     """Name of the other run."""
 
@@ -51,12 +51,12 @@ class Setting:
         return f"{search}rlg_{self.scale:g}"
 
     def evaluations(self, num_steps: int, guidance: float, base_guidance: float) -> int:
-        """Evaluations of the network for one image that is kept: a guided model takes 2 a step, RLG takes both models'.
+        """Network evaluations per kept image. A guided model takes 2 a step; RLG takes those of both models.
 
         Args:
             num_steps: denoising steps.
-            guidance: of the tuned model; 1 is none.
-            base_guidance: of the base model.
+            guidance: scale of the tuned model; 1 means no guidance.
+            base_guidance: scale of the base model.
         """
         rows = network_rows([self.scale], base_guidance_scale=base_guidance, rl_guidance_scale=guidance)
         return self.plan.evaluations(num_steps) * rows
@@ -77,7 +77,7 @@ class Setting:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Measure:
-    """A reward, or a sub-score of one, and what it is taken for."""
+    """A reward, or a sub-score of one, and its role."""
 
     role: Role
     reward: str
@@ -96,8 +96,8 @@ class Measure:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SweepQuestion:
-    """Everything that is asked for: settings in the order in which they are drawn (scales, search, other runs), the
-    other runs by name, rewards by role, and what search goes by (None where nothing is searched).
+    """The whole question: settings in drawing order (scales, searches, other runs), the other runs by name, rewards by
+    role, and the reward by which search chooses (None without a search).
     """
 
     settings: tuple[Setting, ...]
@@ -123,7 +123,7 @@ def ask(
     embedded: bool,
     num_steps: int,
 ) -> SweepQuestion:
-    """Reads scales, searches, other runs and rewards, as `flowrl.comparing.sweep.sweep.sweep` takes them.
+    """Reads scales, searches, other runs and rewards, in the form that `flowrl.comparing.sweep.sweep.sweep` takes.
 
     Args:
         embedded: whether the base is the embedded model, which has rewards by default.
@@ -166,7 +166,7 @@ def _rising(given: Numbers, option: str, example: str) -> tuple[float, ...]:
 def _searches(
     best_of: Numbers | None, prune: Sequence[str], keep: float, num_steps: int, search_rlg: Numbers
 ) -> list[Setting]:
-    """Best of N and prunings, at each scale that is searched on."""
+    """Best of N and prunings, at each scale of the searches."""
     plans: list[tuple[Kind, Pruning]] = []
     if best_of is not None and not (isinstance(best_of, str) and not best_of.strip()):
         counts = _rising(best_of, "`best_of`", "1,2,4,8")
@@ -179,7 +179,7 @@ def _searches(
 
 
 def _criterion(measures: Sequence[Measure], select: str | None) -> Measure:
-    """What search goes by: the reward that was named, else the first target."""
+    """The reward by which search chooses: the named one, or the first target if none is named."""
     if select is not None:
         return _measure(select.strip(), "target", "`select`")
     return next(measure for measure in measures if measure.role == "target")
@@ -201,7 +201,7 @@ def _pruning(text: str, keep: float, num_steps: int) -> Pruning:
 
 
 def _others(given: Sequence[str]) -> tuple[tuple[str, Path], ...]:
-    """Names of other runs: of their folders, with the folder above where two are alike."""
+    """Names of other runs: those of their folders, with the parent folder if two are equal."""
     folders = [Path(text) for text in given]
     names = [folder.resolve().name for folder in folders]
     named = []
@@ -215,8 +215,8 @@ def _others(given: Sequence[str]) -> tuple[tuple[str, Path], ...]:
 
 
 def parse_measures(text: str | None, *, embedded: bool) -> tuple[Measure, ...]:
-    """Rewards by role of "target=geneval:official,heldout=hps"; None takes the embedded model's. Raises ValueError: no
-    list where the model has none by default, no target, an unknown role or reward, or one twice."""
+    """Parses rewards by role, such as "target=geneval:official,heldout=hps"; None takes the embedded model's. Raises
+    ValueError: no list although the model has no default, no target, an unknown role or reward, or one twice."""
     if text is None:
         if not embedded:
             raise ValueError(
@@ -249,7 +249,7 @@ def _measure(text: str, role: Role, option: str) -> Measure:
 
 
 def trained_on(rewards: Sequence[Mapping[str, Any]], measure: Measure) -> bool:
-    """Whether a run's configured rewards hold a measure; of GenEval, the kind of credit that it names."""
+    """Whether a run was trained on a measure; for GenEval, on the kind of credit that the measure names."""
     entries = [entry for entry in rewards if entry.get("name") == measure.reward and entry.get("weight", 1.0)]
     credits = {(entry.get("options") or {}).get("credit", "graded") for entry in entries}
     return bool(entries) and (measure.reward != "geneval" or measure.part is None or measure.part in credits)

@@ -1,1 +1,1 @@
-"""Evaluations beside each other: what may be compared, ranks, rows."""
+"""Compares evaluations: which are comparable, ranks, rows."""

@@ -1,4 +1,4 @@
-"""Finished evaluations beside each other: `flowrl.leaderboard`, `flowrl eval --compare`. Nothing is drawn or judged."""
+"""Compares finished evaluations: `flowrl.leaderboard`, `flowrl eval --compare`. It draws and judges nothing."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ def leaderboard(
     show: bool = True,
     page: Callable[..., str] | None = None,
 ) -> Leaderboard:
-    """Ranks finished evaluations: scores with intervals, the ranks that each may have, differences to the first.
+    """Ranks finished evaluations: scores with intervals, the possible ranks of each, differences to the first.
 
     Args:
-        results: result folders, folders that hold some, or `NAME=FOLDER,FOLDER` for trainings of one method.
-        across: conditions that may differ from result to result, such as "num_steps".
+        results: result folders, folders that contain some, or `NAME=FOLDER,FOLDER` for trainings of one method.
+        across: conditions that may differ among results, such as "num_steps".
         out: folder to write; None is `evaluations/leaderboard`.
         show: show notes.
         page: writes the page of the rankings.

@@ -1,7 +1,7 @@
-"""What may be compared with what: results of one benchmark in groups of the same conditions, and why others lie apart.
+"""Groups a benchmark's results by their conditions, so that only comparable ones are ranked together.
 
-Conditions are all that a number depends on beside the model: prompts, images per prompt, judge and its version, how
-images were sampled, the benchmark's options. Start noise is none of them: images of other noise are as good a sample,
+Conditions are all that a number depends on besides the model: prompts, images per prompt, judge and its version,
+sampling, and the benchmark's options. Start noise is not a condition: other noise gives an equally good sample that is
 only less well paired.
 """
 
@@ -21,13 +21,13 @@ SAMPLED = (
     "num_steps", "guidance_scale", "grid", "shift", "dtype", "quantize", "max_sequence_length", "height", "width",
     "training_size", "options", "negative",
 )  # fmt: skip
-"""Keys of `drawn.json` that say how images were sampled."""
+"""Keys of `drawn.json` on how images were sampled."""
 OUTCOMES = {
     "seconds", "judging_seconds", "tokens", "attempts", "skipped", "gained", "lost", "pairs", "overlap", "repairs",
     "detectable_difference", "folder", "model", "prompts", "images", "clips", "videos", "samples", "seed", "versions",
     *SAMPLED,
 }  # fmt: skip
-"""Facts of a result that are no conditions, or that are known better from elsewhere."""
+"""Facts of a result that are not conditions, or that other files state better."""
 PROMPTS, SAMPLES, SAMPLING = "prompts", "images per prompt", "sampling"
 ELSEWHERE = "images of another program"
 UNRANKED = set(temporal.NAMES) - set(temporal.LESS_IS_BETTER)
@@ -44,11 +44,11 @@ class Group:
     entries: tuple[BoardEntry, ...]
     conditions: Mapping[str, Any]
     apart: str = ""
-    """Why it is not compared with the first group of this benchmark and metric, in words; empty for the first."""
+    """Why this group is not compared with the first one of its benchmark and metric; empty for the first."""
 
     @property
     def seeds(self) -> set[Any]:
-        """Seeds of the start noise; None where it is not known."""
+        """Seeds of the start noise; None if unknown."""
         return {None if entry.drawn is None else entry.drawn.get("seed") for entry in self.entries}
 
     @property
@@ -59,8 +59,8 @@ class Group:
 
 
 def group_entries(entries: Sequence[BoardEntry], across: Sequence[str] = ()) -> list[Group]:
-    """Groups by benchmark and metric, the largest first, in the order of the entries; the conditions `across` may
-    differ within a group. Raises ValueError: `across` names what is no condition of any entry."""
+    """Groups by benchmark and metric, the largest first, in the order of the entries; conditions in `across` may differ
+    within a group. Raises ValueError: `across` names a condition that no entry has."""
     tables: dict[tuple[str, str], list[tuple[BoardEntry, Conditions]]] = {}
     for entry in entries:
         for metric in metrics_of(entry):
@@ -89,7 +89,7 @@ def group_entries(entries: Sequence[BoardEntry], across: Sequence[str] = ()) -> 
 
 
 def _shared(part: Sequence[tuple[BoardEntry, Conditions]]) -> Conditions:
-    """Conditions of a group; one that differs within it, as was asked for, lists what there is."""
+    """Conditions of a group; if one differs within the group, as `across` allows, it lists all its values."""
     found = dict(part[0][1])
     for key in found:
         values = {json.dumps(known.get(key), sort_keys=True, default=str): known.get(key) for _, known in part}
@@ -99,8 +99,8 @@ def _shared(part: Sequence[tuple[BoardEntry, Conditions]]) -> Conditions:
 
 
 def metrics_of(entry: BoardEntry) -> list[str]:
-    """The numbers of an evaluation that are ranked: the first one reported, and all others that the rows give as means
-    over images; of tasks of a score that does so none beside it, and none that has no direction."""
+    """The numbers of an evaluation to rank: the first reported one, and all others that the rows give as means over
+    images. Tasks of a score that is ranked itself, and numbers without a direction, are left out."""
     first = next(iter(entry.metrics))
     whole = [name for name, values in entry.values.items() if not values.part]
     known = whole or list(entry.values)
@@ -108,8 +108,8 @@ def metrics_of(entry: BoardEntry) -> list[str]:
 
 
 def judge_of(entry: BoardEntry, metric: str) -> Any:
-    """What gave this one of several scorers' numbers: its own version, that of the scorer it is a sub-score of, or that
-    of the diagnostics or features; None where the result names none for it."""
+    """The version behind one of several scorers' numbers: its own, that of the scorer whose sub-score it is, or that of
+    the diagnostics or features; None if the result names none."""
     versions = entry.facts.get("versions")
     if not isinstance(versions, Mapping):
         return None
@@ -118,7 +118,7 @@ def judge_of(entry: BoardEntry, metric: str) -> Any:
 
 
 def conditions(entry: BoardEntry, metric: str) -> Conditions:
-    """All that a number depends on beside the model."""
+    """All that a number depends on besides the model."""
     found: Conditions = {PROMPTS: frozenset(f"{row.get('task', '')}\n{prompt_of(row)}" for row in entry.rows)}
     count = Counter((row.get("task", ""), prompt_of(row)) for row in entry.rows)
     found[SAMPLES] = max(count.values(), default=0)
@@ -138,7 +138,7 @@ def conditions(entry: BoardEntry, metric: str) -> Conditions:
 
 
 def differences(first: Mapping[str, Any], second: Mapping[str, Any], across: Sequence[str] = ()) -> list[str]:
-    """In words, in what the second's conditions are other ones than the first's."""
+    """States in words how the second's conditions differ from the first's."""
     said = []
     for key in dict.fromkeys([*second, *first]):
         ours, theirs = first.get(key), second.get(key)

@@ -1,7 +1,7 @@
-"""Finished evaluations as a leaderboard reads them: from folders and names on the command line to entries.
+"""Reads finished evaluations for a leaderboard: from folders and names on the command line to entries.
 
-An entry is one side of a result.json: its model, or the base it was compared to. What is read beside it: `rows.jsonl`
-(verdicts), `images/drawn.json` (how the images were drawn) and the journals (what judged them).
+An entry is one side of a result.json: its model, or the base it was compared to. It also reads `rows.jsonl` (verdicts),
+`images/drawn.json` (how the images were drawn) and the journals (what judged them).
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from flowrl.statistics.bootstrap import Interval, point
 
 RESULT = "result.json"
 NEEDED = {"benchmark": str, "names": list, "metrics": dict, "intervals": dict, "facts": dict}
-"""What a result.json has at least."""
+"""Required keys of a result.json."""
 SIDES = {"model": "", "base": "base_"}
-"""Folder of a side -> what its keys in result.json begin with."""
+"""Folder of a side -> prefix of its keys in result.json."""
 DEEPEST = 4
-"""Folders within folders that are searched for results."""
+"""Depth of the search for results in folders."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,16 +37,16 @@ class BoardEntry:
     benchmark: str
     label: str
     folder: Path
-    """That of the result.json."""
+    """Folder of the result.json."""
     side: str
     """`model` or `base`."""
     pool: str = ""
-    """Name under which trainings of one method are taken together; empty for an entry of its own."""
+    """Name of the method whose trainings are pooled; empty for a separate entry."""
     metrics: Mapping[str, float]
-    """Without `eval/<benchmark>/` before their names."""
+    """Metrics, without `eval/<benchmark>/` in their names."""
     intervals: Mapping[str, Interval]
     values: Mapping[str, Values]
-    """Metric -> the values of all images, where they give the number that was reported."""
+    """Metric -> the values of all images, if they give the reported number."""
     rows: Sequence[Mapping[str, Any]] = field(repr=False)
     facts: Mapping[str, Any]
     drawn: Mapping[str, Any] | None
@@ -54,18 +54,18 @@ class BoardEntry:
     images: Path | None
     """Where the images lie."""
     judged: Mapping[str, Any]
-    """What the journal of the answers says of the judge beyond its name."""
+    """Facts about the judge in the journal of answers, besides its name."""
     version: str | None
-    """Of flowrl."""
+    """Version of flowrl."""
 
 
 def find_entries(given: Sequence[str]) -> list[BoardEntry]:
-    """Entries of everything that was named, bases once each.
+    """Finds the entries of all given paths, and each base once.
 
     Args:
         given: files result.json, folders with results, or `NAME=PATH,PATH`: trainings of one method.
 
-    Raises ValueError: nothing is there, a file cannot be read, or one result was named twice.
+    Raises ValueError: nothing is found, a file cannot be read, or one result is named twice.
     """
     entries, seen = [], dict[Path, str]()
     for text in given:
@@ -96,7 +96,7 @@ def find_entries(given: Sequence[str]) -> list[BoardEntry]:
 
 
 def _results(text: str) -> Iterator[tuple[str, Path]]:
-    """Files of what was named, each with the name of the method that it is a training of."""
+    """Result files of the given paths, each with the name of its method."""
     pool, equals, rest = text.partition("=")
     paths = [part for part in rest.split(",") if part]
     if not equals or Path(text).exists():
@@ -201,7 +201,7 @@ def _float(value: Any) -> float:
 
 
 def _images(home: Path, found: Mapping[str, Any], side: str) -> Path | None:
-    """Drawn by the evaluation, or where it was told to look."""
+    """The folder of images: drawn by the evaluation, or given to it."""
     if (home / "images").is_dir():
         return home / "images"
     given = dict(found.get("images") or {}).get(side)
@@ -213,8 +213,8 @@ def _images(home: Path, found: Mapping[str, Any], side: str) -> Path | None:
 
 
 def _judged(folder: Path, benchmark: str, facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Identity of the benchmark's own journal of answers; nothing where several could be meant, or where the journal
-    tells judges apart by more than the name that the facts have: those results say in their facts how they asked."""
+    """Identity of the benchmark's own journal of answers. It is empty if several could be meant, or if the journal
+    tells judges apart by more than the name in the facts; such results state in their facts how they asked."""
     found = []
     for path in sorted(folder.glob("journal-*.jsonl")):
         with path.open(encoding="utf-8", errors="replace") as file:
@@ -234,7 +234,7 @@ def _judged(folder: Path, benchmark: str, facts: Mapping[str, Any]) -> dict[str,
 
 
 def tell_apart(entries: Sequence[BoardEntry]) -> list[BoardEntry]:
-    """Entries of one benchmark with labels of their own: alike ones get their folder's name, or a number."""
+    """Gives entries of one benchmark distinct labels: equal ones get their folder's name, or a number."""
     count = Counter((entry.benchmark, entry.label) for entry in entries if not entry.pool)
     named = []
     for entry in entries:

@@ -1,4 +1,4 @@
-"""A leaderboard as text for a terminal, as Markdown, and as the content of leaderboard.json."""
+"""Writes a leaderboard as text for a terminal, as Markdown, and as the content of leaderboard.json."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from flowrl.runtime.files import plain
 from flowrl.statistics.bootstrap import Interval
 
 FORMAT = 1
-"""Of leaderboard.json."""
+"""Format version of leaderboard.json."""
 RANKS = (
     "Rank 2 to 4 of 5 means that one model is surely better and one surely worse. Surely: the interval of the paired "
     "difference excludes 0, where the intervals of all pairs of a table are widened to hold together at 95 %."
@@ -34,7 +34,7 @@ def title(ranking: Ranking) -> str:
 
 
 def summary(rankings: Sequence[Ranking]) -> str:
-    """One sentence: how many of what."""
+    """One sentence: how many models, metrics and conditions."""
     models = {standing.name for ranking in rankings for standing in ranking.standings}
     benchmarks = {ranking.group.benchmark for ranking in rankings}
     return (
@@ -56,32 +56,32 @@ def digits_of(ranking: Ranking) -> int:
 
 
 def format_value(value: float, digits: int, *, sign: bool = False) -> str:
-    """A number with so many digits; a dash where unknown."""
+    """A number with so many digits; a dash if unknown."""
     return f"{value:{'+' if sign else ''}.{digits}f}".replace("-", MINUS) if math.isfinite(value) else DASH
 
 
 def range_of(interval: Interval | None, digits: int, *, sign: bool = False) -> str:
-    """Bounds as "0.21 to 0.34"; a dash where unknown."""
+    """Bounds as "0.21 to 0.34"; a dash if unknown."""
     if interval is None or not interval.known:
         return DASH
     return f"{format_value(interval.low, digits, sign=sign)} to {format_value(interval.high, digits, sign=sign)}"
 
 
 def name_of(standing: Standing) -> str:
-    """The name, with the number of trainings of several."""
+    """The name, with the number of trainings if there are several."""
     count = len(standing.entries)
     return standing.name if count == 1 else f"{standing.name} \u00d7{count}"
 
 
 def conditions_text(ranking: Ranking) -> str:
-    """What is the same for all of a table."""
+    """The conditions that all lines of a table share."""
     known = dict(describe_conditions(ranking.group.conditions))
     first = f"{plural(int(known.pop(PROMPTS)), 'prompt')}, {known.pop(SAMPLES)} samples each"
     return "; ".join([first, *(f"{key.replace('_', ' ')} {value}" for key, value in known.items())])
 
 
 def pairing_text(ranking: Ranking) -> str:
-    """What differences are taken on."""
+    """Says which images the differences are taken over."""
     if not ranking.images:
         return ""
     group = ranking.group
@@ -93,7 +93,7 @@ def pairing_text(ranking: Ranking) -> str:
 
 
 def table_of(ranking: Ranking) -> Table:
-    """The table of a group with what has to be said below it."""
+    """The table of a group with its notes."""
     digits = digits_of(ranking)
     rows = []
     for line in ranking.standings:
@@ -106,7 +106,7 @@ def table_of(ranking: Ranking) -> Table:
 
 
 def claims(rankings: Sequence[Ranking]) -> list[str]:
-    """How to read all tables."""
+    """Explains how to read the tables."""
     models = max((len(ranking.standings) for ranking in rankings), default=0)
     pooled = any(len(line.entries) > 1 for ranking in rankings for line in ranking.standings)
     one = "Scores of one training have intervals over prompts, which do not cover another training of the same method."
@@ -134,7 +134,7 @@ def as_page_of_markdown(rankings: Sequence[Ranking], *, heading: str, command: s
 
 
 def as_content(rankings: Sequence[Ranking], *, command: str, version: str | None) -> dict[str, Any]:
-    """The content of leaderboard.json; null where a number is not known."""
+    """The content of leaderboard.json; unknown numbers are null."""
     tables = []
     for ranking in rankings:
         group = ranking.group

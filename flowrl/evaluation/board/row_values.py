@@ -1,7 +1,7 @@
-"""From the rows of an evaluation to the values that its numbers are means of.
+"""Finds the values behind an evaluation's numbers in its rows.
 
-Benchmarks write different rows; what stands in them is tried, and kept only where its mean is the number reported. A
-benchmark whose rows do not say (or whose number is no mean) is compared by its reported numbers and intervals alone.
+Benchmarks write different rows. Each column is tried, and kept only if its mean is the reported number. If no column
+fits, or the number is not a mean, the benchmark is compared only by its reported numbers and intervals.
 """
 
 from __future__ import annotations
@@ -16,34 +16,34 @@ from flowrl.benchmarks.unigenbench import point_scores
 from flowrl.statistics.means import ScoreRow, pooled, stratified_score
 
 SAME = 1e-6
-"""How far, of its size, the mean of the rows may lie from the number reported: that of its rounding in JSON."""
+"""Largest relative difference of the rows' mean from the reported number, which JSON rounds."""
 UNITS = ("correct", "score")
-"""Columns of rows that hold one value an image."""
+"""Columns of rows with one value per image."""
 SCORES = "scores"
 COLUMNS = (SCORES, "values")
-"""Columns of rows that hold values by name."""
+"""Columns of rows with values by name."""
 DIVERSITY = "diversity"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Values:
-    """What a number is the mean of."""
+    """The values whose mean a number is."""
 
     rows: tuple[ScoreRow, ...] = ()
     by_task: bool = False
     """Whether the number is the mean over tasks of the mean over a task's images."""
     pooled: bool = True
-    """Whether it is the mean over all images; both, where tasks have equally many."""
+    """Whether it is the mean over all images; both hold if all tasks have equally many images."""
     files: Mapping[tuple[str, int | str, int], str] = field(default_factory=dict)
     """(task, prompt, sample) -> the image's file."""
     part: bool = False
-    """Whether this is one task of a score that stands beside it."""
+    """Whether this is one task of another score in the result."""
     points: tuple[tuple[point_scores.Row, int | str], ...] = ()
-    """Test points of every image with its prompt, of a score that is no mean over images (UniGenBench)."""
+    """Test points of every image with its prompt, for a score that is not a mean over images (UniGenBench)."""
 
 
 def values_of(rows: Sequence[Mapping[str, Any]], metrics: Mapping[str, float]) -> dict[str, Values]:
-    """Values by metric, of those metrics whose number they give."""
+    """Values by metric, only for metrics whose number they give."""
     found = {}
     for names, values in _candidates(rows):
         for name in names:
@@ -53,7 +53,7 @@ def values_of(rows: Sequence[Mapping[str, Any]], metrics: Mapping[str, float]) -
 
 
 def _candidates(rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[Sequence[str], Values]]:
-    """Possible names of a metric, and what may be its values."""
+    """Possible names of a metric, and its possible values."""
     first = rows[0] if rows else {}
     for key in COLUMNS:
         names = dict.fromkeys(name for row in rows if isinstance(row.get(key), Mapping) for name in row[key])
@@ -84,7 +84,7 @@ def _tasks(column: Values) -> Iterator[tuple[Sequence[str], Values]]:
 
 
 def _column(rows: Sequence[Mapping[str, Any]], read: Any) -> Values:
-    """One value of every row; rows without one (an image that failed) are left out, and keep their number."""
+    """One value per row; rows without one (failed images) are left out, and the others keep their number."""
     found, files = [], {}
     for key, row in _keyed(rows):
         value = read(row)
@@ -100,7 +100,7 @@ def _files(rows: Sequence[Mapping[str, Any]]) -> dict[tuple[str, int | str, int]
 
 
 def _keyed(rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[tuple[str, int | str, int], Mapping[str, Any]]]:
-    """Rows with task, prompt and a number among the images of both: folders made row by row repeat a prompt."""
+    """Numbers rows within task and prompt, because folders made row by row repeat a prompt."""
     seen: Counter[tuple[str, str]] = Counter()
     for row in rows:
         prompt = (str(row.get("task", "")), prompt_of(row))
@@ -109,13 +109,13 @@ def _keyed(rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[tuple[str, int |
 
 
 def prompt_of(row: Mapping[str, Any]) -> str:
-    """What tells the prompts of rows apart: their text, and the case where one text stands for several."""
+    """The key of a row's prompt: its text, and the case if one text belongs to several."""
     text = str(row.get("prompt", row.get("index", "")))
     return f"{text} ({row['key']})" if "key" in row else text
 
 
 def _fitting(values: Values, reported: float) -> Values | None:
-    """The values with the kind of mean that gives the number reported; None where neither does."""
+    """The values with the kind of mean that gives the reported number; None if neither does."""
     if values.points:
         score = point_scores.aggregate(row for row, _ in values.points).overall
         return values if _is_same(score, reported) else None

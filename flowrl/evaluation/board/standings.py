@@ -1,4 +1,4 @@
-"""The table of a group: scores with intervals, ranks with what they may be, differences to the first."""
+"""The table of a group: scores with intervals, ranks with their bounds, differences to the first."""
 
 from __future__ import annotations
 
@@ -32,31 +32,31 @@ class Standing:
 
     name: str
     entries: tuple[BoardEntry, ...]
-    """One, or the trainings of a method."""
+    """One entry, or the trainings of a method."""
     score: Interval
-    """Of one training over prompts; of several over trainings and prompts."""
+    """Over prompts for one training; over trainings and prompts for several."""
     rank: tuple[int, int]
-    """The least and the largest rank that it may have."""
+    """The best and the worst rank that it may have."""
     behind: Interval | None
-    """Its score less that of the first; bounds hold for all pairs of the table together. None for the first."""
+    """Its score minus that of the first; bounds hold for all pairs of the table together. None for the first."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ranking:
-    """A table and what has to be said of it."""
+    """A table and its notes."""
 
     group: Group
     standings: tuple[Standing, ...]
     factor: float
-    """By what intervals of differences were widened, to hold together; NaN without pairs."""
+    """Factor that widened the intervals of differences so that they hold together; NaN without pairs."""
     images: int
-    """That all entries share, on which differences are taken; 0 where rows do not say."""
+    """Number of images that all entries share and differences are taken over; 0 if rows do not say."""
     notes: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Basis:
-    """What a table is ranked by."""
+    """The scores and differences that rank a table."""
 
     scores: Mapping[str, Interval]
     changes: Changes = field(default_factory=dict)
@@ -68,7 +68,7 @@ class Basis:
 
 
 def rank(group: Group) -> Ranking:
-    """The table of a group, the best score first: the highest, or the lowest where less is better."""
+    """The table of a group, the best score first: the highest, or the lowest if less is better."""
     lines: dict[str, list[BoardEntry]] = {}
     for entry in group.entries:
         lines.setdefault(entry.pool or entry.label, []).append(entry)
@@ -104,7 +104,7 @@ def _by_images(
     values: Mapping[int, Values],
     reported: Mapping[str, Interval],
 ) -> Basis:
-    """Scores that are means over images, paired by those that all entries have a value for."""
+    """Ranks by scores that are means over images, paired over images with a value in all entries."""
     by_task = all(found.by_task for found in values.values())
     if not by_task and not all(found.pooled for found in values.values()):
         return Basis(scores=reported, notes=(TWO_MEANS,))
@@ -124,7 +124,7 @@ def _by_images(
 
 
 def _notes_of_common(values: Mapping[int, Values], images: int, *, alike: bool) -> tuple[str, ...]:
-    """What a reader has to know of samples that not all entries have."""
+    """Notes on samples that some entries lack."""
     if images and not alike:
         return (_COMMON.format(images),)
     left = len({(row.task, row.prompt, row.sample) for found in values.values() for row in found.rows}) - images
@@ -139,7 +139,7 @@ def _by_points(
     values: Mapping[int, Values],
     reported: Mapping[str, Interval],
 ) -> Basis:
-    """UniGenBench's overall, which pools test points of images."""
+    """Ranks by UniGenBench's overall, which pools test points of images."""
     sides = _shared_points(values)
     if not all(any(met is not None for _, met in rows) for rows, _ in sides.values()):
         return Basis(scores=reported, notes=(NONE_JUDGED,))
@@ -163,13 +163,13 @@ def _by_points(
 
 
 def _same_images(group: Group) -> bool:
-    """Whether all were asked the same prompts, so many times; otherwise that was allowed to differ."""
+    """Whether all entries have the same prompts and samples; otherwise `across` allowed them to differ."""
     known = [conditions(entry, group.metric) for entry in group.entries]
     return len({(one[PROMPTS], one[SAMPLES]) for one in known}) == 1
 
 
 def _reported(part: Sequence[BoardEntry], metric: str) -> Interval:
-    """The number and interval of a result; of several trainings Student's over them."""
+    """The number and interval of a result; for several trainings, Student's interval over them."""
     if len(part) == 1:
         return part[0].intervals.get(metric, point(part[0].metrics.get(metric, math.nan)))
     numbers = [entry.metrics.get(metric, math.nan) for entry in part]

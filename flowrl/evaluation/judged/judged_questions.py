@@ -1,4 +1,4 @@
-"""What a judge is asked about the image of a case: words, images, tries; and what its answers say."""
+"""The questions to a judge about the image of a case (words, images, tries), and how its answers are read."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from flowrl.runtime.journal import Journal, Row
 from flowrl.runtime.randomness import counter_seed
 
 VALUES = "values"
-"""In a row of the journal: the numbers read of a reply."""
+"""Key, in a row of the journal, of the numbers read from a reply."""
 _MASS = "mass"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WordsOf:
-    """The words of all questions by name, and whose they are."""
+    """The words of all questions by name, and their source."""
 
     templates: Mapping[str, Template]
     origin: str
@@ -43,15 +43,15 @@ class WordsOf:
 
 
 def find_words(protocol: Protocol, asks: Iterable[Ask], given: Path | None, beside: Sequence[Path]) -> WordsOf:
-    """The words that some questions are asked in.
+    """Finds the words of questions.
 
     Args:
-        protocol: knows the published ones.
-        asks: a question of each name.
-        given: the folder of the option template_dir: NAME.txt in it goes before the published files.
+        protocol: knows the published words.
+        asks: one question of each name.
+        given: the folder of the option template_dir; its NAME.txt replaces the published file.
         beside: where published files may lie if it was not given.
 
-    Raises ValueError: words that are nowhere, lack a field, or mark places for another number of images.
+    Raises ValueError: words are missing, lack a field, or mark places for another number of images.
     """
     published = protocol.words([given] if given is not None else beside)
     templates, own = {}, []
@@ -79,9 +79,9 @@ def ask_cases(
     chat: Chat, protocol: Protocol, cases: Sequence[Case], images: Sequence[ImageFile], words: WordsOf, asking: Asking,
     journal: Journal, *, label: str,
 ) -> tuple[list[Judgement], list[Row]]:  # fmt: skip
-    """Asks every question about every image that the journal has no answer to.
+    """Asks every question about every image that the journal does not answer yet.
 
-    Returns what was said of each case, and the journal's rows of all questions.
+    Returns the verdicts on each case, and the journal's rows of all questions.
     """
     work = [(case, image, ask) for case, image in zip(cases, images, strict=True) for ask in case.asks]
 
@@ -123,7 +123,7 @@ def _source_of(case: Case) -> tuple[Path, str] | None:
 
 
 def read_answer(protocol: Protocol, case: Case, ask: Ask, answer: Answer) -> Mapping[str, float] | None:
-    """The numbers that a judge's answer gives; None where it cannot be read, or does not fit the case."""
+    """Reads the numbers in a judge's answer; None if it cannot be read, or does not fit the case."""
     if ask.forms:
         return {_MASS: answer_mass(answer.logprobs[0], ask.forms)} if answer.logprobs else None
     found = protocol.read_reply(ask.name, answer.text)
@@ -148,7 +148,7 @@ def _source(path: Path, content: str) -> Pixels:
 
 @lru_cache(maxsize=64)
 def _result(path: Path, stamp: str, source: tuple[Path, str] | None) -> Pixels:
-    """The image, brought to its source's size where that is given, as Pillow does by default."""
+    """The image, resized to its source's size if that is given, with Pillow's default."""
     pixels = ImageFile(file=stamp, path=path, prompt="", index=0).pixels()
     if source is None:
         return pixels

@@ -1,4 +1,4 @@
-"""From what a judge said of images to a benchmark's numbers with their intervals, tables and examples."""
+"""Computes a benchmark's numbers with intervals, tables and examples from a judge's answers."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _DATE = re.compile(r"-(\d{4}-\d{2}-\d{2}|\d{8}|\d{4})")  # what servers put afte
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CaseVerdicts:
-    """What was said of a subject's images, in the order of cases; `answers` are all questions' rows."""
+    """Verdicts on a subject's images, in the order of cases; `answers` are the rows of all questions."""
 
     judgements: Sequence[Judgement]
     answers: Sequence[Row]
@@ -51,7 +51,7 @@ class CaseVerdicts:
 
 
 def judged_result(settings: Settings, plan: Any, chat: Chat, parts: Sequence[SubjectVerdicts[CaseVerdicts]]) -> Result:
-    """The result of a subject, or of a subject and a base."""
+    """The result of a subject, and of a base if there is one."""
     protocol, labels, judged = plan.protocol, [part.label for part in parts], [part.found for part in parts]
     for label, part in zip(labels, judged, strict=True):
         if part.skipped == len(part.judgements):
@@ -85,7 +85,7 @@ def judged_result(settings: Settings, plan: Any, chat: Chat, parts: Sequence[Sub
 
 
 def _lines(protocol: Protocol, judged: Sequence[CaseVerdicts]) -> list[Line]:
-    """Overall numbers and those of tasks, each with its interval and its paired change."""
+    """Overall numbers and numbers of tasks, each with its interval and its paired change."""
     lines: list[Line] = []
     for score in protocol.scores:
         rows = [score_rows(score, part.judgements) for part in judged]
@@ -101,7 +101,7 @@ def _lines(protocol: Protocol, judged: Sequence[CaseVerdicts]) -> list[Line]:
 
 
 def score_rows(score: Score, judgements: Sequence[Judgement]) -> list[means.ScoreRow]:
-    """A score of all images that have it, brought to 0 to 1; several numbers of an image are its samples."""
+    """A score of all images that have it, scaled to 0 to 1; several numbers of one image count as samples."""
     found = []
     for one in judgements:
         value = None if one.values is None else score.of(one.case, one.values)
@@ -116,7 +116,7 @@ def _several(value: float | Sequence[float] | None) -> Sequence[float]:
 
 
 def _single(score: Score, one: Judgement) -> float | None:
-    """A score of one image, the mean where it has several numbers."""
+    """A score of one image; the mean if it has several numbers."""
     values = () if one.values is None else _several(score.of(one.case, one.values))
     return fmean(values) if values else None
 
@@ -135,7 +135,7 @@ def _overall(score: Score, rows: Sequence[means.ScoreRow], base: Sequence[means.
 
 
 def scale(interval: Interval, low: float, high: float, *, change: bool = False) -> Interval:
-    """An interval of numbers from 0 to 1, or of their changes, on a scale from `low` to `high`, cut to that scale."""
+    """Maps an interval of numbers from 0 to 1, or of their changes, to `low` to `high`, and cuts it there."""
     start, least = (0.0, -1.0) if change else (low, 0.0)
     mean, lower, upper = (
         start + (high - low) * min(max(value, least), 1.0) if math.isfinite(value) else math.nan
@@ -151,7 +151,7 @@ def _task_lines(score: Score, rows: Sequence[Sequence[means.ScoreRow]]) -> list[
     order = dict.fromkeys(row.task for row in rows[0])
 
     def by_number(task: str) -> tuple[int, str]:
-        """Tasks that begin with a number by that, others by their letters."""
+        """Sorts tasks that begin with a number by that number, and others by their letters."""
         head = task.partition(" ")[0]
         return (int(head) if head.isdecimal() else 0, task)
 
@@ -210,7 +210,7 @@ def _notes(settings: Settings, plan: Any, parts: Sequence[SubjectVerdicts[CaseVe
 
 
 def is_model(given: str, known: str) -> bool:
-    """Whether a model's name, a hub id, or a folder is that of a known model, whatever its date."""
+    """Whether a name, hub id or folder belongs to a known model, whatever its date."""
     name, wanted = (text.rstrip("/").rpartition("/")[2].casefold() for text in (given, known))
     return name.startswith(wanted) and (name == wanted or _DATE.fullmatch(name, len(wanted)) is not None)
 
@@ -219,7 +219,7 @@ def is_model(given: str, known: str) -> bool:
 
 
 def examples(protocol: Protocol, parts: Sequence[SubjectVerdicts[CaseVerdicts]]) -> str:
-    """Images spread evenly over the cases, with their sources, scores, and what the judge said."""
+    """Images spread evenly over the cases, with their sources, scores and the judge's words."""
     cases = len(parts[0].found.judgements)
     count = min(EXAMPLES, cases)
     places = [(2 * k + 1) * cases // (2 * count) for k in range(count)]

@@ -1,7 +1,7 @@
 """Benchmarks in which a judge reads each image: draw (with source images), ask, read, sum up.
 
-Without a judge images are drawn and put under the published names, and nothing is asked. Rules are data in `PROTOCOLS`.
-In the subject's folder: images and result files under the published names, and the journal of all replies.
+Without a judge, it draws images and stores them under the published names. Rules are data in `PROTOCOLS`. In the
+subject's folder: images and result files under the published names, and the journal of all replies.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ from flowrl.runtime.files import replacing, write_atomically
 from flowrl.runtime.journal import Journal
 
 SOURCES = "sources"
-"""In the command's folder: source images that a dataset holds."""
+"""Subfolder for source images from a dataset."""
 _VERSION = 1  # of questions and rows in the journal
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JudgeOptions:
-    """What `options` sets."""
+    """The benchmarks' `options`."""
 
     template_dir: str | None = None
-    """Folder with the judge's words: the user's copy of the benchmark's repository, or NAME.txt for some of them."""
+    """Folder with the judge's words: your copy of the benchmark's repository, or NAME.txt for some of them."""
     images_dir: str | None = None
     """Folder of source images, for benchmarks that keep them apart from the list of edits."""
     attempts: int = 3
@@ -52,20 +52,20 @@ class JudgeOptions:
     max_tokens: int | None = None
     """Length of a reply; None takes the benchmark's."""
     temperature: float = 0.0
-    """Of the first try; 0 is greedy."""
+    """Temperature of the first try; 0 is greedy."""
 
     def __post_init__(self) -> None:
         self.asking(seed=0, max_tokens=1)
 
     def asking(self, *, seed: int, max_tokens: int) -> Asking:
-        """How replies are asked for, of the benchmark's length where no other was named."""
+        """Settings for asking, with the benchmark's length of replies if you set none."""
         tokens = max_tokens if self.max_tokens is None else self.max_tokens
         return Asking(attempts=self.attempts, max_tokens=tokens, temperature=self.temperature, seed=seed)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JudgedPlan:
-    """Everything that is known before a model or a judge is loaded; `judge` is None where none is asked."""
+    """All that is known before a model or judge loads; `judge` is None if none is asked."""
 
     protocol: Protocol
     file: CaseFile
@@ -75,9 +75,9 @@ class JudgedPlan:
     asking: Asking
 
     def identity(self, version: str) -> dict[str, Any]:
-        """What an answer depends on besides the image and the question.
+        """All that an answer depends on besides the image and the question.
 
-        A judge in this process is known by its version, with its weights, as a folder may come to hold others.
+        For a judge in this process this includes version and weights, because a folder may later hold other weights.
         """
         assert self.judge is not None
         return {
@@ -121,7 +121,7 @@ def _folder(name: str, given: str | None) -> Path | None:
 
 
 def existing(settings: Settings, plan: JudgedPlan, folder: Path) -> list[ImageFile]:
-    """The images of cases in a folder that exists, under the published names or as this command laid them out."""
+    """Images of cases in an existing folder, under the published names or in this command's layout."""
     names = [plan.protocol.image_name(case) for case in plan.cases]
     by_key: dict[str, ImageFile] = {}
     if is_folder_of_images(folder):
@@ -144,7 +144,7 @@ def existing(settings: Settings, plan: JudgedPlan, folder: Path) -> list[ImageFi
 
 
 def prompts_of(settings: Settings, subject: Subject, plan: JudgedPlan) -> list[Prompt]:
-    """A prompt of each case, with its source image where it edits one."""
+    """The prompt of each case, with its source image if it edits one."""
     found = []
     for case in plan.cases:
         sources = () if case.source is None else (case.source,)
@@ -172,7 +172,7 @@ def place(subject: Subject, plan: JudgedPlan, images: list[ImageFile]) -> list[I
 
 
 def with_sources(cases: Sequence[Case], folder: Path) -> tuple[Case, ...]:
-    """The cases with their source images in a folder that stays."""
+    """Copies the cases' source images to a permanent folder."""
     kept = []
     for case in cases:
         assert case.source is not None
@@ -183,7 +183,7 @@ def with_sources(cases: Sequence[Case], folder: Path) -> tuple[Case, ...]:
 
 
 def _copy(source: Path, path: Path) -> None:
-    """Leaves a copy of this content, one that was cut short or is of other data is replaced."""
+    """Writes a copy of this content; replaces one that was cut short or holds other data."""
     if path.suffix == source.suffix:
         content = source.read_bytes()
     else:
@@ -212,7 +212,7 @@ def ask(
 
 
 def prepare(settings: Settings, plan: JudgedPlan) -> JudgedPlan:
-    """The plan with source images in files that stay."""
+    """Puts the plan's source images into permanent files."""
     if not plan.file.keep_sources:
         return plan
     return replace(plan, cases=with_sources(plan.cases, settings.out / SOURCES))

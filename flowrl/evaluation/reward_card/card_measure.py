@@ -1,4 +1,4 @@
-"""What is measured of a reward for its card: passes over the same images, a judge's order, other rewards, cost."""
+"""Measures a reward for its card: passes over the same images, a judge's order, other rewards, cost."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ FEW_PROMPTS = 20  # below this many, intervals over prompts are rough
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Other:
-    """Another reward on the same images: Spearman's correlation over all of them, and within prompts."""
+    """Another reward on the same images: Spearman's correlation over all images, and within prompts."""
 
     overall: Interval
     within: Interval
@@ -45,7 +45,7 @@ class Other:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScoringCost:
-    """Measured in both passes: the time per image, without drawing or reading it."""
+    """Time per image in both passes, without drawing or reading it."""
 
     seconds: Interval
     hours_per_1000: float
@@ -54,7 +54,7 @@ class ScoringCost:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class CardMeasures:
-    """Everything that was measured of one reward; `values` and `again` are the two passes, [N]."""
+    """All measurements of one reward; `values` and `again` are the two passes, [N]."""
 
     name: str
     version: str
@@ -91,11 +91,11 @@ def measure(
     """Measures the first of the rewards.
 
     Args:
-        rewards: the one the card is about, then others to compare it with.
+        rewards: the reward of the card, then others to compare it with.
         batch_size: images scored at once.
         changes: names of `PERTURBATIONS`.
-        spec: the first reward's; with an option `comparator` it says whose bias to test.
-        device: of that comparator.
+        spec: that of the first reward; its option `comparator`, if set, says whose bias to test.
+        device: device of that comparator.
     """
     (name, reward), *rest = rewards.items()
     group = np.array([item.index for item in items])
@@ -133,7 +133,7 @@ def measure(
 
 
 def _cost(first: ItemScores, second: ItemScores) -> ScoringCost:
-    """Seconds by batches of both passes without the very first, which may compile or connect; calls by the parts."""
+    """Seconds per batch in both passes, without the first batch, which may compile or connect; calls by part."""
     seconds = np.concatenate([first.seconds, second.seconds])
     batch = np.concatenate([first.batches, np.where(second.batches < 0, -1, second.batches + first.batches.max() + 1)])
     kept = (batch >= 0) & ((batch != 0) | (batch.max() == 0))

@@ -32,7 +32,7 @@ GradedWords = tuple[Grade, str]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CardVerdict:
-    """What one aspect comes to."""
+    """The verdict on one aspect."""
 
     aspect: str
     grade: Grade
@@ -40,7 +40,7 @@ class CardVerdict:
 
 
 Line = tuple[str, str, Interval]
-"""One number of the card: its section, its name, and its interval (bounds NaN where there is none)."""
+"""One number of the card: its section, its name, and its interval (bounds NaN if there is none)."""
 
 
 def verdicts(card: CardMeasures) -> list[CardVerdict]:
@@ -106,9 +106,7 @@ def _repeats(card: CardMeasures) -> GradedWords:
 
 
 def worst_change(card: CardMeasures) -> str | None:
-    """The change that harms the order of a prompt's images most; mirroring, which may change what an image shows,
-    is not considered.
-    """
+    """The change that harms the order of a prompt's images most, without mirroring, which may change the content."""
     found = {name: row.rank.mean for name, row in card.perturbed.items() if name != "flip"}
     known = {name: rank for name, rank in found.items() if math.isfinite(rank)}
     return min(known, key=lambda name: known[name]) if known else None
@@ -212,7 +210,7 @@ def lines(card: CardMeasures) -> list[Line]:
 
 
 def short(value: float) -> str:
-    """Four digits; a dash where unknown."""
+    """Four digits; a dash if unknown."""
     return f"{value:.4g}" if math.isfinite(value) else "-"
 
 

@@ -1,9 +1,8 @@
 """How far a reward can be trusted to train on, measured on a folder of images: `flowrl.reward_card`.
 
-1. Every image is scored twice (the second time as another iteration, so what is random is drawn again), then
-   once after each change of `flowrl.media.perturbations`.
-2. The differences are set against the spread within prompts, which is all that a group-relative method sees.
-3. A pairwise reward's judge is shown neighbouring images of each prompt in both orders.
+1. Every image is scored twice (the second time as another iteration, with new random draws), then once after each
+change of `flowrl.media.perturbations`. 2. The differences are compared with the spread within prompts, which is all
+that a group-relative method sees. 3. A pairwise reward's judge sees neighbouring images of each prompt in both orders.
 4. Other rewards score the same images.
 
 The folder of the card gets card.json, card.html and, with a model, the images that were drawn.
@@ -85,7 +84,7 @@ def reward_card(
         page: writes the page of a card.
 
     Raises:
-        FlowrlError: an argument is wrong; whatever can be known before weights load is refused before.
+        FlowrlError: an argument is wrong; most faults are found before weights load.
     """
     sampling = SamplingOptions(
         steps=steps, guidance=guidance, dtype=dtype, max_sequence_length=max_sequence_length, height=height, width=width
@@ -121,7 +120,7 @@ def reward_card(
 
 
 def without_cache(spec: Mapping[str, Any]) -> dict[str, Any]:
-    """A reward that keeps answers would repeat itself in the second pass because it looks them up: none are kept."""
+    """Switches off a reward's cache of answers, because the second pass would only look them up."""
     name, options = spec.get("name"), dict(spec.get("options") or {})
     if name in REWARDS and "cache" in option_names(name):
         options["cache"] = 0
@@ -142,7 +141,7 @@ def find_changes(names: str | Sequence[str]) -> list[str]:
 def check_drawing(
     model: str | Path | None, sampling: SamplingOptions, *, prompts: str | Path | None, samples: int
 ) -> None:
-    """Refuses to draw without prompts or without two images of each, and options of a model that there is not."""
+    """Refuses to draw without prompts or with fewer than two images per prompt, and model options without a model."""
     if model is None:
         if sampling.given:
             raise ValueError(f"`{sampling.given[0]}` says how `model` draws, and there is no `model`: leave it out.")
@@ -156,7 +155,7 @@ def draw_images(
     model: str, prompts: str, folder: Path, *, sampling: SamplingOptions, num_prompts: int, samples: int, seed: int,
     device: str | None,
 ) -> None:  # fmt: skip
-    """Draws what is missing of a model's images; the same call resumes where it stopped."""
+    """Draws a model's missing images; the same call resumes where it stopped."""
     source = find_source(model, sampling=sampling)
     check_source(source, judging="flowrl reward card")
     listed = choose(load_prompts(prompts, source.negative, resolve=resolve_path), num_prompts)
@@ -167,7 +166,7 @@ def draw_images(
 
 
 def as_json(measured: CardMeasures) -> dict[str, Any]:
-    """The card as plain numbers, null where unknown, with one entry per image."""
+    """The card as plain numbers, with one entry per image; unknown numbers are null."""
     found = {
         key: plain(getattr(measured, key))
         for key in ("name", "version", "reproduces", "kind", "images", "prompts", "failed", "errors", "mean", "spread",

@@ -1,4 +1,4 @@
-"""From a judge's answers about UniGenBench's test points to numbers, tables and notes."""
+"""Computes numbers, tables and notes from a judge's answers about UniGenBench's test points."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ NOTE = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Judging:
-    """What a judge said of a subject's images, one entry per image in each: as it is scored, and as it is kept."""
+    """A judge's answers on a subject's images, one entry per image: as scored, and as kept."""
 
     rows: tuple[Judged, ...]
     answers: tuple[Row, ...]
@@ -47,7 +47,7 @@ class Judging:
 
 
 def points_result(settings: Settings, plan: Any, chat: Chat, parts: Sequence[SubjectVerdicts[Judging]]) -> Result:
-    """The result of a subject, or of a subject and a base."""
+    """The result of a subject, and of a base if there is one."""
     judgings, labels = [part.found for part in parts], [part.label for part in parts]
     scores = [aggregate(score_rows(part.rows)) for part in judgings]
     if any(not found.primary for found in scores):

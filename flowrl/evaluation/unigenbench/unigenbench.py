@@ -1,6 +1,6 @@
 """The benchmark UniGenBench: 600 prompts, four images each, and a judge that scores each test point of each image.
 
-Images that exist are named {index}_{sample}.png, or lie in GenEval's layout with these prompts.
+Existing images are named {index}_{sample}.png, or lie in GenEval's layout with these prompts.
 
 The prompt files are not shipped, see `flowrl.benchmarks.unigenbench.items`. Judges by name are in `JUDGES`, others
 are given as a mapping. Judges are asked in the published words. **Numbers of another judge than Gemini-2.5-Pro, or in
@@ -9,9 +9,9 @@ other words, are not leaderboard numbers**; see `flowrl.evaluation.unigenbench.w
 In the subject's folder: `<track>/{index}_{sample}.png`, the journal of all replies, and `results/<label>_<track>.csv`
 and `.json` in the published format.
 
-What an evaluation by a judge will take: calls, tokens and time, before anything is drawn or asked.
+A dry run estimates calls, tokens and time before it draws or asks anything.
 
-Where the journal already holds answers of this judge, their means are used; else rough constants, which are told.
+It takes means of this judge's answers in the journal, or else rough constants, and says so.
 """
 
 from __future__ import annotations
@@ -60,10 +60,10 @@ _VERSION = 1  # of questions and rows in the journal
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PointOptions:
-    """What `options` sets."""
+    """The benchmark's `options`."""
 
     en_variant: EnVariant = "head"
-    """Which version of the English file is meant, see `flowrl.benchmarks.unigenbench.items`."""
+    """Version of the English file; see `flowrl.benchmarks.unigenbench.items`."""
     template: str | None = None
     """Text file with the question instead of the published one, or `own`."""
     definitions: str | None = None
@@ -73,7 +73,7 @@ class PointOptions:
     max_tokens: int = 4096
     """Length of an answer."""
     temperature: float = 0.0
-    """Of the first try; 0 is greedy."""
+    """Temperature of the first try; 0 is greedy."""
     dry_run: bool = False
     """Estimate calls, tokens and time; draw and ask nothing."""
 
@@ -81,13 +81,13 @@ class PointOptions:
         self.asking(0)
 
     def asking(self, seed: int) -> Asking:
-        """How answers are asked for."""
+        """Settings for asking."""
         return Asking(attempts=self.attempts, max_tokens=self.max_tokens, temperature=self.temperature, seed=seed)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PointPlan:
-    """Everything that is known before a model or a judge is loaded."""
+    """All that is known before a model or judge loads."""
 
     file: PromptFile
     items: tuple[Item, ...]
@@ -103,7 +103,7 @@ class PointPlan:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What an answer depends on besides the image and the item."""
+        """All that an answer depends on besides the image and the item."""
         return {
             "benchmark": "unigenbench",
             "version": _VERSION,
@@ -136,7 +136,7 @@ def plan_of(settings: Settings) -> PointPlan:
 
 
 def existing(settings: Settings, plan: PointPlan, folder: Path) -> list[ImageFile]:
-    """The images of items in a folder that exists, named {index}_{sample}.png or laid out as GenEval does."""
+    """Images of items in an existing folder, named {index}_{sample}.png or in GenEval's layout."""
     samples = settings.samples
     if not is_folder_of_images(folder):
         return read_numbered(folder, plan.texts, samples)
@@ -168,8 +168,8 @@ def place(subject: Subject, plan: PointPlan, images: list[ImageFile]) -> list[Im
 def ask(settings: Settings, plan: PointPlan, chat: Chat, subject: Subject, images: Sequence[ImageFile]) -> Judging:
     """Asks about every image and writes the result files in the published format.
 
-    A reply that cannot be read is asked for again, with another seed. Then it is kept as failed, and so is one that was
-    cut off; an image whose server failed is not kept: the next run asks for it.
+    If a reply cannot be read, it asks again with another seed, then keeps the reply as failed, like one that was cut
+    off. If the server failed, it keeps nothing: the next run asks again.
     """
     by_index = {item.index: item for item in plan.items}
     work = [(image, by_index[image.index]) for image in images]
@@ -289,7 +289,7 @@ def _text_tokens(text: str) -> float:
 
 
 def _answered(folder: Path, identity: Mapping[str, Any]) -> list[Row]:
-    """Rows of the journal that is there; a dry run starts none."""
+    """Rows of an existing journal; a dry run starts none."""
     for path in sorted(folder.glob("journal-*.jsonl")):
         with path.open(encoding="utf-8") as file:
             head = file.readline()
@@ -300,7 +300,7 @@ def _answered(folder: Path, identity: Mapping[str, Any]) -> list[Row]:
 
 
 def _pixels(settings: Settings) -> float:
-    """Of an image, where its size can be known."""
+    """Pixels of an image, if its size is known."""
     images, source = settings.subject.images, settings.subject.source
     first = None if images is None else next(iter(sorted(images.rglob("*.png"))), None)
     if first is not None:

@@ -1,12 +1,12 @@
-"""The words in which a judge is asked UniGenBench's questions: a template, and what each test point means.
+"""The words of UniGenBench's questions to a judge: a template, and the meaning of each test point.
 
 One question per image. Its words come from a template with the fields {prompt}, {testpoints} (a Python list),
-{definitions} and {descriptions} (a line "test point: text" for each); `<image>` marks where the image stands, else it
-comes first, or last where the judge is a hosted Gemini, as in the published code.
+{definitions} and {descriptions} (a line "test point: text" for each); `<image>` marks the place of the image. Without
+the mark the image comes first, or last if the judge is a hosted Gemini, as in the published code.
 
 Template and definitions are the published ones (CC BY 4.0, `rewards/templates/published/unigenbench`), on which the
-benchmark's offline judges were trained: a judge that is asked in other words is another judge. The options `template`
-and `definitions` put other words in their place; `own` takes this package's.
+benchmark's offline judges were trained: other words make another judge. The options `template` and `definitions`
+replace them; `own` takes this package's.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ SOURCE = "unigenbench"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Wording:
-    """What a judge is told besides the item."""
+    """The words to a judge besides the item."""
 
     template: Template
     meanings: Mapping[str, str]
     own: bool
-    """Whether any of it is other than the published wording."""
+    """Whether any of it differs from the published wording."""
 
     @property
     def digest(self) -> str:
@@ -43,7 +43,7 @@ class Wording:
         return hashlib.sha256(listed.encode()).hexdigest()[:8]
 
     def question(self, item: Item, image: Any, **sampling: Any) -> Question:
-        """The question about one image of an item; `sampling` are tokens, temperature and seed of the answer."""
+        """The question about one image of an item; `sampling` gives tokens, temperature and seed of the answer."""
         described = zip(item.points, item.descriptions, strict=True)
         fields = {
             "prompt": item.prompt,
@@ -62,15 +62,15 @@ class Wording:
 def read_wording(
     language: Language, template: str | None, definitions: str | None, *, image_last: bool = False
 ) -> Wording:
-    """The published words, our own, or those of the user's files.
+    """Reads the published words, this package's, or those of your files.
 
     Args:
         language: of the prompts.
         template: a text file with the four fields, `own`, or None for the published one.
         definitions: a JSON file `{test point: what it means}` with all 27 of the language, `own`, or None likewise.
-        image_last: whether the image follows the text where the template does not mark its place.
+        image_last: whether the image follows the text if the template does not mark its place.
 
-    Raises ValueError: a file that is not there, a field or a test point that is missing.
+    Raises ValueError: a file, a field or a test point is missing.
     """
     try:
         words = load_template(f"unigenbench_{language}", template, source=SOURCE, images=1)

@@ -29,7 +29,7 @@ Faults = Mapping[str, Float64[np.ndarray, " n"]]
 
 
 def diagnose_clips(subject: Subject, clips: Sequence[ImageFile]) -> Faults:
-    """Each of `flowrl.benchmarks.temporal.NAMES` for every clip; NaN where its file cannot be read or is too short."""
+    """Computes `flowrl.benchmarks.temporal.NAMES` for every clip; NaN if its file cannot be read or is too short."""
     columns: dict[str, list[float]] = {name: [] for name in NAMES}
     with (
         Journal(subject.folder, {"benchmark": "temporal", "version": VERSION}) as journal,

@@ -1,4 +1,4 @@
-"""The clips that an evaluation's page shows: the first in order, and those that a diagnostic finds worst."""
+"""The clips on an evaluation's page: the first in order, and the worst by each diagnostic."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ROW = 1600
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Shot:
-    """A clip of a subject as the page plays it, with the row of its frames."""
+    """A clip of a subject for the page, with the row of its frames."""
 
     label: str
     clip: Path
@@ -46,8 +46,8 @@ def clips_section(
 
     Args:
         subjects: the subject, and the base if there is one.
-        clips: of each, in one order.
-        values: of each by scorer, NaN where it failed.
+        clips: clips of each subject, in the same order.
+        values: values of each clip by scorer, NaN for failures.
     """
     # The first sample of the first prompts, then the worst clip of each diagnostic.
     chosen = [("", place) for place, clip in enumerate(clips[0]) if clip.sample == 0][:FIRST]
@@ -81,7 +81,7 @@ def clips_section(
 
 
 def _shot(subject: Subject, clip: ImageFile) -> Shot | None:
-    """Writes what the page plays, where it is not there yet; None where the clip cannot be read."""
+    """Writes the file that the page plays, if it is missing; None if the clip cannot be read."""
     name = f"{clip.index:05d}_{clip.sample:05d}"
     place, row = subject.folder / "shown" / f"{name}.mp4", subject.folder / "shown" / f"{name}.png"
     try:

@@ -1,4 +1,4 @@
-"""VBench: videos of its prompts, measured by its own package in an environment of its own.
+"""VBench: videos of its prompts, measured by its own package in a separate environment.
 
 Options: `python=vb/bin/python` of that environment, `dimensions=[human_action,scene]`, `local`.
 
@@ -6,7 +6,7 @@ Options: `python=vb/bin/python` of that environment, `dimensions=[human_action,s
     subject.folder/vbench/full_info.json               the prompts that it is given
     subject.folder/vbench/<dimension>/                 its result and log.txt
 
-Start noise is a function of (seed, prompt, k), another for every video: VBench asks for seeds that are random,
+Start noise is a function of (seed, prompt, k), different for every video: VBench asks for seeds that are random,
 reproducible and not picked.
 """
 
@@ -56,12 +56,12 @@ from flowrl.statistics.bootstrap import Interval
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VBenchOptions:
-    """What `options` sets."""
+    """The benchmark's `options`."""
 
     python: str = ""
     """The Python of the environment that has the package vbench."""
     dimensions: tuple[str, ...] = tuple(DIMENSIONS)
-    """Which are measured; quality, semantic and total score need all of theirs."""
+    """Dimensions to measure; quality, semantic and total score need all of theirs."""
     local: bool = False
     """Take weights only from the package's cache (its option load_ckpt_from_local)."""
 
@@ -80,7 +80,7 @@ class VBenchOptions:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VBenchPlan:
-    """What is measured on which prompts, by which package."""
+    """The dimensions, prompts and package of a measurement."""
 
     options: VBenchOptions
     package: Package
@@ -94,7 +94,7 @@ class VBenchPlan:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Measures:
-    """Every dimension of a subject's videos, and their diagnostics."""
+    """All dimensions of a subject's videos, and their diagnostics."""
 
     dimensions: Mapping[str, Measured]
     faults: Faults
@@ -122,7 +122,7 @@ def plan_of(settings: Settings) -> VBenchPlan:
 
 
 def result(settings: Settings, plan: VBenchPlan, judge: None, parts: Sequence[SubjectVerdicts[Measures]]) -> Result:
-    """The published scores of a subject, or of a subject and a base, and the diagnostics of their clips."""
+    """The published scores of a subject, and of a base if there is one, and the diagnostics of their clips."""
     labels, clips = [part.label for part in parts], [part.images for part in parts]
     measured, faults = [part.found.dimensions for part in parts], [part.found.faults for part in parts]
     found = [_ordered(intervals(part, plan.entries)) for part in measured]
@@ -150,7 +150,7 @@ def result(settings: Settings, plan: VBenchPlan, judge: None, parts: Sequence[Su
 
 
 def _side(part: SubjectVerdicts[Measures], found: Mapping[str, Interval]) -> SideResult:
-    """Rows and metrics of a subject; the published sums alone are drawn where there are any."""
+    """Rows and metrics of a subject; only the published sums are drawn, if there are any."""
     rows, faults = [], part.found.faults
     for place, clip in enumerate(part.images):
         key = video_name(clip.prompt, clip.sample)
@@ -181,7 +181,7 @@ def existing(settings: Settings, plan: VBenchPlan, folder: Path) -> list[ImageFi
 
 
 def ask(settings: Settings, plan: VBenchPlan, judge: None, subject: Subject, clips: Sequence[ImageFile]) -> Measures:
-    """Every dimension of a subject, from its journal where its videos are the ones that were measured."""
+    """Measures every dimension of a subject; values come from the journal if it measured the same videos."""
     folder = subject.folder / "vbench"
     names = [video_name(clip.prompt, clip.sample) for clip in clips]
     kept = set(names)

@@ -1,8 +1,8 @@
-"""The package vbench, run in an environment of its own: it needs library versions that exclude flowrl's.
+"""Runs the package vbench in a separate environment, because it needs library versions that exclude flowrl's.
 
-A dimension is one process, `PYTHON -m vbench.launch.evaluate`, which is what the command `vbench evaluate` starts
-through a shell; run by itself it takes any path and its exit status is known. One process alone: over several GPUs
-version 0.1.5 takes appearance_style from the last frames instead of all.
+Each dimension runs in one process, `PYTHON -m vbench.launch.evaluate`. The command `vbench evaluate` starts the same
+through a shell; run directly, it takes any path and returns its exit status. There is only one process, because over
+several GPUs version 0.1.5 takes appearance_style from the last frames instead of all.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 from flowrl.benchmarks.vbench import Measured, read_measured
 
 CHECKED = "0.1.5"
-"""The version whose files and arithmetic were read."""
+"""The version whose files and arithmetic were checked."""
 _FIND = (
     "import importlib.metadata as m, importlib.util as u, json\n"
     "found = u.find_spec('vbench')\n"
@@ -32,7 +32,7 @@ _LAST = 12  # lines of its output that an error quotes
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Package:
-    """Where the package is: the Python that has it, its version, and its list of prompts."""
+    """The package: the Python that has it, its version, and its list of prompts."""
 
     python: str
     version: str
@@ -40,8 +40,8 @@ class Package:
 
 
 def find_package(python: str) -> Package:
-    """Asks an environment for the package, without importing it. Raises ValueError: there is no such Python, it does
-    not run, or it has no vbench."""
+    """Finds an environment's package without importing it. Raises ValueError: no such Python runs, or it has no
+    vbench."""
     path = shutil.which(Path(python).expanduser())
     advice = (
         f"make an environment for it (python3 -m venv vb && vb/bin/pip install vbench=={CHECKED}) and give "
@@ -74,12 +74,12 @@ def measure(
     Args:
         package: where it is.
         dimension: one of `flowrl.benchmarks.vbench.DIMENSIONS`.
-        videos: a folder of `<prompt>-<k>.mp4` alone.
+        videos: a folder that holds only `<prompt>-<k>.mp4`.
         prompts: the list of prompts that it reads.
-        folder: where it writes; `log.txt` has its output.
-        local: weights are only taken from its own cache.
+        folder: output folder; `log.txt` has its output.
+        local: take weights only from its own cache.
 
-    Raises ValueError: it failed, with the last lines of what it said.
+    Raises ValueError: it failed; the message has the last lines of its output.
     """
     folder.mkdir(parents=True, exist_ok=True)
     for old in folder.glob("*_eval_results.json"):  # of a run that was cut off, or of other videos
@@ -115,5 +115,5 @@ def measure(
 
 
 def _environment() -> dict[str, str]:
-    """This process's, without what belongs to its own Python."""
+    """This process's environment, without the variables of its own Python."""
     return {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}

@@ -1,8 +1,8 @@
-"""Run folders that are followed while they grow: every read goes on where the last one ended.
+"""Follows run folders while they grow: every read continues where the last one ended.
 
-Metrics are read by whole lines only, so that a row that is being written is never seen in part. A file that has become
-shorter or another one was replaced by a run that was continued from a checkpoint: it is read again from its start, and
-counts as another generation. Nothing in a folder is followed out of it.
+It reads only whole lines of metrics, so it never sees part of a row. If a file became shorter or was replaced, the run
+was continued from a checkpoint: the file is read again from its start and counts as another generation. Links out of a
+folder are not followed.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from flowrl.runtime.failures import LOG
 from flowrl.runtime.files import at_work, leads_out
 
 DEEPEST = 3
-"""Folders within a given folder that runs are looked for in: a comparison's lie two deep."""
+"""Depth of the search for runs in a given folder; those of a comparison lie two deep."""
 MOST_RUNS = 500
 SILENT = 120.0
-"""Seconds without a row after which a run at work is called silent, or ten of its iterations if that is longer."""
+"""Seconds without a row after which an active run counts as silent, or ten of its iterations if that is longer."""
 _PARTS = ("config.yaml", "manifest.json", "summary.json", METRICS, "samples", "eval", LOG)
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
 class Followed:
-    """A run folder, and what has been read of it."""
+    """A run folder, and the data read so far."""
 
     folder: Path
     name: str
@@ -46,11 +46,11 @@ class Followed:
 
     @property
     def was_read(self) -> bool:
-        """Whether the rows that were there have been read once."""
+        """Whether the existing rows have been read once."""
         return bool(self.version)
 
     def refuse_links(self) -> None:
-        """Refuses a run of which a part leads out of its folder: it is not read at all.
+        """Refuses a run with a link out of its folder, without reading it.
 
         Raises:
             ValueError: names the part.
@@ -59,7 +59,7 @@ class Followed:
             raise ValueError(f"{found}, which is not followed")
 
     def refresh(self) -> None:
-        """Reads what was written since the last time.
+        """Reads new data since the last time.
 
         Raises:
             ValueError: a link leads out of the folder.
@@ -79,15 +79,15 @@ class Followed:
             return self._run[1]
 
     def written(self) -> int:
-        """When its metrics, or the folder, were written last."""
+        """Time of the last write to its metrics, or to the folder."""
         return self._time(METRICS) or self._time("")
 
     def holder(self) -> dict[str, Any] | None:
-        """The process that is at work in the folder."""
+        """The process that uses the folder."""
         return at_work(self.folder)
 
     def silent_for(self, usual: float) -> float:
-        """Seconds since the metrics were written, 0 where that is not long for iterations of `usual` seconds."""
+        """Seconds since the metrics were written; 0 if that is not long for iterations of `usual` seconds."""
         try:
             age = time.time() - (self.folder / METRICS).stat().st_mtime
         except OSError:
@@ -121,14 +121,14 @@ class Followed:
 
 @dataclass(kw_only=True, slots=True, eq=False)
 class Watched:
-    """The runs below the given folders. New ones are found while they appear; a run keeps its number."""
+    """The runs in the given folders. It finds new ones as they appear; a run keeps its number."""
 
     given: Sequence[Path]
     found: list[Followed] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def look(self) -> list[Followed]:
-        """Looks for runs, and returns all that were found so far in the order of their numbers."""
+        """Looks for runs, and returns all found so far in the order of their numbers."""
         with self.lock:
             known = {run.folder for run in self.found}
             for root in self.given:
@@ -166,7 +166,7 @@ def _runs_below(root: Path, deep: int) -> Iterator[Path]:
 
 
 def _name(folder: Path, root: Path, given: Sequence[Path]) -> str:
-    """A run by its path within the given folder, with that folder's name where several were given."""
+    """A run's path within the given folder, with that folder's name if there are several."""
     inside = folder.relative_to(root).as_posix()
     if inside == ".":
         return folder.resolve().name

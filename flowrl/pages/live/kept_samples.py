@@ -1,4 +1,4 @@
-"""The samples of a run by iteration: what there is, and the file of one of them."""
+"""Lists the samples of a run by iteration, and finds the file of one of them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def samples_of(folder: Path) -> dict[str, Any]:
 
 
 def sample_file(folder: Path, iteration: int, name: str) -> Path | None:
-    """The file of a sample; None where there is none, or where it lies outside of the folder."""
+    """The file of a sample; None if there is none, or if it lies outside the folder."""
     if not _FILE.fullmatch(name):
         return None
     path = folder / "samples" / f"iteration_{iteration:06d}" / name

@@ -1,4 +1,4 @@
-"""What the page shows of a run: its row in the list, its curves and vital signs, its log and its commands."""
+"""The views of a run: its row in the list, its curves and vital signs, its log and its commands."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _LOGGED = ("loss", "kl", "clip_fraction", "grad_norm")
 
 
 def state(followed: Followed, run: RunData) -> tuple[str, str]:
-    """What a run is doing, in words, and the style of that mark: good, bad or none."""
+    """The state of a run in words, and the style of its mark: good, bad or none."""
     holder = followed.holder()
     if holder is not None:
         silent = followed.silent_for(usual_seconds(run))
@@ -82,7 +82,7 @@ def _row(followed: Followed, mark: str, cells: str) -> str:
 
 
 def _spark(x: np.ndarray, y: np.ndarray) -> str:
-    """A curve without axes, as the eye needs it to find the run it looks for."""
+    """A small curve without axes, to find a run at a glance."""
     if len(y) < 2:
         return DASH
     count = min(SPARK, len(y))
@@ -97,7 +97,7 @@ def _spark(x: np.ndarray, y: np.ndarray) -> str:
 
 
 def view(followed: Followed) -> str:
-    """Everything about one run but its samples, log and commands."""
+    """All views of one run except its samples, log and commands."""
     run = followed.run()
     made = followed.kept.get("view")
     if made is None or made[0] != followed.version:
@@ -131,7 +131,7 @@ def pace(run: RunData) -> str:
 
 
 def commands(followed: Followed) -> list[tuple[str, str]]:
-    """What a reader may want to do next: words and the command, to be copied into a terminal."""
+    """Possible next steps: words and the command, to copy into a terminal."""
     run, holder = followed.run(), followed.holder()
     folder, again = shlex.quote(str(followed.folder)), shlex.quote(f"{followed.folder}-again")
     settings = shlex.quote(f"{followed.folder}/config.yaml")
@@ -151,7 +151,7 @@ def commands(followed: Followed) -> list[tuple[str, str]]:
 
 
 def log_lines(rows: Sequence[Row]) -> list[str]:
-    """Rows as lines of text, with what was warned of below them."""
+    """Rows as lines of text, with warnings below them."""
     lines = []
     for row in rows:
         head = f"iteration {row.get('iteration', DASH)}"
@@ -178,7 +178,7 @@ def _value(value: object) -> str:
 
 
 def traceback_of(followed: Followed) -> str:
-    """The end of what stopped the run, where that is known."""
+    """The last lines of the error that stopped the run, if known."""
     try:
         with (followed.folder / LOG).open("rb") as stream:
             stream.seek(0, 2)

@@ -1,4 +1,4 @@
-"""Two runs beside each other: the same metrics in one chart each, and their last values in a table."""
+"""Two runs side by side: a chart for each common metric, and the last values in a table."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def view_of_two(one: RunData, other: RunData, names: tuple[str, str]) -> str:
 
 
 def _evaluations(pair: Pair) -> list[str]:
-    """Means with bounds of their own, those that both runs have first."""
+    """Means with their own bounds; first those that both runs have."""
     keys = dict.fromkeys(key for run in pair for key in keys_below(run.evaluations, "eval/"))
     known = [key for key in keys if f"{key}_low" in keys]
     return sorted(known, key=lambda key: not all(len(column(run.evaluations, key)[1]) for run in pair))

@@ -1,4 +1,4 @@
-"""A page over runs for the browser of this machine, until Ctrl-C; see docs/watching.md."""
+"""Serves a page about runs to browsers on this machine until Ctrl-C; see docs/watching.md."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import uvicorn
 
 AHEAD = 10.0
-"""Seconds that are spent on reading before the address is said."""
+"""Seconds of reading before the address is printed."""
 
 
 def watch(runs: Sequence[str | Path] = ("runs",), *, port: int) -> None:
@@ -54,7 +54,7 @@ def watch(runs: Sequence[str | Path] = ("runs",), *, port: int) -> None:
 
 
 def read_ahead(runs: Sequence[Followed]) -> None:
-    """Reads runs before anybody asks, as far as that goes in `AHEAD` seconds; the page reads the others."""
+    """Reads runs in advance for up to `AHEAD` seconds; the page reads the others."""
     begun = time.monotonic()
     for followed in runs:
         if time.monotonic() - begun > AHEAD:
@@ -65,7 +65,7 @@ def read_ahead(runs: Sequence[Followed]) -> None:
 
 
 def make_server(watched: Watched, port: int) -> tuple[uvicorn.Server, str, socket.socket]:
-    """The server, the address of the page with a token that was just made, and the socket that listens already.
+    """The server, the address of the page with a new token, and the listening socket.
 
     Raises:
         ValueError: as `watch`.

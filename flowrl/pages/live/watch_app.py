@@ -1,4 +1,4 @@
-"""The server of the page: it answers GET and HEAD only, below a path that is the token.
+"""The server of the page: it answers only GET and HEAD, below a path that is the token.
 
     /TOKEN/                         the page
     /TOKEN/page.js                  its script
@@ -9,7 +9,7 @@
     /TOKEN/samples/N                which samples there are
     /TOKEN/sample/N/ITERATION/NAME  one of them
 
-MARK is a digest of what the page has; where that is still so, the answer is 204 and empty.
+MARK is a digest of the page's data; if nothing changed, the answer is an empty 204.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
 SCRIPT = Path(__file__).parent / "page.js"
-"""It asks every few seconds for what is new and puts it in place; texts never become HTML."""
+"""The script asks for news every few seconds and inserts them; texts never become HTML."""
 FIRST_LINES = 200
-"""Rows of the log that a page begins with."""
+"""Rows of the log at the start of a page."""
 READING = 0.4
-"""Seconds that one answer spends on runs that were never read; the others follow with the next."""
+"""Seconds of an answer for runs that were never read; the next answer reads more."""
 
 
 def make_app(watched: Watched) -> ASGIApp:
-    """What answers below the token, for `page_server`."""
+    """The application below the token, for `page_server`."""
     from starlette.applications import Starlette
     from starlette.responses import HTMLResponse, Response
     from starlette.routing import Route
