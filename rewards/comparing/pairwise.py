@@ -174,7 +174,7 @@ class Tournament:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rank(InnerOptions):
-    """Another reward's rank within the group, 0 for the lowest, so an outlier counts no more than any first or last.
+    """Another reward's rank within the group, 0 for the lowest: it does not matter how far an outlier lies.
 
     Failed items are not ranked. If that leaves a sample alone, it is invalid ("no_opponent"). The part `score` is the
     other reward.
