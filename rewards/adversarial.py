@@ -10,7 +10,7 @@ and for good: float32 rather than bfloat16, patches and batches named by counter
 
 The published PickScore variant updates the scorer while references score below the policy's images on average.
 `backbone: clip` with `max_accuracy: 0.5` comes near that: the scorer learns while fewer than half of the pairs are in
-order; the policy's turns are those of `policy_every`.
+order; `policy_every` decides when the policy is updated.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _FOREIGN = {
     "clip": ("image_size", "patches", "class_weight", "patch_weight"),
     "attributes": ("model", "processor", "revision", "image_size"),
 }
-"""Options that a backbone has no use for."""
+"""Options that a backbone does not use."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -98,19 +98,19 @@ class Adversarial:
     class_weight: float | None = None
     """Weight of the class token in the reward, null 0.7."""
     patch_weight: float | None = None
-    """Weight of the patches in the reward, and in the loss beside 1 for the class token; null 0.3."""
+    """Weight of the patches in the reward, and in the loss (where the class token has 1); null 0.3."""
     held_out: float = 0.1
     """Share of reference files that it never learns from, below 1, for `reward_references`."""
     pretrain_steps: int = 50
     """Updates on the first iteration's images before any reward counts."""
     update: bool = True
-    """False: what pre-training made stays. A policy finds such a discriminator's blind spots in time."""
+    """False keeps the pre-trained discriminator as it is. In time a policy finds its blind spots."""
     max_accuracy: float = 0.95
     """A batch that it judges better than this ends the learning of an iteration. Pre-training continues."""
     warmup_iterations: int = 1
     """Iterations at the start in which the policy is not updated."""
     policy_every: int = 1
-    """Iterations of which one updates the policy; 10 in the published code."""
+    """One of this many iterations updates the policy; 10 in the published code."""
     published: bool = False
     """As the published code: see the module."""
     seed: int = 0
@@ -144,7 +144,7 @@ class Adversarial:
             )
 
     def _check_backbone(self) -> None:
-        """Refuses what the backbone does not have."""
+        """Refuses options that the backbone does not have."""
         for name in _FOREIGN[self.backbone]:
             value = getattr(self, name)
             if value is not None and (name, value) != ("patches", "all"):
@@ -167,7 +167,7 @@ class Adversarial:
 
     @property
     def weights(self) -> tuple[float, float]:
-        """What the class token and the patches count in the reward."""
+        """The weights of class token and patches in the reward."""
         if self.backbone == "clip":
             return 1 / 26, 0.0
         return (
@@ -177,11 +177,11 @@ class Adversarial:
 
     @property
     def effective_loss(self) -> Loss:
-        """The loss, by the backbone where none is named."""
+        """The named loss, or the backbone's default."""
         return "pairwise" if self.backbone == "clip" else self.loss or "hinge"
 
     def lacks_to_learn(self, prompt: Prompt) -> str | None:
-        """A reference image, or the record that one is drawn by."""
+        """A reference image, or the record from which one is drawn."""
         return no_fields(prompt, "include") if self.references == WORLD else no_listed(prompt.text, self.references)
 
     def open_sources(self) -> References:
@@ -258,13 +258,13 @@ class AdversarialReward:
     def learn(self, inputs: RewardInputs) -> dict[str, float]:
         """Learns from the images of an iteration; the first time it also pre-trains, and keeps a snapshot of them.
 
-        Loss, accuracy and margin are those of batches before they were learned from, without those of pre-training.
+        Loss, accuracy and margin are measured on each batch before it is learned from, and leave out pre-training.
 
         Returns:
-            `loss`; `accuracy`, the share of correct signs of the class logit (pairs in order where the loss is
+            `loss`; `accuracy`, the share of correct signs of the class logit (pairs in order if the loss is
             pairwise; ties count half); `margin`, mean reward of references less that of generated images;
-            `reward_references`, of held-out ones, where there are any; `reward_frozen`, of the snapshot; `saturated`,
-            1 where `max_accuracy` ended the learning; `steps`, updates made.
+            `reward_references`, of held-out ones, if there are any; `reward_frozen`, of the snapshot; `saturated`,
+            1 if `max_accuracy` ended the learning; `steps`, updates made.
 
         Raises ValueError: a prompt has no reference, or the loss is not finite.
         """
@@ -338,7 +338,7 @@ class AdversarialReward:
 
     @torch.no_grad()
     def _judge(self, images: Sequence[Pixels], prompts: Sequence[str], iteration: int) -> Logits:
-        """Logits as they enter the reward. In one iteration all images are read at the same patches."""
+        """Logits as they enter the reward. Within an iteration all images are read at the same patches."""
         pieces = []
         for first in range(0, len(images), _AT_ONCE):
             piece = images[first : first + _AT_ONCE]
@@ -365,7 +365,7 @@ class AdversarialReward:
     def _learn_batch(
         self, images: Sequence[Pixels], inputs: RewardInputs, key: tuple[Part, ...], *, update: bool, limit: float = 1.0
     ) -> _Step:
-        """One batch of generated images, each beside a reference, and an update unless it is known too well."""
+        """One batch of generated images, each with a reference, and an update unless its accuracy is too high."""
         options = self.options
         count = min(options.batch_size, len(images))
         items = counter_choice(len(images), count, options.seed, "batch", *key)
@@ -395,7 +395,7 @@ class AdversarialReward:
         return _Step(loss=loss.item(), accuracy=accuracy, margin=margin, learned=learned)
 
     def _watch(self) -> dict[str, float]:
-        """Mean rewards of what no learning sees, or saw once: held-out references and the snapshot."""
+        """Mean rewards of held-out references, which it never learns from, and of the snapshot, which it saw once."""
         assert self._snapshot is not None
         images, prompts, records = (self._snapshot[key] for key in ("images", "prompts", "records"))
         if self._held_out is None:

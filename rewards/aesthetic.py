@@ -1,4 +1,4 @@
-"""LAION's aesthetic predictor, version 2: how much people like an image, about 1 to 10, whatever its prompt says.
+"""LAION's aesthetic predictor, version 2: how much people like an image, about 1 to 10, whatever its prompt.
 
 A head of five linear layers, 768 -> 1024 -> 128 -> 64 -> 16 -> 1, on the unit embedding of CLIP ViT-L/14. It has no
 activations, and dropout does nothing outside training, so the score is an affine function of the embedding.
@@ -32,7 +32,7 @@ from flowrl.runtime.shapes import Float
 
 DEFAULT_HEAD = "ttj/sac-logos-ava1-l14-linearMSE"
 HEAD_FILE = "model.safetensors"
-PLACES = (0, 2, 4, 6, 7)  # of the linear layers in the published list of layers; dropout is between them
+PLACES = (0, 2, 4, 6, 7)  # places of the linear layers in the published list of layers; dropout is between them
 WIDTHS = (768, 1024, 128, 64, 16, 1)
 OWNER = "reward 'aesthetic'"
 

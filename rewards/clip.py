@@ -40,11 +40,11 @@ SCALES: dict[str, Callable[[Tensor, float], Tensor]] = {
     "mixgrpo": lambda cosine, scale: (scale * cosine - 18.0) / 8.0,  # MixGRPO
     "raw": lambda cosine, scale: scale * cosine,  # the checkpoint's own logit
 }
-"""The score of a cosine, `scale` being exp(logit_scale), 100 in OpenAI's checkpoints; and who uses it."""
+"""The score from a cosine, with its users; `scale` is exp(logit_scale), 100 in OpenAI's checkpoints."""
 
 
 class ClipOptions(OneModel):
-    """What rewards of a CLIP's cosine have in common; each states its fields itself."""
+    """What rewards from a CLIP's cosine have in common; each states its fields itself."""
 
     __slots__ = ()
     name: ClassVar[str]
@@ -79,7 +79,7 @@ class ClipScore(ClipOptions):
     """CLIP's scaled cosine of image and prompt, in float32; differentiable with `preprocess` bilinear or bicubic."""
 
     model: str = CLIP_MODEL
-    """Of transformers a local folder or an id on the hub; of open_clip `architecture/weights` such as
+    """With transformers a local folder or an id on the hub; with open_clip `architecture/weights` such as
     ViT-H-14/laion2b_s32b_b79k, `hf-hub:owner/name` or `local-dir:folder`."""
     revision: str | None = None
     """Branch, tag or commit on the hub."""

@@ -1,4 +1,4 @@
-"""Several rewards as one: weights, schedules, bounds, gates, and what becomes of items that fail."""
+"""Several rewards as one: weights, schedules, bounds, gates, and the treatment of failed items."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ from flowrl.runtime.precision import arithmetic
 
 Merge = Literal["sum", "geometric", "harmonic"]
 Partial = Literal["drop", "renormalise"]
-_SMALLEST = 1e-6  # rewards enter geometric and harmonic means at this at least
+_SMALLEST = 1e-6  # smallest value with which a reward enters geometric and harmonic means
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Term:
-    """One reward of a sum, its key in the log, and what the run's list says of it."""
+    """One reward of a sum, its key in the log, and its settings in the run's list."""
 
     reward: Reward
     key: str
@@ -62,10 +62,10 @@ class WeightedSum:
     terms: tuple[Term, ...]
     """The rewards and their weights."""
     merge: Merge = "sum"
-    """`sum`; `geometric`: prod r^(w / sum w); `harmonic`: sum w / sum(w / r), rewards at 1e-6 at least."""
+    """`sum`; `geometric`: prod r^(w / sum w); `harmonic`: sum w / sum(w / r), rewards raised to at least 1e-6."""
     partial: Partial = "drop"
     """An item that is invalid in a reward of nonzero weight is invalid in the whole with `drop`; with `renormalise` the
-    others make up for it, in proportion to their weights."""
+    others take over its weight, in proportion to theirs."""
     dtype: Precision = "float32"
     """Arithmetic of the frozen networks of rewards that do not learn; see `flowrl.runtime.precision`."""
 
@@ -97,7 +97,7 @@ class WeightedSum:
 
     @property
     def whole_groups(self) -> bool:
-        """Whether all images of a group must come in one call; `kind` does not tell where a member learns as well."""
+        """Whether all images of a group must come in one call; if a member also learns, `kind` does not show it."""
         return any(term.entry.gate is not None or term.reward.kind in ("groupwise", "pairwise") for term in self.terms)
 
     @property
@@ -121,7 +121,7 @@ class WeightedSum:
 
     @property
     def verdicts(self) -> str:
-        """The key of the first reward that gives verdicts, see `gives_verdicts`; without any what they are called."""
+        """The key of the first reward that gives verdicts, see `gives_verdicts`; without any, the name for verdicts."""
         return next((term.key for term in self.terms if gives_verdicts(term.reward.name)), VERDICTS)
 
     def weights_at(self, iteration: int) -> tuple[float, ...]:
@@ -140,7 +140,7 @@ class WeightedSum:
     def start(self, inputs: RewardInputs, executor: Executor) -> Callable[[], RewardOutput]:
         """Starts the rewards that wait for another program, runs the others, and returns how to get the result.
 
-        What waits is given a copy of the images on the host, so that it holds no memory of the device.
+        A reward that waits gets a copy of the images on the host, so it holds no memory of the device.
         """
         videos = None if inputs.videos is None else inputs.videos.detach().cpu()
         sounds = None if inputs.sounds is None else inputs.sounds.detach().cpu()
@@ -192,7 +192,7 @@ class WeightedSum:
                 f"the schedules of {self.name} make every weight 0 in iteration {iteration}, and a mean of nothing has "
                 f"no value: let one reward keep a weight, or sum them with merge sum and partial drop."
             )
-        # With `renormalise`, a reward whose weight is 0 now cannot make up for the others.
+        # With `renormalise`, a reward whose weight is 0 now cannot replace the others.
         valid = valid_KB.all(0) if self.partial == "drop" else (valid_KB & (weight_K != 0)[:, None]).any(0)
         for open_B in gates:
             valid = valid & open_B
@@ -221,9 +221,9 @@ def _merge(value_KB: Tensor, valid_KB: Tensor, weight_K: Tensor, merge: Merge) -
 
 
 def close_gates(total_B: Tensor, closed_B: Tensor, group_B: Tensor) -> Tensor:
-    """Totals in which a gated image has the lowest total of its group's other images; of its group where all are gated.
+    """Totals in which a gated image gets the lowest total of the group's other images (of the group if all are gated).
 
-    A large penalty instead would swell the group's standard deviation and drown what the others tell.
+    A large penalty instead would swell the group's standard deviation and drown the other rewards.
     """
     result = total_B.clone()
     for group in group_B[closed_B].unique():
@@ -238,7 +238,7 @@ def close_gates(total_B: Tensor, closed_B: Tensor, group_B: Tensor) -> Tensor:
 def weighted_sum(
     rewards: Sequence[Reward], weights: Sequence[float], labels: Sequence[str | None] | None = None
 ) -> WeightedSum:
-    """Sums rewards that are at hand, each with a weight and perhaps a label; see `sum_of`. Raises ValueError: as
+    """Sums existing rewards, each with a weight and perhaps a label; see `sum_of`. Raises ValueError: as
     `sum_of`, or if the lengths differ or a weight is not finite."""
     if not rewards or len(rewards) != len(weights):
         raise ValueError(f"each reward needs one weight, got {len(rewards)} rewards and {len(weights)} weights.")
@@ -273,7 +273,7 @@ def sum_of(
 
 
 def unique_keys(names: Sequence[str]) -> list[str]:
-    """Labels or names of rewards as the log calls them: one that occurs again is `<name>_2`, `<name>_3`, ….
+    """Labels or names of rewards as the log calls them; a repeated one becomes `<name>_2`, `<name>_3`, ….
 
     >>> unique_keys(["geneval", "ocr", "geneval"])
     ['geneval', 'ocr', 'geneval_2']
@@ -298,7 +298,7 @@ def build_weighted_sum(
 ) -> WeightedSum:
     """Checks all specs, then makes the rewards, loading their weights on `device`, and sums them.
 
-    With `rests` their networks lie on the host but while they are asked; each is there before the next is made.
+    With `rests` their networks stay on the host except while they score; each is there before the next is made.
     """
     checked, parts, device = validate_reward_specs(specs), dict[Hashable, Any](), torch.device(device)
     members, known = list[tuple[Reward, RewardConfig]](), dict[int, Resting]()

@@ -57,7 +57,7 @@ class EditReward(CheckpointOptions):
     """EditReward's score of source, edit and instruction, on its own scale; needs about 17 GB in bfloat16.
 
     The edit must have one source image; an item with none or several fails, "missing_source" or "several_sources".
-    Parts: `following` and `quality`, the means of the two heads. The texts are those of the repository
+    Parts: `following` and `quality`, the means of the two heads. The texts come from the repository
     TIGER-AI-Lab/EditReward (MIT).
     """
 
@@ -71,12 +71,12 @@ class EditReward(CheckpointOptions):
     revision: str | None = None
     """Branch, tag or commit of `model` on the hub."""
     base: str = "Qwen/Qwen2.5-VL-7B-Instruct"
-    """The model that it was trained from, whose configuration and processor are used, a folder or a hub id; not its
+    """The model that it was trained from, a folder or a hub id; only its configuration and processor are used, not its
     weights. For the MiMo one XiaomiMiMo/MiMo-VL-7B-SFT-2508."""
     base_revision: str | None = None
     """Likewise of `base`."""
     pooling: Literal["mean", "min", "sum"] = "mean"
-    """How two means become one value: `mean`, as the published configurations say; `min`, the worse of the two, the
+    """How two means become one value: `mean`, as in the published configurations; `min`, the worse of the two, the
     default of the published class; `sum`."""
     dtype: Dtype = "bfloat16"
     """Precision of the backbone; the heads run in float32."""

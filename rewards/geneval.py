@@ -32,19 +32,19 @@ class Geneval:
     exactly right, else 0; `official`: the benchmark's own verdict, 1 or 0. The other two are logged as parts,
     unclipped."""
     clip_min: float | None = None
-    """Lower bound of the value, for `graded`, whose negative values count surplus objects; null for none."""
+    """Lower bound of the value for `graded`, where surplus objects make it negative; null for none."""
     verdicts: ClassVar[bool] = True
     judge: str = "shapes"
     """The detector, a key of `flowrl.rewards.networks.detectors.DETECTORS`: `shapes` for the embedded world's
-    drawings; for photos `openmmlab`, the benchmark's own, whose file you fetch, or `mask2former`, from the hub, whose
-    numbers do not compare with published ones."""
+    drawings; for photos `openmmlab`, the benchmark's own (you fetch its file), or `mask2former` from the hub (its
+    numbers do not compare with published ones)."""
     detector: str | None = None
     """The detection model: of `openmmlab` the released file, of `mask2former` a folder or a hub id; null takes the
     judge's default."""
     clip_model: str | None = None
     """The colour model of either, a folder or a hub id; null takes the default."""
     rgb_as_bgr: bool | None = None
-    """Of `openmmlab`: true shows the detector red as blue, as Flow-GRPO's reward server does; null for false."""
+    """For `openmmlab`: true shows the detector red as blue, as Flow-GRPO's reward server does; null for false."""
     reference_position_quirk: bool = True
     """See `flowrl.benchmarks.geneval.rules.graded`."""
 
@@ -62,13 +62,13 @@ class Geneval:
         return no_record(prompt)
 
     def detection(self) -> DetectorOptions:
-        """The options of the detector, those that were given: it refuses what it does not have."""
+        """The given options of the detector; it refuses options that it does not have."""
         given = {"detector": self.detector, "clip_model": self.clip_model, "rgb_as_bgr": self.rgb_as_bgr}
         return detector_options(self.judge, {name: value for name, value in given.items() if value is not None})
 
     @property
     def shared(self) -> DetectorOptions:
-        """Entries that differ in their value alone read one judge's answers."""
+        """Entries that differ only in their value read one judge's answers."""
         return self.detection()
 
     def load(self, device: torch.device) -> Judge:
@@ -80,7 +80,7 @@ class Geneval:
         return self.on(self.load(device))
 
     def on(self, judge: Judge) -> Reward:
-        """The reward on a judge that is at hand."""
+        """The reward on an existing judge."""
         lower = "none" if self.clip_min is None else f"{self.clip_min:g}"
         quirk = "quirk" if self.reference_position_quirk else "clean"
 
@@ -102,7 +102,7 @@ class Geneval:
 
 
 class Judge:
-    """What GenEval's rules say of a batch's images. The last answer is kept, since several rewards may ask for it."""
+    """The results of GenEval's rules for a batch. The last one is kept, because several rewards may ask for it."""
 
     def __init__(self, detector: Detector) -> None:
         self.detector = detector

@@ -3,8 +3,8 @@
 The score is the plain cosine of image and prompt, about 0.2 to 0.4. The published weights, of open_clip, run here in
 transformers' CLIPModel (`flowrl.rewards.networks.clip_keys`).
 
-Preprocessing is the published one and not CLIP's: the whole image, its long side at 224, in the middle of a square
-whose rest is zero before normalisation, that is, black. Ports that cut out CLIP's middle square, or that multiply by
+Preprocessing is the published one, not CLIP's: the whole image, its long side at 224, in the middle of a square whose
+rest is black, that is, zero before normalisation. Ports that cut out CLIP's middle square, or that multiply by
 exp(logit_scale), give other numbers; thresholds do not carry over.
 """
 
@@ -43,11 +43,11 @@ class Hps:
     """HPSv2's cosine of image and prompt, in float32; differentiable: rounding to 8 bits passes gradients on."""
 
     version: Literal["v2", "v2.1"] = "v2.1"
-    """Which weights to take from a folder or the hub; a checkpoint given as a file is taken as it is."""
+    """Which weights to take from a folder or the hub; has no effect on a checkpoint given as a file."""
     checkpoint: str = DEFAULT_CHECKPOINT
     """A file of weights, a folder or a hub repository that holds it under its published name."""
     tokenizer: str = DEFAULT_TOKENIZER
-    """A folder or hub id with the tokenizer of CLIP, which the checkpoint comes without."""
+    """A folder or hub id with CLIP's tokenizer, which the checkpoint lacks."""
     revision: str | None = None
     """Branch, tag or commit of `checkpoint` on the hub."""
     threshold: float | None = None
@@ -103,9 +103,9 @@ def fit_size(height: int, width: int, size: int = 224) -> tuple[int, int]:
 def pad_pixels(images: Float[Tensor, " b 3 h w"], *, size: int = 224) -> Float[Tensor, " b 3 size size"]:
     """HPSv2's input: 8-bit images, long side to `size` (bicubic, antialiased), black around, then normalised.
 
-    Of an odd number of black rows or columns the last side gets one more. Bicubic overshoot is kept, as published.
+    If the number of black rows or columns is odd, the last side gets one more. Bicubic overshoot is kept, as published.
     """
-    # The value is that of the 8-bit image, the gradient that of the float one.
+    # The value comes from the 8-bit image, the gradient from the float one.
     images = images + (images.detach().mul(255.0).round().clamp(0, 255) / 255.0 - images.detach())
     height, width = fit_size(images.shape[-2], images.shape[-1], size)
     from torchvision.transforms import functional as vision

@@ -28,7 +28,7 @@ PIXELS = 256 * 28 * 28
 
 
 def preference_head(width: int, weights: Any = None) -> nn.Sequential:
-    """The head on hidden states of a width, whatever its weights; their names as in the checkpoint."""
+    """The untrained head on hidden states of a width; its weights have the checkpoint's names."""
     return nn.Sequential(
         nn.Linear(width, 1024), nn.ReLU(), nn.Dropout(0.05), nn.Linear(1024, 16), nn.ReLU(), nn.Linear(16, 2)
     )
@@ -38,7 +38,7 @@ def preference_head(width: int, weights: Any = None) -> nn.Sequential:
 class Hpsv3(CheckpointOptions):
     """HPSv3's score of image and prompt, times 0.1 with `scale: verl_omni`; needs about 16 GB in bfloat16.
 
-    The checkpoint was trained on one text, which is the one that is asked. The weights' licence is not established:
+    The checkpoint was trained on one text, and this reward uses it. The weights' licence is not established:
     look at their page.
     """
 
@@ -50,7 +50,7 @@ class Hpsv3(CheckpointOptions):
     revision: str | None = None
     """Branch, tag or commit of `model` on the hub."""
     base: str = "Qwen/Qwen2-VL-7B-Instruct"
-    """The Qwen2-VL 7B whose configuration and processor are used, a folder or a hub id; not its weights."""
+    """The Qwen2-VL 7B, a folder or a hub id; only its configuration and processor are used, not its weights."""
     base_revision: str | None = None
     """Likewise of `base`."""
     scale: Literal["raw", "verl_omni"] = "raw"

@@ -32,7 +32,7 @@ OWNER = "reward 'hpsv3_plus'"
 class ModulatedHead(nn.Module):
     """[..., d] hidden states to [..., 3]: score, logarithm of its spread, and how able the generator looks.
 
-    Names of its weights are those of the checkpoint.
+    Its weights have the checkpoint's names.
     """
 
     def __init__(self, width: int, inner: int) -> None:
@@ -40,7 +40,7 @@ class ModulatedHead(nn.Module):
         self.rm_head = preference_head(width)
         self.cond_encoder = nn.Sequential(nn.Linear(2, inner), nn.GELU(), nn.Linear(inner, inner))
         self.film_gen = nn.Sequential(nn.Linear(inner, width), nn.ReLU(), nn.Linear(width, 2 * width))
-        # Its weights over several images, pool_attn, are 1 for one.
+        # pool_attn, its weights over several images, is 1 for one image.
         self.cap_encoder = nn.ModuleDict(
             {"proj": nn.Linear(width, inner), "pool_attn": nn.Linear(inner, 1), "out_proj": nn.Linear(inner, 1)}
         )
@@ -63,10 +63,10 @@ def _head(width: int, weights: Mapping[str, Tensor]) -> ModulatedHead:
 class Hpsv3Plus(CheckpointOptions):
     """HPSv3++'s score of image and prompt, on its own scale; needs about 18 GB in bfloat16.
 
-    How able the generator is, is told from each image alone, as the repository does for batches of one; in larger
-    batches it pools them, so that a score depends on its neighbours. Part: `capability`, c above. The text is HPSv3's
-    (MIT) without its half on agreement with the prompt, as the checkpoint was trained; the repository states no licence
-    of weights and code.
+    The generator's ability is judged from each image alone, as the repository does for batches of one. In larger
+    batches the repository pools images, so a score depends on its neighbours. Part: `capability`, c above. The
+    text is HPSv3's (MIT) without its half on agreement with the prompt, as the checkpoint was trained; the repository
+    states no licence of weights and code.
     """
 
     published: ClassVar[Checkpoint] = Checkpoint(
@@ -77,7 +77,7 @@ class Hpsv3Plus(CheckpointOptions):
     revision: str | None = None
     """Branch, tag or commit of `model` on the hub."""
     base: str = "Qwen/Qwen3-VL-8B-Instruct"
-    """The Qwen3-VL 8B whose configuration and processor are used, a folder or a hub id; not its weights."""
+    """The Qwen3-VL 8B, a folder or a hub id; only its configuration and processor are used, not its weights."""
     base_revision: str | None = None
     """Likewise of `base`."""
     trained: float | None = 0.0

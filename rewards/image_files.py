@@ -22,7 +22,7 @@ def image_files(source: str, *, other: str = "") -> dict[str | None, list[Path]]
 
     Paths in the JSON file are relative to itself.
 
-    `other` is what the option `references` takes besides, for messages.
+    `other` names what else the option `references` takes, for messages.
 
     Raises:
         ValueError: nothing there, no images, a JSON file of another form, or a listed file that is missing.
@@ -48,7 +48,7 @@ def image_files(source: str, *, other: str = "") -> dict[str | None, list[Path]]
 
 
 def _listed_files(path: Path, source: str) -> dict[str | None, list[Path]]:
-    """The files that a JSON file gives each prompt, there or not."""
+    """The files that a JSON file lists for each prompt, whether they exist or not."""
     try:
         listed: Any = parse_json(read_text(path), source)
     except ValueError as error:

@@ -59,7 +59,7 @@ class ImageReward(OneModel):
 
     @property
     def text_limit(self) -> TextLimit:
-        """What BERT is given."""
+        """What BERT reads."""
         return TextLimit(tokens=MAX_TOKENS, tokenizer=self.tokenizer)
 
     def build(self, device: torch.device) -> Reward:

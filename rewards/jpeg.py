@@ -35,7 +35,7 @@ class JpegCompressibility:
     """Rewards images whose JPEG is small. `flow_grpo`: `-(bytes / 1000) / 500`; `ddpo`: `-bytes / 1000`."""
 
     scale: Literal["ddpo", "flow_grpo"] = "flow_grpo"
-    """Whose published scaling."""
+    """The published scaling, by its source."""
     models: ClassVar[tuple[Model, ...]] = ()
 
     def build(self, device: torch.device) -> Reward:

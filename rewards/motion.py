@@ -22,7 +22,7 @@ from flowrl.runtime.shapes import Float
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TemporalSmoothness:
-    """How evenly a video moves, in [0, 1], less where hardly anything moves.
+    """How evenly a video moves, in [0, 1], less if hardly anything moves.
 
         smoothness * min(1, frame_change / min_change)
 
@@ -44,7 +44,7 @@ class TemporalSmoothness:
         check_min_change(self.min_change)
 
     def build(self, device: torch.device) -> Reward:
-        """Makes the reward; the arithmetic runs where the videos are."""
+        """Makes the reward; it computes on the device of the videos."""
 
         def score(inputs: RewardInputs) -> RewardOutput:
             videos = videos_of(inputs, owner="reward 'temporal_smoothness'", at_least=3)
@@ -76,7 +76,7 @@ def smoothness(video: Float[Tensor, " f 3 h w"], *, cell: int) -> Float[Tensor, 
 
         1 - sum |d_t+1 - d_t| / sum (|d_t+1| + |d_t|)
 
-    over all cells, channels and t. It is 1 where every cell changes at a constant rate or not at all, 0 where every
+    over all cells, channels and t. It is 1 if every cell changes at a constant rate or not at all, 0 if every
     cell flickers between two levels, and 1 - sqrt(3) / 2 for independent Gaussian frames. Pixels themselves would call
     a sharp edge that moves evenly as rough as flicker, since each pixel jumps once; the mean of a cell of k pixels
     changes evenly while the edge crosses it.

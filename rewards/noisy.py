@@ -31,11 +31,11 @@ class Noisy(InnerOptions):
     std: float = 0.1
     """Standard deviation of the noise."""
     outliers: float = 0.0
-    """Share of scores whose noise is `outlier_scale` times as wide, as of a judge that now and then fails."""
+    """Share of scores with `outlier_scale` times as much noise, like a judge that fails now and then."""
     outlier_scale: float = 20.0
     """How much wider."""
     bias: float = 0.0
-    """What is added to every value."""
+    """Added to every value."""
     seed: int = 0
     """Seed of the noise."""
 

@@ -47,7 +47,7 @@ _PACKAGES = {
     "vlm": ("rapidfuzz",),
 }
 NO_TEXT = "(no text)"
-"""What a vision-language model says of an image without text."""
+"""The answer of a vision-language model for an image without text."""
 VLM_TOKENS = 512
 FIRST_QUOTED = r'"([^"]*)"'
 """The text between the first pair of straight double quotes."""
@@ -62,17 +62,17 @@ class Ocr:
     All pieces of text found, in the reader's order (from the top down), are joined without a separator. Parts: `found`,
     whether the target occurs in them, and `extra`, how many characters they have beyond the target's.
 
-    Of videos, every 4th frame is read, and the value is the mean over frames above 0, as in Adv-GRPO, which counts no
+    For videos, every 4th frame is read, and the value is the mean over frames above 0, as in Adv-GRPO, which counts no
     substring (`substring_ok: false`); an entry's `frames:` replaces that rule.
     """
 
     target_regex: str = FIRST_QUOTED
-    """What is the target in a prompt: the first match's first group that took part, or the whole match if it has no
+    """Finds the target in a prompt: the first match's first group that took part, or the whole match if it has no
     groups."""
     target_field: str | None = None
     """Take the target from this field of the prompt's metadata instead; an item without it is invalid."""
     normalise: Normalise = "nospace_lower"
-    """What is done to both texts; see `normalised`."""
+    """How both texts are normalised; see `normalised`."""
     substring_ok: bool = True
     """A target that occurs within other text counts as read."""
     extra_text_penalty: float = 0.0
@@ -87,12 +87,12 @@ class Ocr:
     workers: int = 1
     """Images read at the same time, on one processor core each."""
     reader: Literal["rapidocr", "paddle", "vlm"] = "rapidocr"
-    """What reads: `rapidocr`, PP-OCR on onnxruntime; `paddle`, PaddleOCR 2 with its English models, of your own
-    installation, which is given red first, as Flow-GRPO gives it; `vlm`, the model that `judge` names."""
+    """The reader: `rapidocr`, PP-OCR on onnxruntime; `paddle`, PaddleOCR 2 with its English models, from your own
+    installation, with red as the first channel, as in Flow-GRPO; `vlm`, the model that `judge` names."""
     judge: Mapping[str, Any] | None = None
     """Which model reads, for `vlm`; see `flowrl.rewards.judges.chat`."""
     template: str | None = None
-    """What it is asked, for `vlm`: a text file instead of ours."""
+    """The question for `vlm`: a text file instead of ours."""
 
     def __post_init__(self) -> None:
         if (self.reader == "vlm") != (self.judge is not None):
@@ -138,7 +138,7 @@ class Ocr:
         )
 
     def words(self) -> Template:
-        """What a vision-language model is asked."""
+        """The question for a vision-language model."""
         return load_template("ocr_read", self.template, images=1)
 
     def build(self, device: torch.device) -> Reward:
@@ -181,7 +181,7 @@ class Ocr:
 
 
 def normalise_text(text: str, normalise: Normalise) -> str:
-    """`nospace_lower`: lower case without white space; `nfkc`: case-folded after NFKC, so that full-width and
+    """`nospace_lower`: lower case without white space; `nfkc`: case-folded after NFKC, so full-width and
     composed forms agree, likewise; `none`: as it is.
     """
     if normalise == "none":
@@ -224,12 +224,12 @@ def _target(prompt: str, metadata: dict[str, Any], options: Ocr) -> tuple[str, s
 
 
 def _reading(options: Ocr, device: torch.device) -> tuple[ReadAll, str, bool]:
-    """What reads images, what it is for the version, and whether it waits for another program."""
+    """The reader of images, its name in the version, and whether it waits for another program."""
     if options.judge is not None:
         chat, words = build_chat(options.judge, device=device), options.words()
 
         def ask_all(images: UInt8[np.ndarray, " b h w 3"]) -> list[str | None]:
-            """What a vision-language model reads off each image; None where it gave no answer."""
+            """The text that a vision-language model reads in each image; None if it gave no answer."""
             answers = chat.ask([words.question([image], {}, max_tokens=VLM_TOKENS) for image in images])
             said = [None if answer.error else answer.text.strip() for answer in answers]
             return ["" if text and text.rstrip(".").lower() == NO_TEXT else text for text in said]
@@ -249,7 +249,7 @@ def _reading(options: Ocr, device: torch.device) -> tuple[ReadAll, str, bool]:
         packages += f":onnxruntime-{importlib.metadata.version('onnxruntime')}"
 
     def read_all(images: UInt8[np.ndarray, " b h w 3"]) -> list[str | None]:
-        """What each image says. A reader keeps state while it reads, so each thread borrows one of its own."""
+        """The text in each image. A reader keeps state while it reads, so each thread borrows its own."""
 
         def read(image: UInt8[np.ndarray, " h w 3"]) -> str | None:
             try:
@@ -270,7 +270,7 @@ def _reading(options: Ocr, device: torch.device) -> tuple[ReadAll, str, bool]:
 
 
 def _rapidocr(options: Ocr) -> Reader:
-    """One reader on one core; it gives None where the network itself failed on an image."""
+    """One reader on one core; it gives None if the network failed on an image."""
     from rapidocr import RapidOCR
     from rapidocr.inference_engine.onnxruntime.main import ONNXRuntimeError
 
@@ -296,7 +296,7 @@ def _rapidocr(options: Ocr) -> Reader:
 
 
 def _paddle(options: Ocr) -> Reader:
-    """PaddleOCR 2 on the host, on one core; None where it failed on an image."""
+    """PaddleOCR 2 on the host, on one core; None if it failed on an image."""
     engine = importlib.import_module("paddleocr").PaddleOCR(
         use_angle_cls=options.angle_classifier, lang="en", use_gpu=False, show_log=False, cpu_threads=1
     )

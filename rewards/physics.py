@@ -1,7 +1,7 @@
 """Physical foresight coherence: how well V-JEPA 2 foresees a video (MIND-V, arXiv 2512.06628).
 
 A window of frames is cut into context and target; the predictor of V-JEPA 2 (arXiv 2506.09985) guesses the features of
-the target from the context alone. What follows the physics the model has seen is guessed well. Letters: B videos of F
+the target from the context alone. It guesses motion well that follows the physics it has seen. Letters: B videos of F
 frames, N windows of each, n tokens in time-major order, d features.
 
 The paper gives the soft minimum and its temperature 0.1; windows, pooling and target features are choices made here.

@@ -1,6 +1,6 @@
 """A head that learned people's choices: `flowrl reward train` makes it, from pairs of images.
 
-The value is the calibrated log-odds of the head, `(s(f) - s_mean) / T`: where it learned from enough pairs, an image
+The value is the calibrated log-odds of the head, `(s(f) - s_mean) / T`: if it learned from enough pairs, an image
 wins over another with probability `sigmoid(r_1 - r_2)`. f are frozen features
 (`flowrl.rewards.networks.preference_features`), standardised; s is linear, or one hidden layer with GELU. `s_mean`
 centres the values of the training images at 0.
@@ -63,7 +63,7 @@ def head_scores(weights: Mapping[str, Tensor], features: Float[Tensor, " b d"]) 
 
 
 def first_weights(kind: HeadKind, width: int, hidden: int, *, seed: int) -> dict[str, Tensor]:
-    """A head before training: 0 for every image, so that no pair is decided by chance."""
+    """A head before training: 0 for every image, so chance decides no pair."""
     if kind == "linear":
         return {"out": torch.zeros(1, width)}
     return {
@@ -102,12 +102,12 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PreferenceHead:
-    """Calibrated log-odds of a preference head that you trained, in float32; differentiable where its features are."""
+    """Calibrated log-odds of a preference head that you trained, in float32; differentiable if its features are."""
 
     model: str
     """The folder that `flowrl reward train` wrote."""
     backbone_model: str | None = None
-    """Where the backbone's weights are, if not where they were in training; they must be the same."""
+    """Path of the backbone's weights, if they have moved since training; they must be the same."""
     differentiable: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -122,7 +122,7 @@ class PreferenceHead:
         return (model_of(self.backbone_model or config["model"] or MODELS[config["backbone"]]),)
 
     def config(self) -> dict[str, Any]:
-        """What the head's folder says of it."""
+        """The head's description in its folder."""
         return read_config(Path(self.model).expanduser())
 
     def build(self, device: torch.device) -> Reward:
@@ -171,12 +171,12 @@ def load_head(path: Path, width: int, device: torch.device) -> Head:
 
 
 def head_tensors(head: Head) -> dict[str, Tensor]:
-    """What is written of a head."""
+    """The tensors of a head in the form in which they are written."""
     tensors = {"mean": head.mean, "std": head.std, **head.weights}
     return {name: tensor.detach().float().cpu().contiguous() for name, tensor in tensors.items()}
 
 
 def features_of(config: Mapping[str, Any], features: Features) -> dict[str, Any]:
-    """What a head's configuration says of its features."""
+    """The part of a head's configuration about its features."""
     kept = {key: config[key] for key in ("backbone", "model", "revision", "preprocess", "image_size")}
     return {**kept, "features": features.version}

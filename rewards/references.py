@@ -1,6 +1,6 @@
 """Reference images for a discriminator: files of a folder, files by prompt, or scenes drawn of the embedded world.
 
-Some are held out: the discriminator never learns from them, so that its verdict on them says whether it knows what
+Some are held out: the discriminator never learns from them, so its verdict on them shows whether it knows what
 references look like or has learned these by heart. Which images are taken is a function of counters.
 """
 
@@ -38,14 +38,14 @@ class WorldReferences:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FileReferences:
-    """Files to learn from and files held out, by prompt; under None where they serve every prompt."""
+    """Files to learn from and files held out, by prompt; under None if they serve every prompt."""
 
     learned: dict[str | None, tuple[Path, ...]]
     """At least one file for each prompt."""
     reserved: tuple[tuple[str | None, Path], ...]
     """(prompt, file) of those held out."""
     source: str
-    """Where they are listed, for messages."""
+    """The place that lists them, for messages."""
 
     @property
     def by_prompt(self) -> bool:
@@ -66,7 +66,7 @@ class FileReferences:
         return images
 
     def held_out(self, prompts: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[Pixels]]:
-        """The same files whatever the prompts, at most as many, and the prompts of theirs."""
+        """The same files for any prompts, at most as many as prompts are given, and the files' own prompts."""
         rows = [self.reserved[place] for place in spread(len(self.reserved), len(prompts))]
         return [prompt or "" for prompt, _ in rows], [read_image(path, owner=OWNER) for _, path in rows]
 

@@ -41,12 +41,12 @@ class Remote:
     """The scores that a server of rewards returns."""
 
     url: str | tuple[str, ...]
-    """Address of the server, without path; a list where several servers have the same reward: each request goes to the
-    one with the fewest in flight, and to another where one does not answer."""
+    """Address of the server, without path; a list if several servers have the same reward: each request goes to the
+    one with the fewest open requests, or to another if one does not answer."""
     reward: str | None = None
-    """Which of the server's rewards; null where it has one only."""
+    """Which of the server's rewards; null if it has only one."""
     protocol: Literal["flowrl", "flow_factory", "unirl"] = "flowrl"
-    """Whose server it is; see `flowrl.rewards.serving.wire_adapters`."""
+    """The server's protocol; see `flowrl.rewards.serving.wire_adapters`."""
     token_env: str | None = None
     """Environment variable that holds the token, sent as `Authorization: Bearer`."""
     kind: Literal["remote", "groupwise", "pairwise"] | None = None
@@ -57,7 +57,7 @@ class Remote:
     """How images travel: `png` loses nothing; `jpeg95` (quality 95, full colour resolution) has about a quarter of the
     bytes and changes pixels a little, those of videos too."""
     batch_size: int = 16
-    """Items of one request; more where a group has more, fewer where the server takes fewer items, bytes or pixels."""
+    """Items of one request; more if a group has more, fewer if the server takes fewer items, bytes or pixels."""
     concurrency: int = 4
     """Requests at a time, for each server."""
     timeout: float = 60.0
@@ -125,7 +125,7 @@ class Remote:
             needs=about.needs,
             kind=about.kind,
             waits=True,
-            # Not where it is asked: a server that moves to another port stays what it was.
+            # Without the address: a server that moves to another port stays the same.
             version=f"remote:{self.protocol}:{about.name or 'default'}:{about.version or 'unknown'}:{pixels}",
         )
 
@@ -160,7 +160,7 @@ def _score(
 
 
 def items_of(inputs: RewardInputs, needs: frozenset[str]) -> list[WireItem]:
-    """Samples as items with their places as ids; of metadata, videos and further images only what is needed. Raises
+    """Samples as items with their places as ids; metadata, videos and further images only if needed. Raises
     ValueError: a field that is needed was not given, or images are not finite."""
     for name in ("videos", "source_images", "reference_images"):
         if name in needs and getattr(inputs, name) is None:

@@ -1,7 +1,7 @@
 """How safe an image is for work: minus the probability that a classifier gives to its unsafe class.
 
 The default is Falconsai/nsfw_image_detection, a ViT-B/16 at 224 with the classes normal and nsfw (Apache-2.0). No
-published recipe trains on it; it is meant as a gate, `gate: -0.5` in the list of rewards, which gives an unsafe sample
+published recipe trains on it. Use it as a gate: `gate: -0.5` in the list of rewards gives an unsafe sample
 the lowest total of its group, rather than as one more term of a sum.
 """
 

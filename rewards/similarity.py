@@ -44,13 +44,13 @@ class Similarity:
     """
 
     features: Literal["dinov2", "clip"] = "dinov2"
-    """Of DINOv2, or CLIP's projected embedding."""
+    """Features of DINOv2, or CLIP's projected embedding."""
     model: str | None = None
     """A local folder or an id on the hub; null takes facebook/dinov2-base or CLIP ViT-L/14."""
     revision: str | None = None
     """Branch, tag or commit on the hub."""
     pooling: Literal["cls", "mean"] = "cls"
-    """Of DINOv2, `cls`, the class token after the last normalisation, or `mean`, that of the patch tokens."""
+    """For DINOv2, `cls`, the class token after the last normalisation, or `mean`, the mean of the patch tokens."""
     references: str | None = None
     """Null, for those that come with the samples; a folder, every image in it and in its folders a reference of every
     prompt; or a JSON file `{prompt: image or images}`, with paths from its own folder."""
@@ -72,7 +72,7 @@ class Similarity:
         return (model_of(self.weights),)
 
     def lacks(self, prompt: Prompt) -> str | None:
-        """A reference image: its own, or one that `references` lists for it."""
+        """A reference image: the prompt's own, or one that `references` lists for it."""
         return no_reference(prompt) if self.references is None else no_listed(prompt.text, self.references)
 
     def build(self, device: torch.device) -> Reward:
@@ -168,6 +168,6 @@ def _remember(
     """Puts the features of the keys' images into the memory."""
     for start in range(0, len(keys), BATCH):
         part = keys[start : start + BATCH]
-        # Cloned, so that one that is remembered does not keep its whole batch.
+        # Cloned, so a cached one does not keep its whole batch.
         features = [feature.clone() for feature in embed([image(key) for key in part])]
         memory.update(zip(part, features, strict=True))

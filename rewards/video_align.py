@@ -36,7 +36,7 @@ DIMENSIONS = ("VQ", "MQ", "TA")
 OWNER = "reward 'video_align'"
 _LORA = re.compile(r"(.+)\.lora_([AB])(?:\.\w+)?\.weight")
 TOKENS = tuple(f"<|{name}_reward|>" for name in DIMENSIONS)
-MIN_PIXELS = 128 * 28 * 28  # of a frame, whatever the checkpoint's maximum says: Qwen's own code resizes by this
+MIN_PIXELS = 128 * 28 * 28  # of a frame, even if the checkpoint's maximum is lower: Qwen's own code resizes by this
 
 
 def _head(_: int, weights: Mapping[str, Tensor]) -> nn.Module:
@@ -53,7 +53,7 @@ class VideoAlign(CheckpointOptions):
     Frames go to the model as they are; the reference reads an encoded file, whose compression changes them. Needs
     about 5 GB in bfloat16.
 
-    The checkpoint was trained on one text, its template of type detailed_special, which is the one that is asked.
+    The checkpoint was trained on one text, its template of type detailed_special, and this reward uses it.
     """
 
     judges: ClassVar[tuple[str, ...]] = ("videos",)
@@ -94,7 +94,7 @@ class VideoAlign(CheckpointOptions):
         self.check()
 
     def text(self) -> str:
-        """What the model reads, with `{prompt}` in it."""
+        """The text that the model reads, with `{prompt}` in it."""
         return read_template("video_align", self.template, source="video_align", once=(qwen_vl.PROMPT, *TOKENS))
 
     def build(self, device: torch.device) -> Reward:
@@ -129,7 +129,7 @@ class VideoAlign(CheckpointOptions):
                 ]
 
             outputs = scorer.outputs(inputs.prompts, batch_size=self.batch_size, videos=clips)
-            # Three outputs per token: each dimension's own at its own token. One: the token alone tells them apart.
+            # Three outputs per token: each dimension's own at its own token. One: only the token tells them apart.
             chosen = outputs.diagonal(dim1=1, dim2=2) if outputs.shape[-1] == len(DIMENSIONS) else outputs[..., 0]
             rows = chosen.cpu().double().tolist()
             normal = [
@@ -151,7 +151,7 @@ class VideoAlign(CheckpointOptions):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CheckpointSettings:
-    """What a checkpoint's model_config.json says: frames, pixels, LoRA, and (mean, std) of each dimension."""
+    """Settings in a checkpoint's model_config.json: frames, pixels, LoRA, and (mean, std) of each dimension."""
 
     constants: tuple[tuple[float, float], ...]
     fps: float
@@ -242,7 +242,7 @@ def _plain_name(name: str) -> str:
 def read_trained_weights(
     checkpoint: Path, settings: CheckpointSettings, base: str, base_revision: str | None, dtype: torch.dtype
 ) -> dict[str, Tensor]:
-    """All weights of backbone and head, with LoRA merged; of the base model where the checkpoint keeps only changes."""
+    """All weights of backbone and head, with LoRA merged; of the base model if the checkpoint keeps only changes."""
     merge = partial(merge_lora, alpha=settings.lora_alpha, rslora=settings.rslora)
     if (checkpoint / "model.pth").is_file():
         return merge(pretrained.read_weights(checkpoint / "model.pth", owner=OWNER))

@@ -1,12 +1,12 @@
 """Branches: stochastic successors of an ODE trajectory, each completed by the ODE (TempFlow-GRPO, G2RPO).
 
-A branch differs from its siblings in the noise of one step alone, so the reward of its image is credit for that step.
+A branch differs from its siblings only in the noise of one step, so the reward of its image is credit for that step.
 
 Replay rule, for trees too: the distinct sources of a step are evaluated in ascending pool order, `batch_size` at a
 time, and the transitions of a chunk are scored together in row order. Networks answer a little differently in another
-batch; an update that keeps to this rule meets the recorded log-densities to the bit.
+batch; an update that follows this rule computes the recorded log-densities to the bit.
 
-Latents lie on the host, each level in its place of the pool as it is drawn; the device has those of one network call.
+The host holds all latents; each level goes to its place in the pool when drawn. The device holds one call's latents.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def chunked_velocities(
     batch_size: int,
     device: torch.device,
 ) -> Iterator[tuple[int, Tensor, Tensor]]:
-    """The latents [n, *latent] of one step on the device, `batch_size` at a time, from which on and with velocities."""
+    """The latents [n, *latent] of one step, `batch_size` at a time: first place, latents on the device, velocities."""
     for start in range(0, len(x), batch_size):
         own = sent(x[start : start + batch_size], device)
         index = prompt[start : start + batch_size]
@@ -47,8 +47,8 @@ def chunked_velocities(
 def draw_successors(
     kernel: Kernel, x: Tensor, start: int, velocity: Tensor, schedule: Schedule, step: int, noise: NodeNoise, width: int
 ) -> Moved:
-    """`width` stochastic successors of each latent of a chunk that begins with number `start`; siblings stand next to
-    each other. Raises ValueError: the noise has not their shape."""
+    """`width` stochastic successors of each latent of a chunk that begins with number `start`; siblings are
+    next to each other. Raises ValueError: the noise has another shape."""
     nodes = range(start * width, (start + len(x)) * width)
     xi, shape = noise(step, nodes), (len(nodes), *x.shape[1:])
     if tuple(xi.shape) != shape:
@@ -91,8 +91,8 @@ def _complete(
     """Follow the ODE from the products of stochastic steps to sigma 0, once for every stride.
 
     Stride 1 takes every step of the schedule, others thin it out as G2RPO does, see `windows.thinned_steps`. All
-    completions run together, at each step those that are evaluated there. The completions of one latent coincide up to
-    the second evaluation, whatever the stride, and are evaluated once until then.
+    completions run together, at each step those that are evaluated there. Up to the second evaluation the completions
+    of one latent are the same for every stride, so they are evaluated once until then.
 
     Args:
         x_F: [M * L, *latent] by (latent, stride), at first at `schedule.sigma[steps[i] + 1]`, then at sigma 0.
@@ -153,7 +153,7 @@ def sample_branches(
     Args:
         velocity_of: `velocity_of(index)` is the guided velocity of a batch with these prompts, index [b].
         x: [a, *latent] start noise of each anchor, scaled by `schedule.start_scale` here.
-        prompt_a: [a] what velocity_of is asked for.
+        prompt_a: [a] the index that velocity_of gets.
         group_a: [a] prompt group, numbered over all processes.
         kernel: A kernel with noise_level and sigma_max bound.
         noise: `noise(step, nodes) -> [len(nodes), *latent]` standard normal, for these of the step's a * branches
@@ -162,12 +162,12 @@ def sample_branches(
         branches: Successors of each anchor state.
         strides: L strides of the completions, see `windows.thinned_steps`.
         keep_means: Record the transition means too.
-        device: Where the network is; None for where x is.
+        device: The network's device; None takes the device of x.
 
     Returns `M = len(steps) * a * branches` transitions ordered (step, anchor, branch), each the only one of its path,
     and `M * L` finished latents ordered (transition, stride). The pool holds the anchor states by (step, anchor), then
-    the products in row order. What tells rows apart is on the host, as prompt_a and group_a are. Raises ValueError: a
-    step is out of range, given twice or deterministic; a count is below 1; a shape is wrong.
+    the products in row order. The columns that identify rows are on the host, like prompt_a and group_a. Raises
+    ValueError: a step is out of range, given twice or deterministic; a count is below 1; a shape is wrong.
     """
     check_start(x, prompt_a, group_a, batch_size)
     steps = check_steps(steps, schedule.num_steps, "steps")

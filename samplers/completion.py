@@ -33,7 +33,7 @@ def complete(
 ) -> Float[Tensor, " b V *latent"]:
     """Carry the latent before each stochastic step to sigma 0 by the ODE.
 
-    The velocity at that latent is the rollout's own and is not evaluated again. All completions run together: turn by
+    The velocity at that latent comes from the rollout and is not evaluated again. All completions run together: turn by
     turn every one that is not finished yet takes an Euler step, in batches of `batch_size` rows. "full" is what the
     rollout would have made of the latent without noise and with Euler steps; a rollout with another solver ends in an
     image that is not comparable. Wrap the call in `torch.no_grad()`.
@@ -104,7 +104,7 @@ def sample_trajectories(
 
     Args:
         group_b: [b] prompt group of each sample, numbered over all processes.
-        values: [b, K + 1, *latent] from `complete`; None where only finished images are scored.
+        values: [b, K + 1, *latent] from `complete`; None if only finished images are scored.
 
     Raises ValueError: there is no stochastic step, or a shape does not fit.
     """

@@ -1,4 +1,4 @@
-"""Diffusion models in flow coordinates, so that every kernel, solver and recipe for flow models applies to them.
+"""Diffusion models in flow coordinates: every kernel, solver and recipe for flow models then applies to them.
 
 A variance-preserving model has `x_vp = sqrt(A) clean + sqrt(1 - A) noise` at a timestep with alpha_bar A. Divided by
 c = sqrt(A) + sqrt(1 - A) this is a latent of the rectified-flow path:
@@ -12,7 +12,7 @@ divergences not at all.
 
 Levels are kept as one table: entry k is sigma at timestep k - 1, from 0 at timestep -1 (data, before the first noise is
 added) up to the last. Between integers sigma is linear in the timestep: the logarithm of the signal-to-noise ratio is
-infinite at the lower end, and at the upper one where the last level is noise alone.
+infinite at the lower end, and at the upper end if the last level is pure noise.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def alpha_bars(config: Mapping[str, Any]) -> Float[Tensor, " n"]:
             beta_end, num_train_timesteps, trained_betas and rescale_betas_zero_snr (Lin et al., arXiv 2305.08891,
             algorithm 1).
 
-    Raises ValueError: no noise schedule of a diffusion model, or one that is not built here.
+    Raises ValueError: this is no noise schedule of a diffusion model, or one that is not built here.
     """
     kind, given = config.get("beta_schedule"), config.get("trained_betas")
     n = int(config.get("num_train_timesteps", 1000))

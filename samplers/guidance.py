@@ -1,8 +1,8 @@
 """Velocity functions, and guidance as functions over them.
 
-A network is `network(x, timestep, cond) -> v`, in whatever dtype it likes. A velocity is `velocity(x, sigma, timestep)
--> v`: it knows its conditioning, answers in at least float32, and is what a rollout and an update call. Guidance takes
-networks or velocities and returns velocities, so that rollout and update are guided alike. The stack is classifier-free
+A network is `network(x, timestep, cond) -> v`, in any dtype. A velocity is `velocity(x, sigma, timestep)
+-> v`: it knows its conditioning and answers in at least float32; rollouts and updates call it. Guidance takes
+networks or velocities and returns velocities, so rollout and update are guided alike. The stack is classifier-free
 guidance of each network first, then reinforcement learning guidance between two or more of them.
 """
 
@@ -58,8 +58,8 @@ def conditioned(network: Network, cond: Conditioning) -> Velocity:
         network: Receives x as it is, timestep [b] on the device of x, and the conditioning.
         cond: [b]; index it with the rows at hand.
 
-    Returns a velocity that raises ValueError where the batch differs from the conditioning's, or where the network's
-    output differs in shape from x.
+    Returns a velocity. It raises ValueError if the batch differs from the conditioning's, or if the network's output
+    differs in shape from x.
     """
 
     def velocity(x: Float[Tensor, " b *latent"], sigma: Tensor, timestep: Tensor) -> Float[Tensor, " b *latent"]:
@@ -74,22 +74,22 @@ def classifier_free_guidance(
 ) -> Velocity:  # fmt: skip
     """Classifier-free guidance `v_neg + scale (v_pos - v_neg)` (Ho and Salimans, arXiv 2207.12598, eq. 6).
 
-    The mixture is taken in float32. Scale 1 of this rule is one evaluation of the positive alone, without the negative.
-    Else the network answers for both, negative first, and `train_negative` says what is kept for a backward pass:
+    The mixture is computed in float32. At scale 1 this rule evaluates only the positive, once. Otherwise the network
+    answers for both, negative first, and `train_negative` decides what is kept for a backward pass:
 
         True          both halves, from one call of 2b rows; the gradient is that of the mixture
-        "recompute"   the positive; the negative is computed once more when the positive's graph has been walked back
-                      and freed: the same gradient for half the activations and one more forward pass of b rows
+        "recompute"   the positive; the negative is computed again after the positive's backward pass, when its graph
+                      is freed: the same gradient for half the activations and one more forward pass of b rows
         False         the positive; the negative is a constant, `dv = scale dv_pos`: half the activations, and half of
                       the backward pass. It is a constant as a function of x, too
 
-    But for True the halves are calls of b rows each, with gradient or without, so that a rollout and an update under
-    the same setting agree to the bit. Numbers of calls of b and of 2b rows differ by rounding.
+    Except with True, each half is a call of b rows, with or without gradient, so a rollout and an update under the
+    same setting agree to the bit. Numbers of calls of b and of 2b rows differ by rounding.
 
     Args:
         network: As in `conditioned`; sees a batch of 2b or two of b, except at scale 1.
-        rule: Another family's way of guiding (`flowrl.samplers.guidance_rules`); its scale means what that says.
-        apart: Two calls of b rows with True too, for networks that are better off with prompts of one length.
+        rule: Another family's rule of guidance (`flowrl.samplers.guidance_rules`), which defines the meaning of scale.
+        apart: Two calls of b rows with True too, for networks that work better with prompts of one length.
     """
     if not math.isfinite(scale):
         raise ValueError(f"guidance scale must be finite, got {scale}: 1 means no guidance")
@@ -111,10 +111,10 @@ def classifier_free_guidance(
 def _guided_apart(
     network: Network, cond: Conditioning, negative: Conditioning, scale: float, rule: Rule, train: TrainNegative
 ) -> Velocity:
-    """Guidance in a call for each half.
+    """Guidance with one call for each half.
 
-    A backward pass walks the newest call back first: the negative comes before the positive, so that the positive's
-    graph is gone when the negative's is built for the second time.
+    A backward pass starts with the newest call. The negative is called before the positive, so the positive's graph is
+    already gone when the negative's is built again.
     """
 
     def velocity(x: Float[Tensor, " b *latent"], sigma: Tensor, timestep: Tensor) -> Float[Tensor, " b *latent"]:
@@ -137,9 +137,9 @@ def is_uncounted() -> bool:
 
 
 class uncounted:
-    """Marks calls of networks inside, where `active`, as giving nothing new: from a backward pass, for what its forward
-    pass did not keep; or beside other processes, which wait for the call. A graph that is walked back twice enters it
-    twice."""
+    """If `active`, marks network calls inside as giving nothing new: a backward pass makes them for what its forward
+    pass did not keep, or a process makes them because others wait for the call. Two backward passes through one graph
+    enter it twice."""
 
     def __init__(self, active: bool = True) -> None:
         self._active = active
@@ -175,8 +175,8 @@ def mix_outputs(
 def needed(weights: Sequence[Sigma]) -> tuple[bool, list[int]]:
     """Which networks a mixture needs: whether the base, and which experts.
 
-    An expert of weight 0 is not needed, nor is the base where the experts' weights sum to 1. The first that is needed
-    is the anchor of `mix_outputs`, the others follow with their weights: with one network left its output is exact.
+    An expert of weight 0 is not needed, nor is the base if the experts' weights sum to 1. The first needed network is
+    the anchor of `mix_outputs`, the others follow with their weights. If only one is needed, its output is exact.
     """
     active = [k for k, weight in enumerate(weights) if isinstance(weight, Tensor) or weight != 0]
     plain = [weight for k in active if not isinstance(weight := weights[k], Tensor)]
@@ -193,8 +193,8 @@ def rlg(base: Velocity, rl: Velocity, scale: Scale) -> Velocity:
 
     Args:
         base: Velocity of the base model, its guidance included.
-        rl: Velocity of the tuned model, its guidance included; the scale of it may differ.
-        scale: A number, or a function of sigma (`by_step(rl_first(...), sigma_T)`, `rl_outside`, one's own).
+        rl: Velocity of the tuned model, its guidance included; its guidance scale may differ.
+        scale: A number, or a function of sigma (`by_step(rl_first(...), sigma_T)`, `rl_outside`, or your own).
 
     Returns `velocity(x, sigma, timestep)`. At scale 0 it is `base` and at scale 1 `rl`, bit for bit and without calling
     the other one. Otherwise 4 network rows per sample and step, 3 if one of the two is not guided, 2 if neither is.
@@ -229,14 +229,14 @@ def rlg_experts(base: Velocity, experts: Sequence[Velocity], scales: Sequence[Sc
 
 
 def network_rows(weights: Sequence[float], *, base_guidance_scale: float, rl_guidance_scale: float) -> int:
-    """Rows that networks evaluate for one sample and step: 1 or, where guided, 2 of each network that is needed."""
+    """Rows that networks evaluate for one sample and step: for each network needed 1, or 2 if it is guided."""
     with_base, active = needed(list(weights))
     base, expert = (1 if scale == 1 else 2 for scale in (base_guidance_scale, rl_guidance_scale))
     return base * with_base + expert * len(active)
 
 
 def by_step(scale_of_step: Callable[[int], float], sigma_T: Float[Tensor, " T1"]) -> ScaleAt:
-    """A function of the step, 0 .. T-1, as one of sigma: that of the schedule's step whose sigma is nearest.
+    """A function of the step, 0 .. T-1, as a function of sigma: it takes the schedule's step with the nearest sigma.
 
     Args:
         sigma_T: The schedule's noise levels, decreasing to 0.
@@ -262,12 +262,12 @@ def rl_outside(scale: float, low: float, high: float) -> ScaleAt:
     _check_scale(scale)
     if not 0 <= low <= high <= 1:
         raise ValueError(f"an interval of noise levels needs 0 <= low <= high <= 1, got {low} and {high}")
-    # float32 sigmas may stand a rounding beside the end they are meant to be.
+    # float32 sigmas may miss the bound that they are meant to equal by a rounding.
     return lambda sigma: scale if low - 1e-6 <= sigma <= high + 1e-6 else 1.0
 
 
 def scale_at(scale: Scale, sigma: Sigma) -> float | Float[Tensor, " b"]:
-    """The scale at a noise level: a number, or [b] where the samples' levels differ in it. Raises ValueError: a
+    """The scale at a noise level: a number, or [b] if it differs between the samples' levels. Raises ValueError: a
     schedule gives a number that is not finite."""
     if not callable(scale):
         return float(scale)

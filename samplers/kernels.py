@@ -46,8 +46,8 @@ LogProb = Callable[[Tensor, Transition], Tensor]
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Kernel:
-    """A sampler: its rule, what holds of it, and the settings it is called with (`dataclasses.replace` binds
-    others). Raises ValueError: the noise level is outside 0 .. highest_level, or sigma_max outside [0, 1)."""
+    """A sampler: its rule, its properties, and its settings (`dataclasses.replace` binds others).
+    Raises ValueError: the noise level is outside 0 .. highest_level, or sigma_max outside [0, 1)."""
 
     name: str
     """The key of `KERNELS`."""
@@ -65,12 +65,12 @@ class Kernel:
     silent_last_step: bool = False
     """Whether std is 0 on the step to sigma 0, which then has no density."""
     full_std: bool = False
-    """Whether released code takes the full std for its KL, and not the diffusion coefficient g alone without the step
+    """Whether released code uses the full std for its KL, instead of the diffusion coefficient g without the step
     (see `published_kl`)."""
     log_prob: LogProb = gaussian_log_prob
     """Log-density of a produced latent `[b, *latent]` under the transition, `[b]`, summed over dimensions."""
     published_log_prob: LogProb | None = None
-    """What released code takes for the log-density, where that is something else."""
+    """The released code's substitute for the log-density, if it uses one."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.noise_level <= self.highest_level or math.isinf(self.noise_level):
@@ -111,7 +111,7 @@ class Kernel:
         return Transition(mean, column(step.std, clean), least_std=step.least_std)
 
     def _coefficients(self, sigma: Sigma, sigma_next: Sigma) -> _Coefficients:
-        """Found once for a step of the schedule, which all pieces of a rollout and all micro-batches take again."""
+        """Computed once for each step of the schedule; all parts of a rollout and all micro-batches use it again."""
         given = (sigma, sigma_next, self.sigma_max)
         if all(isinstance(value, float) or (isinstance(value, Tensor) and value.ndim == 0) for value in given):
             return _of_step(self.rule, self.noise_level, *map(float, given))
@@ -119,7 +119,7 @@ class Kernel:
 
 
 class _Coefficients(NamedTuple):
-    """What a step mixes with, float64 on the CPU; `kept` is 1 - sigma_next."""
+    """The coefficients of a step, float64 on the CPU; `kept` is 1 - sigma_next."""
 
     sigma: Tensor
     kept: Tensor

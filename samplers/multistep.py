@@ -92,6 +92,6 @@ def solve(
 
 
 def _slope(levels: Sequence[float]) -> float:
-    """1 / r of three levels: this step in lambda over the one before; 0 where that came from sigma 1."""
+    """1 / r of three levels: this step in lambda over the one before; 0 if the previous step came from sigma 1."""
     before, now, after = (-math.inf if sigma == 1 else math.log((1 - sigma) / sigma) for sigma in levels)
     return 1 / ((now - before) / (after - now))

@@ -2,7 +2,7 @@
 
 On the rectified-flow path x = (1 - sigma) clean + sigma noise and velocity = noise - clean (Liu et al., arXiv
 2209.03003; Esser et al., arXiv 2403.03206). The identities are linear in the network output, hence exact for any
-output, also one that is not yet a good prediction. Sigma is a float, a 0-d tensor or [b].
+output, even for one that is not a good prediction yet. Sigma is a float, a 0-d tensor or [b].
 """
 
 from __future__ import annotations

@@ -47,22 +47,21 @@ def rollout(
     """Denoise x from the first sigma of the schedule to 0: chosen steps by a stochastic kernel, the others by the ODE.
 
     Every state is float32 (float64 if x is). The network meets the same latent in rollout and update, and the recorded
-    log-density is that of the value stored: the ratio of an unchanged policy is exactly 1. Only the two states of each
-    stochastic step are kept, and `keep_states`. Wrap the call in `torch.no_grad()` unless gradients through sampling
-    are wanted.
+    log-density belongs to the stored value, so the ratio of an unchanged policy is exactly 1. Only the two states of
+    each stochastic step are kept, and `keep_states`. Wrap the call in `torch.no_grad()` unless gradients are wanted.
 
     Args:
         velocity: `velocity(x, sigma, timestep)`, the last two 0-d tensors of the schedule.
         x: [b, *latent] start noise, usually standard normal; times `schedule.start_scale` it is state 0.
         kernel: With noise_level and sigma_max bound, `replace(KERNELS[name], noise_level=..., sigma_max=...)`.
-        noise: `noise(step) -> [b, *latent]` standard normal, asked for stochastic steps only, and after the network,
-            so that the host draws while a GPU computes.
+        noise: `noise(step) -> [b, *latent]` standard normal, called only for stochastic steps, and after the
+            network, so the host draws while a GPU computes.
         stochastic: Step indexes in 0 .. T-1 that are stochastic and recorded; may be empty, need not be contiguous.
         keep_means: Record the transition means too.
         keep_velocity: Record the network output at the source of each stochastic step too.
-        keep_states: Indexes of states to keep besides, of 0 .. T; with "dpm2" none of the deterministic tail.
-        solver: How the deterministic steps after the last stochastic one are taken: "euler", or "dpm2" for
-            DPM-Solver++(2M), started afresh there (see `solve`). Those before and between are Euler steps always.
+        keep_states: Indexes of further states to keep, of 0 .. T; with "dpm2" none of the deterministic tail.
+        solver: Solver of the deterministic steps after the last stochastic one: "euler", or "dpm2" for
+            DPM-Solver++(2M), started afresh there (see `solve`). Earlier deterministic steps are always Euler steps.
 
     Returns the trajectory, states, means and velocities in the working dtype, float32 unless x is float64. Raises
     ValueError: a stochastic index is out of range or given twice, or a kept one out of range; a stochastic step has std

@@ -2,7 +2,7 @@
 
 On the way a candidate is judged by the clean latent that the network predicts at a step, `x - sigma * velocity`, the
 diffusion counterpart of judging a half-decoded image (PARM, arXiv 2501.13926). The velocity is needed for the step
-anyway, so that a look costs a decoding and a score but no evaluation of the network.
+anyway, so a look costs a decoding and a score but no evaluation of the network.
 
 Letters: P groups (a prompt, or a prompt and a sample), N candidates each, T steps.
 """
@@ -25,7 +25,7 @@ from flowrl.trajectory import Schedule, start_state
 
 
 def best_of_n_kl(count: int) -> float:
-    """`log N - (N - 1) / N` nats: bound of KL(best of N || one draw), reached where no two rewards tie.
+    """`log N - (N - 1) / N` nats: bound of KL(best of N || one draw), reached if no two rewards tie.
 
     Beirami et al., "Theoretical guarantees on the best-of-n alignment policy", arXiv 2401.01879. Raises ValueError:
     count is below 1.
@@ -43,8 +43,8 @@ class Pruning:
     num_candidates: int
     """N."""
     cuts: tuple[tuple[int, int], ...] = ()
-    """(step, kept) pairs: the network is evaluated at `step` (0 .. T-2) for all that are left, and only `kept` of them
-    take the step and go on."""
+    """(step, kept) pairs: at `step` (0 .. T-2) the network is evaluated for all remaining candidates, and only `kept`
+    of them take the step and go on."""
 
     def __post_init__(self) -> None:
         if self.num_candidates < 1:
@@ -65,8 +65,8 @@ class Pruning:
         return [self.num_candidates, *(kept for _, kept in self.cuts)]
 
     def check_steps(self, num_steps: int) -> None:
-        """Refuses cuts that a schedule of T steps has no place for. Raises ValueError: a cut at the last step, or after
-        it."""
+        """Refuses cuts that a schedule of T steps has no place for. Raises ValueError: a cut is at the last step, or
+        after it."""
         if self.cuts and self.cuts[-1][0] > num_steps - 2:
             raise ValueError(
                 f"a cut at step {self.cuts[-1][0]} (from 0) comes too late for {num_steps} steps: the latest is "
@@ -107,14 +107,14 @@ def pruning(num_candidates: int, steps: Sequence[int], keep: float = 0.5) -> Pru
 def survivors(score_PN: Float[Tensor, " p n"], keep: int) -> Int64[Tensor, " p keep"]:
     """Places of the `keep` highest scores of each row, ascending; of equal scores the earlier one.
 
-    NaN and infinity are failed scores: they stand behind every number, and stay only where too few numbers are left.
+    NaN and infinity are failed scores: they rank behind every number, and are kept only if there are too few numbers.
     """
     order = torch.where(torch.isfinite(score_PN), score_PN, -math.inf).sort(dim=1, descending=True, stable=True).indices
     return order[:, :keep].sort(dim=1).values
 
 
 def best(score_PN: Float[Tensor, " p n"]) -> Int64[Tensor, " p"]:
-    """Place of the highest score of each row, as `survivors`; the first where none is a number."""
+    """Place of the highest score of each row, as `survivors`; the first if none is a number."""
     return survivors(score_PN, 1)[:, 0]
 
 
@@ -127,7 +127,7 @@ class Searched:
     chosen: Int64[Tensor, " p"]
     """[P] their numbers, 0 .. N-1."""
     scores: Float[Tensor, " c p n"]
-    """[C+1, P, N] float64 of every cut and of the end; NaN for who was not scored there, or failed."""
+    """[C+1, P, N] float64 scores at every cut and at the end; NaN for candidates not scored there, or failed."""
     evaluations: Int64[Tensor, " p n"]
     """[P, N] steps that the network was evaluated at for each candidate."""
 
@@ -142,8 +142,8 @@ def search(
     """Denoises by the ODE (Euler steps), drops candidates at the cuts and keeps the best of those that are finished.
 
     Args:
-        velocity_of: `velocity_of(rows)`, the velocity of a batch of candidates by their numbers int64 [b] in 0 .. PN-1;
-            asked for at the start and after each cut.
+        velocity_of: `velocity_of(rows)` gives the velocity of a batch of candidates, by their numbers int64 [b] in
+            0 .. PN-1. It is called at the start and after each cut.
         x: standard normal start noise; candidate n of group p is row `p N + n`.
         score: `score(clean, rows) -> [b]`, of predicted or finished clean latents [b, *latent]; NaN: failed.
     """

@@ -41,7 +41,7 @@ class Times:
     sigma: Float[Tensor, " b T"]
     """[b, T] float32, in (0, 1]."""
     timestep: Float[Tensor, " b T"]
-    """[b, T] float32; the schedule's own where the levels are its steps, else 1000 sigma."""
+    """[b, T] float32; the schedule's own if the levels are its steps, otherwise 1000 sigma."""
 
 
 def training_times(

@@ -1,7 +1,7 @@
 """The Gaussian transition of one denoising step: its density and its Kullback-Leibler divergence.
 
 Everything here is summed over the latent dimensions, as a log-probability is. Published clip ranges assume means: a
-recipe that reproduces them divides by the number of latent elements, where it can be seen.
+recipe that reproduces them divides by the number of latent elements, in plain sight.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Transition:
     """Standard deviation of the next latent, square root of the step included; 0 for a deterministic step. A 0-d
     tensor, which kernels leave on the CPU, or [b, 1, ...]; it broadcasts over the mean."""
     least_std: float | None = None
-    """The smallest std, where it is known without waiting for a device."""
+    """The smallest std, if it is known without waiting for a device."""
 
     def part(self, region: tuple[Any, ...]) -> Transition:
         """Of some elements of the latent alone, by their index in it: they are independent of the others."""
@@ -75,8 +75,8 @@ def gaussian_log_prob(x_next: Float[Tensor, " b *latent"], transition: Transitio
         x_next: [b, *latent], the value that is stored, rounded to its storage dtype.
         transition: Kernel output at the source latent.
 
-    Returns [b] in the dtype of x_next, at least float32. The sum itself is accumulated in float64 where the device has
-    it. Raises ValueError: the std is 0 anywhere, or x_next and mean differ in shape.
+    Returns [b] in the dtype of x_next, at least float32. The sum is accumulated in float64 if the device has it.
+    Raises ValueError: the std is 0 anywhere, or x_next and mean differ in shape.
     """
     _check(x_next, transition)
     std, mean = positive_std(transition), transition.mean
@@ -91,7 +91,7 @@ def cps_log_prob(x_next: Float[Tensor, " b *latent"], transition: Transition) ->
 
     Not a log-probability: it lacks 1/(2 std^2) and the normalisation, so its log-ratios are `2 std^2` times the
     Gaussian ones and clip ranges do not carry over. Divided by the number of latent elements it is Flow-CPS's value
-    (arXiv 2509.05952) as released. Finite where the std is 0.
+    (arXiv 2509.05952) as released. It is finite even if the std is 0.
 
     Returns [b] in the dtype of x_next, at least float32; x_next is detached.
     """

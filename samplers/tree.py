@@ -47,19 +47,19 @@ def sample_tree(
     prefix that splits once. Nodes of a level are numbered tree by tree, siblings next to each other, and are evaluated
     once, however many children they get. `children ** len(splits)` leaves per tree.
 
-    Arguments and precision are those of `branching.sample_branches` where nothing else is said, with trees for anchors;
-    so is the replay rule. Wrap the call in `torch.no_grad()`.
+    Other arguments, precision and the replay rule are as in `branching.sample_branches`, with trees for anchors. Wrap
+    the call in `torch.no_grad()`.
 
     Args:
         noise: `noise(step, nodes) -> [len(nodes), *latent]` standard normal for these of the n nodes that a stochastic
             step produces; node i belongs to tree `i // (n / a)`. Name each number by step, tree and place in the tree,
             so that it does not depend on the other trees.
         splits: Steps at which nodes split; at least one.
-        children: Of each node that splits; at least 2.
+        children: Number of children of each node that splits; at least 2.
         stochastic: Stochastic steps, splits included; the others are ODE steps and leave no transition.
 
     Returns transitions ordered (step, node), and the states they join ordered (level, node). `parent` skips ODE steps;
-    `sample` is the leaf whose path alone a transition belongs to, from the last split on, and -1 before.
+    From the last split on, `sample` is the one leaf whose path contains the transition; before it is -1.
 
     Raises:
         ValueError: a step is out of range, given twice or deterministic; a split is not stochastic; a shape is wrong.
@@ -73,7 +73,7 @@ def sample_tree(
     states = host_rows(x, sum(sizes[level] for level in begins), device)
     mean = host_rows(x, sum(sizes[step + 1] for step in steps), device) if keep_means else None
     columns, log_probs, count = list[dict[str, Tensor]](), list[Tensor](), 0  # transitions so far
-    loose: Tensor | None = None  # a level that is not kept, which the next one takes the place of
+    loose: Tensor | None = None  # a level that is not kept; the next level replaces it
     if 0 in begins:
         put(states, 0, x)
     for step in range(schedule.num_steps):
@@ -120,7 +120,7 @@ def sample_tree(
 def _levels(
     trees: int, steps: Sequence[int], splits: Sequence[int], children: int, num_steps: int
 ) -> tuple[list[int], dict[int, int]]:
-    """Nodes of each level, and where the levels that are kept begin in the pool."""
+    """Number of nodes of each level, and the place in the pool where each kept level begins."""
     sizes = [trees * children ** sum(split < level for split in splits) for level in range(num_steps + 1)]
     kept = sorted({level for step in steps for level in (step, step + 1)})
     return sizes, dict(zip(kept, accumulate((sizes[level] for level in kept), initial=0), strict=False))
@@ -159,7 +159,7 @@ def sibling_noise(
 ) -> branching.NodeNoise:
     """Noise of a tree whose siblings share a part: at splits `(shared + scale own) / sqrt(1 + scale^2)`.
 
-    BranchGRPO (arXiv 2509.06040), scale 4. Every child alone is drawn from the transition the kernel says, so recorded
+    BranchGRPO (arXiv 2509.06040), scale 4. Taken alone, every child is drawn from the kernel's transition, so recorded
     log-densities hold; siblings are correlated by `1 / (1 + scale^2)`. The released code scales independent draws by 4
     instead and records the density of scale 1.
 
@@ -184,8 +184,8 @@ def sibling_noise(
 def window_law(num_steps: int, size: int, ratio: float) -> tuple[float, ...]:
     """Probability of each window start, `Pr[i] ~ ratio^i` for i = 0 .. T - size - 1 (TreeGRPO).
 
-    A geometric law cut off where the window would hold the last step; ratio 1 is uniform. Raises ValueError: the window
-    does not leave the last step free, or not 0 < ratio <= 1.
+    A geometric law, cut off before the window would hold the last step; ratio 1 is uniform. Raises ValueError: the
+    window does not leave the last step free, or not 0 < ratio <= 1.
     """
     if not 1 <= size < num_steps or not 0 < ratio <= 1:
         raise ValueError(

@@ -1,6 +1,6 @@
 """Which steps are stochastic and trained: moving windows, and the schedules around them.
 
-Everything is a function of the iteration, and where something is drawn, of counters: a resumed run and every process
+Everything is a function of the iteration, and draws are functions of counters: a resumed run and every process
 see the same steps. Steps are 0 .. T-1; the last one leads to clean data and is never part of a window.
 """
 
@@ -49,7 +49,7 @@ def mixgrpo_window(
             moves on to T-2, so windows shrink at the end of a round, and the last of the round is empty. The released
             random starts come from an unseeded generator and only their range is reproduced.
 
-    Returns ascending consecutive steps; empty only with published_off_by_one, where the caller skips the update. Raises
+    Returns ascending consecutive steps; empty only with published_off_by_one; then the caller skips the update. Raises
     ValueError: unknown strategy, a window that does not fit, a negative iteration or stride, or interval < 1.
     """
     if strategy not in get_args(Strategy):
@@ -130,7 +130,7 @@ def thinned_steps(num_steps: int, k: int, stride: int) -> tuple[int, ...]:
     """G2RPO's coarse completion of a branch at step k (arXiv 2510.01982): the steps whose network is evaluated.
 
     Of the states k+1, k+2, k+2+stride, k+2+2 stride, ... up to T the network is evaluated at all but the last one; from
-    the last evaluated state an Euler jump leads to sigma 0, also where the stride does not land on T. Stride 1 is the
+    the last evaluated state an Euler jump leads to sigma 0, even if the stride does not land on T. Stride 1 is the
     full completion.
 
     Args:

@@ -1,11 +1,11 @@
-"""Rewards that workers on Ray compute (`workers.rewards`), for a run that asks them as it asks its own.
+"""Rewards that workers on Ray compute (`workers.rewards`); the run asks them like its own rewards.
 
     workers = start_workers(settings, entries, ...)         # M actors that build the rewards of the entries
-    workers.of(entry)                                       # a `Reward` that sends what it is given to one of them
+    workers.of(entry)                                       # a `Reward` that sends its inputs to one of them
 
-A call goes whole, images as floats and bit for bit, to the worker with the fewest calls in flight, so that a reward
-sees the batches that it would see in the run's own process, groups and all, and gives the same numbers. A worker that
-dies is started again by Ray; its call is asked of another at once, and where none is left until one is back.
+Each call goes whole, images as floats bit for bit, to the worker with the fewest open calls. So a reward sees the same
+batches and groups as in the run's own process, and gives the same numbers. If a worker dies, Ray starts it again; its
+call goes to another worker at once, or waits until one is back if none is left.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from flowrl.runtime.randomness import counter_seed
 from flowrl.runtime.scrubbing import say as print
 
 OWN = ("adversarial", "remote", "votes")
-"""Rewards that stay in the run's own process: one that learns with the policy, and those that ask others anyway."""
+"""Rewards that stay in the run's own process: the one that learns with the policy, and those that ask a server."""
 _NAMESPACE = "flowrl"
 _DEADLINE = 1800.0  # seconds of one call: a worker that was started again loads its models first
-_RETRIES = 1000  # of a call whose worker died, beside the others that are asked at once: more than the deadline holds
-_SAID = 5  # tries, some 15 s, after which a call that goes on is told of
+_RETRIES = 1000  # of a call whose worker died, after the other workers: more than fit into the deadline
+_SAID = 5  # tries, some 15 s, after which the run reports a call that still waits
 _STARTS = 900.0  # seconds in which workers have to start; packages of an environment may have to be installed
 _BUILDS = 1800.0  # seconds in which they have to build their rewards; models may have to be downloaded
 _LOOK = 0.5  # seconds between looks whether Ray itself is still there
@@ -86,7 +86,7 @@ def read_environment(path: str) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class RewardWorkers:
-    """The workers of a run; `about` are the rewards of `entries`, as they say of themselves."""
+    """The workers of a run; `about` are the descriptions that the rewards of `entries` give of themselves."""
 
     entries: tuple[RewardConfig, ...]
     about: tuple[About, ...]
@@ -100,7 +100,7 @@ class RewardWorkers:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class WorkerReward:
-    """A `Reward` that workers compute: it is what they say it is, waits, and has no gradient."""
+    """A `Reward` that workers compute: it has their description, waits, and has no gradient."""
 
     place: int
     workers: RewardWorkers
@@ -112,7 +112,7 @@ class WorkerReward:
     waits: bool = True
 
     def __call__(self, inputs: RewardInputs) -> RewardOutput:
-        # Inputs without the videos and further images that a reward does not read: they are the most of what is sent.
+        # Drops the videos and further images that a reward does not read: they are most of the traffic.
         unread = [name for name in ("videos", "sounds", "source_images", "reference_images") if name not in self.needs]
         nothing: dict[str, Any] = dict.fromkeys(unread)
         given = inputs_on(replace(inputs, **nothing), torch.device("cpu"))
@@ -167,7 +167,7 @@ def _scores(actor: Any, *, place: int, inputs: RewardInputs, until: float) -> Re
             except ray.exceptions.GetTimeoutError as error:
                 if left <= _LOOK:  # the time of the call is over, for other workers too
                     return Failure(error="timeout", again=False, message=_first_line(error))
-    except ray.exceptions.RayTaskError:  # no death: what travelled could not be read there, or back
+    except ray.exceptions.RayTaskError:  # not dead: the message could not be read there, or its answer here
         raise
     except ray.exceptions.RayError as error:
         return Failure(error="connection", message=_first_line(error))
@@ -185,7 +185,7 @@ def _is_ready(actor: Any) -> bool:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Started:
-    """Workers that were asked for: the cluster's address and their names there; whoever holds `actors` keeps them."""
+    """Requested workers: the cluster's address and their names there; they live as long as something holds `actors`."""
 
     address: str
     names: tuple[str, ...]
@@ -280,7 +280,7 @@ def find_workers(settings: WorkersConfig, entries: Sequence[RewardConfig], start
 
 
 def _error_of(owner: str, refused: Refusal) -> Exception:
-    """The error of a worker, as one of this process."""
+    """A worker's error as an error of this process."""
     message = f"{owner} on {refused.message}"
     return ValueError(message) if refused.expected else RuntimeError(message)
 

@@ -1,8 +1,7 @@
-"""What lives in a worker on Ray that scores images: the rewards of a run, built there from its configuration.
+"""A worker on Ray that scores images: it builds the rewards of a run from the run's configuration.
 
 Ray alone makes a `RewardActor`; the run speaks to it through `flowrl.rewards.actors.ray_rewards`. Nothing is built
-before the first call, so that a worker which was started again builds its rewards again, and what goes wrong is said in
-words.
+before the first call. So a worker that was started again builds its rewards again, and errors arrive in words.
 """
 
 from __future__ import annotations
@@ -36,14 +35,14 @@ class WorkerTask:
     dtype: str
     """`reward_dtype` of the run."""
     threads: int
-    """Of torch in the run's own process, as sums on a CPU may depend on it."""
+    """Number of torch's threads in the run's own process; sums on a CPU may depend on it."""
     folder: str
-    """Where the run was started; relative paths begin there, where the worker's machine has it."""
+    """The folder in which the run was started; relative paths begin there if the worker's machine has it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class About:
-    """What a built reward says of itself."""
+    """A built reward's description of itself."""
 
     name: str
     kind: str
@@ -68,17 +67,17 @@ class RewardActor:
         self._built: list[Reward] = []
 
     def ready(self) -> bool:
-        """Answers; a worker that is started again does so once it is there."""
+        """Answers, as soon as the worker is up again."""
         return True
 
     def about(self) -> list[About] | Refusal:
-        """What the rewards say of themselves, in the order of the entries; builds them."""
+        """Builds the rewards; returns their descriptions, in the order of the entries."""
         try:
             return [
                 About(name=one.name, kind=one.kind, needs=frozenset(one.needs), version=one.version)
                 for one in self._rewards()
             ]
-        except (Exception, SystemExit) as error:  # whatever a reward does, the run says it
+        except (Exception, SystemExit) as error:  # the run reports anything that a reward raises
             return _refused(error)
 
     def score(self, place: int, inputs: RewardInputs) -> RewardOutput | Refusal:
@@ -126,5 +125,5 @@ def _refused(error: BaseException) -> Refusal:
 
 
 def with_whole_paths(entries: Sequence[RewardConfig]) -> tuple[RewardConfig, ...]:
-    """Entries with the files of users by their whole paths."""
+    """Entries with absolute paths to users' files."""
     return tuple(entry if entry.file is None else replace(entry, file=os.path.abspath(entry.file)) for entry in entries)

@@ -1,4 +1,4 @@
-"""What every reward is made of: what it is given and returns, its options, and the table of the built-in ones.
+"""What all rewards share: their inputs and outputs, their options, and the table of the built-in ones.
 
 Shapes: B images of one batch, [H, W] their size.
 """
@@ -22,26 +22,26 @@ from flowrl.runtime.placement import sent
 from flowrl.runtime.shapes import Bool, Float, Int64, UInt8
 
 ABSENT = ("no_vote", "skipped")
-"""Errors of items that nobody has judged: they are invalid, and no fault of the reward."""
+"""Errors of items that nobody has judged: the items are invalid, but the reward did not fail."""
 
 KINDS = ("pointwise", "remote", "groupwise", "pairwise", "adversarial")
 """How a reward looks at a batch: item by item, item by item elsewhere, whole groups, pairs, or jointly trained."""
 
 JUDGED = ("groups", "videos", "edits", "sounds")
-"""What a reward may need beside single images: all images of a prompt, frames, the image that was to be edited, or the
-sound of a clip."""
+"""What a reward may need besides single images: all images of a prompt, frames, the image to be edited, or the sound
+of a clip."""
 
 VERDICTS = "geneval"
-"""What evaluations call the verdicts of a reward that `gives_verdicts`."""
+"""The name that evaluations give to the verdicts of a reward that `gives_verdicts`."""
 
 REWARDS = {name: row["place"] for name, row in built_in_rewards().items()}
-"""Name -> "module:Class", the options of the reward: a frozen dataclass whose fields are the options, whose
-`__post_init__` refuses bad values without loading anything, and whose `build(device)` makes the `Reward`."""
+"""Name -> "module:Class" of the reward's options, a frozen dataclass. Its fields are the options, its `__post_init__`
+refuses bad values without loading anything, and its `build(device)` makes the `Reward`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, weakref_slot=True)
 class RewardInputs:
-    """What rewards are given, B samples."""
+    """The inputs of a reward, B samples."""
 
     prompts: list[str]
     """[B] texts."""
@@ -54,19 +54,19 @@ class RewardInputs:
     sample_ids: Int64[Tensor, " b"]
     """int64 [B]."""
     videos: Float[Tensor, " b f 3 h w"] | None = None
-    """float32 [B, F, 3, H, W] in [0, 1], F frames, or None where images are made."""
+    """float32 [B, F, 3, H, W] in [0, 1], F frames, or None if the run makes images."""
     fps: float | None = None
     """Frames per second of the videos."""
     sounds: Float[Tensor, " b channels samples"] | None = None
-    """float32 [B, channels, samples] in [-1, 1], or None where videos are silent."""
+    """float32 [B, channels, samples] in [-1, 1], or None if the videos are silent."""
     sound_rate: int | None = None
     """Samples per second of the sounds."""
     source_images: list[list[Tensor]] | None = None
     """[B] for editing: the images that the prompt's instruction is about, float32 [3, h, w] each."""
     reference_images: list[list[Tensor]] | None = None
-    """[B] images that a sample is to resemble, float32 [3, h, w] each."""
+    """[B] images that a sample should resemble, float32 [3, h, w] each."""
     iteration: int = 0
-    """Of the run, from 0; schedules and seeded choices go by it."""
+    """Iteration of the run, from 0; schedules and seeded choices depend on it."""
 
     def __post_init__(self) -> None:
         if self.images.ndim != 4 or self.images.shape[1] != 3 or self.images.dtype != torch.float32:
@@ -122,7 +122,7 @@ class RewardOutput:
 class Model(NamedTuple):
     """A model that a reward holds on its device: its folder or hub id, bytes per weight, and how many weights.
 
-    `networks.model_sizes.sized` makes one; `parameters` is None where that is not known.
+    `networks.model_sizes.sized` makes one; `parameters` is None if that is not known.
     """
 
     name: str
@@ -133,9 +133,9 @@ class Model(NamedTuple):
 class RewardOptions(Protocol):
     """The options of a built-in reward; see `REWARDS`.
 
-    A class whose values can carry the gradient of the images, if only with some options, has `differentiable = True`;
-    one that always looks at more than an image, whatever its options, says in `judges` at which of `JUDGED`; one whose
-    parts are a benchmark's verdicts has `verdicts = True`, see `gives_verdicts`.
+    Set `differentiable = True` if values can carry the gradient of the images, at least with some options. Set `judges`
+    to one of `JUDGED` if the reward always looks at more than an image. Set `verdicts = True` if its parts are a
+    benchmark's verdicts, see `gives_verdicts`.
     """
 
     def build(self, device: torch.device) -> Reward:
@@ -144,7 +144,7 @@ class RewardOptions(Protocol):
 
 @runtime_checkable
 class NamesModels(RewardOptions, Protocol):
-    """Options that say which models their reward holds, None where they cannot; others never can."""
+    """Options that say which models their reward holds, None if they cannot; others never can."""
 
     @property
     def models(self) -> tuple[Model, ...] | None: ...
@@ -152,11 +152,11 @@ class NamesModels(RewardOptions, Protocol):
 
 @runtime_checkable
 class SharesPart(RewardOptions, Protocol):
-    """Options whose reward stands on a part, a loaded model for one, that other entries of a run may stand on too."""
+    """Options of a reward that uses a part, such as a loaded model, which other entries of the run can share."""
 
     @property
     def shared(self) -> Hashable:
-        """Says which part: entries of one class with the same answer get the same."""
+        """Identifies the part: entries of one class with the same answer share it."""
 
     def load(self, device: torch.device) -> Any:
         """Makes the part; loads its weights, if any."""
@@ -166,7 +166,7 @@ class SharesPart(RewardOptions, Protocol):
 
 
 def models_of(options: RewardOptions) -> tuple[Model, ...] | None:
-    """The models that a reward holds; None where that is not known before it is built."""
+    """The models that a reward holds; None if that is not known before it is built."""
     return options.models if isinstance(options, NamesModels) else None
 
 
@@ -175,7 +175,7 @@ class Reward(Protocol):
 
     @property
     def name(self) -> str:
-        """What it is called in logs."""
+        """Its name in logs."""
 
     @property
     def kind(self) -> str:
@@ -187,22 +187,22 @@ class Reward(Protocol):
 
     @property
     def differentiable(self) -> bool:
-        """Whether images that carry gradient give values that do."""
+        """Whether the values carry gradient if the images do."""
 
     @property
     def waits(self) -> bool:
-        """Whether it mostly waits for another program, so that it may run beside the next rollout."""
+        """Whether it mostly waits for another program, so it may run during the next rollout."""
 
     @property
     def version(self) -> str:
-        """What exactly was computed, for the run's manifest."""
+        """Identifies exactly what was computed, for the run's manifest."""
 
     def __call__(self, inputs: RewardInputs) -> RewardOutput: ...
 
 
 @runtime_checkable
 class AskedReward(Reward, Protocol):
-    """A reward that puts its questions to people at once; what it returns waits for the answers."""
+    """A reward that asks people at once; its result waits for their answers."""
 
     def ask(self, inputs: RewardInputs) -> Callable[[], RewardOutput]: ...
 
@@ -246,7 +246,7 @@ class FunctionReward:
 
 
 def changed(inner: Reward, score: Callable[[RewardInputs], RewardOutput], **told: Any) -> FunctionReward:
-    """A reward that asks another one, and is what that one is but for what is told."""
+    """A reward that asks another one and has its properties, except for those given."""
     own = {name: getattr(inner, name) for name in ("name", "needs", "version", "kind", "differentiable", "waits")}
     return FunctionReward(score=score, **own | told)
 
@@ -262,7 +262,7 @@ def output_of(
     Args:
         values: [B]; None, NaN and infinity are failed items.
         parts: sub-scores [B] by name.
-        errors: [B] why an item failed, None where it did not; a failed item without a reason counts as "not_finite".
+        errors: [B] why an item failed, None if it did not; a failed item without a reason counts as "not_finite".
     """
     device = inputs.images.device
     numbers = torch.tensor([math.nan if v is None else v for v in values], dtype=torch.float32)
@@ -287,7 +287,7 @@ def tensor_output(
     Args:
         values: [B], perhaps with gradient.
         parts: sub-scores [B] by name; their gradient is cut off.
-        valid: [B] which items have not failed, where finite values do not tell.
+        valid: [B] which items have not failed, if finite values do not show it.
     """
     known = torch.isfinite(values.detach()) if valid is None else valid
     failed = int((~known).sum())
@@ -340,15 +340,15 @@ def option_names(name: str) -> list[str]:
 
 
 def addresses_of(name: str) -> tuple[str, ...]:
-    """Options of a built-in reward that say where a server is; the reward stays the same where it moves."""
+    """Options of a built-in reward that give a server's address; if the server moves, the reward stays the same."""
     return tuple(getattr(load_target(REWARDS[name]), "addresses", ())) if name in REWARDS else ()
 
 
 def reproduction_of(name: str | None, options: Mapping[str, Any] | None = None) -> str | None:
-    """What a built-in reward reproduces and against what that was checked here; None where it has no published name.
+    """What a built-in reward reproduces, and what that was checked against here; None if it has no published name.
 
-    The line is that of `built_in.yaml`. Options that put another text in the place of the published one are told with
-    it.
+    The line comes from `built_in.yaml`. If options replace the published text by another one, it says so.
+
     """
     line = built_in_rewards().get(name or "", {}).get("reproduces")
     if line is None:
@@ -358,7 +358,7 @@ def reproduction_of(name: str | None, options: Mapping[str, Any] | None = None) 
 
 
 def aspects_of(name: str | None) -> tuple[str, ...]:
-    """What a built-in reward always looks at, of `JUDGED`."""
+    """The one of `JUDGED` that a built-in reward always looks at."""
     own = getattr(load_target(REWARDS[name]), "judges", ()) if name in REWARDS else ()
     return tuple(word for word in JUDGED if word in own)
 

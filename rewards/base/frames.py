@@ -24,11 +24,11 @@ from flowrl.runtime.shapes import Float
 
 
 def framewise(reward: Reward, frames: Frames) -> FunctionReward:
-    """A reward of images that scores videos: it is given frames, and each video gets one value from theirs.
+    """A reward of images that scores videos: it scores their frames, and each video gets one value from its frames'.
 
-    Sub-scores are averaged over the frames that made the value, with the same weights: with `min` they are those of
-    the worst frame. A video any of whose frames failed has failed: a value from the others would come from a different
-    rule. It is counted under the frames' reason, or "frame_failed" where they give several.
+    Sub-scores are averaged over the frames that made the value, with the same weights: with `min` they come from the
+    worst frame. If any frame of a video failed, the video has failed: a value from the other frames would follow
+    another rule. It is counted under the frames' reason, or "frame_failed" if they give several.
 
     Raises ValueError: the reward's kind is not pointwise or remote, or it reads videos itself; when called, if there
     are no videos.
@@ -45,10 +45,10 @@ def framewise(reward: Reward, frames: Frames) -> FunctionReward:
     words = [frames.policy, *([str(count)] if count else []), frames.reducer, *([f"{fraction:g}"] if fraction else [])]
 
     def of_videos(output: RewardOutput, videos: int) -> RewardOutput:
-        """One value per video from the values of its frames, which lie side by side."""
+        """One value per video from the values of its frames, which are next to each other."""
         values, valid = output.values.unflatten(0, (videos, -1)), output.valid.unflatten(0, (videos, -1)).all(1)
         weights = frame_weights(values, reducer=frames.reducer, fraction=fraction)
-        shared = torch.full_like(weights, 1 / weights.shape[1])  # for sub-scores, where no frame made the value
+        shared = torch.full_like(weights, 1 / weights.shape[1])  # for sub-scores if no frame made the value
         part_weights = torch.where(weights.sum(1, keepdim=True) > 0, weights, shared)
         failed, reasons = int((~valid).sum()), list(output.errors)
         word = reasons[0] if len(reasons) == 1 else "frame_failed"
@@ -99,7 +99,7 @@ def frame_places(frames: int, *, policy: FramePolicy, count: int | None = None) 
 def frame_weights(
     values: Float[Tensor, " b n"], *, reducer: FrameReducer, fraction: float | None = None
 ) -> Float[Tensor, " b n"]:
-    """What each frame's value counts in its video's: rows that sum to 1, or to 0 where `positive_mean` finds none.
+    """Weight of each frame's value in its video's: rows that sum to 1, or to 0 if `positive_mean` finds none.
 
     Among equal values the earlier frames count.
     """

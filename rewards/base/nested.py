@@ -14,11 +14,11 @@ from flowrl.rewards.base.text_limits import TextLimit, limit_of
 
 _KINDS = ("pointwise", "remote")
 _OTHERS = ("adversarial", "rank", "tournament", "votes", "win_rate")
-"""Refused before weights load; what is built tells its kind."""
+"""Kinds that are refused before weights load; the built reward tells its kind."""
 
 
 class InnerOptions:
-    """What rewards have in common that change the values of another one; each states its fields itself."""
+    """What rewards that change the values of another reward have in common; each states its fields itself."""
 
     __slots__ = ()
     reward: str

@@ -1,4 +1,4 @@
-"""What every reward's output must satisfy before it may enter a statistic, and outputs of pieces as one."""
+"""Checks that every reward's output must pass before it enters a statistic, and the joining of outputs of pieces."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ MOST_WORDS = 64
 
 
 def log_word(text: str) -> str:
-    """What a server or a user's function calls a sub-score or an error, as a part of a name in a log.
+    """The name of a sub-score or an error from a server or a user's function, made fit for a log.
 
-    At most 60 ASCII letters, digits and a few signs, others become `_`; without secrets.
+    At most 60 ASCII letters, digits and a few signs; others become `_`. Without secrets.
     """
     return re.sub(r"[^A-Za-z0-9_ ./:+()%-]", "_", without_secrets(text)).strip()[:_LONGEST_WORD] or "unnamed"
 
@@ -63,7 +63,7 @@ def check_output(output: object, batch: int, name: str) -> RewardOutput:
 
 
 def lacks_numbers(tensor: Tensor) -> str:
-    """What a tensor is whose numbers cannot be read as they are, and what to do; nothing of a plain one."""
+    """What is wrong with a tensor that has no plain numbers, and what to do; empty for a plain one."""
     if tensor.device.type == "meta":
         return "a tensor on the device meta, which holds no numbers: compute it on a real device"
     if tensor.is_quantized:
@@ -84,7 +84,7 @@ def move_output(output: RewardOutput, device: torch.device) -> RewardOutput:
 
 
 def join_outputs(outputs: Sequence[RewardOutput]) -> RewardOutput:
-    """The outputs of one reward for the pieces of a batch, as that of the batch.
+    """Joins the outputs of one reward for the pieces of a batch.
 
     A sub-score that some pieces lack is NaN there: a server that could not be reached names none.
     """

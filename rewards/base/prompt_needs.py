@@ -1,7 +1,7 @@
 """What rewards need of a prompt, known from the prompt alone: before a model loads and an image is drawn.
 
-Options whose reward reads more of a prompt than its text have a method `lacks(prompt)`: None where nothing is missing,
-else the end of a sentence about the prompt, "needs ..., and has none: what to do". It goes by the functions that score.
+Options of a reward that reads more of a prompt than its text have a method `lacks(prompt)`: None if nothing is missing,
+otherwise the end of a sentence about the prompt, "needs ..., and has none: what to do". It uses the scoring functions.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ class NeedsOfPrompt(Protocol):
     """Options that say what their reward needs of a prompt; others need its text at most."""
 
     def lacks(self, prompt: Prompt) -> str | None:
-        """What a prompt lacks, so that no image of it can get a value; None where it has all."""
+        """What a prompt lacks, without which no image of it gets a value; None if nothing is missing."""
 
 
 @runtime_checkable
 class NeedsToLearn(Protocol):
-    """Options that say what their reward needs of prompts that are trained on, beside those that it only scores."""
+    """Options that say what their reward needs of training prompts, on top of what it needs to score one."""
 
     def lacks_to_learn(self, prompt: Prompt) -> str | None:
-        """What a prompt lacks, so that the reward cannot learn from images of it; None where it has all."""
+        """What a prompt lacks for the reward to learn from its images; None if nothing is missing."""
 
 
 def lack_of(options: object, prompt: Prompt, *, trained: bool = True) -> str | None:
@@ -75,7 +75,7 @@ def no_record(prompt: Prompt) -> str | None:
 
 
 def no_grid(prompt: Prompt, grid: str | None) -> str | None:
-    """The lack of a grid in the text, where the option `grid` names none for all."""
+    """The lack of a grid in the text, if the option `grid` names none for all prompts."""
     if grid_shape(grid or prompt.text) is not None:
         return None
     return "needs a grid of two cells or more in its text, such as 2x2, and names none: name it, or set the option grid"

@@ -47,7 +47,7 @@ Spec = RewardConfig | CheckedReward | Mapping[str, Any]
 
 def parse_reward_specs(specs: Sequence[Spec]) -> list[RewardConfig]:
     """Reads the whole list; the options of each reward are not looked at. Raises ValueError: it is not a list, or
-    empty, or an entry says what none may say."""
+    empty, or an entry has something that no entry may have."""
     if isinstance(specs, (str, Mapping)) or not isinstance(specs, Sequence) or not specs:
         raise ValueError(f"rewards must be a list with at least one entry such as {{name: geneval}}, got {specs!r}.")
     entries = []

@@ -12,42 +12,42 @@ from typing import Any, Protocol, runtime_checkable
 from flowrl.runtime.files import read_json
 
 CLIP_TOKENS = 77
-# Of a word with a mark before it, or of marks alone, every tokenizer makes a token at least.
+# Every tokenizer makes at least one token of a word with a mark before it, or of marks alone.
 _LEAST = re.compile(r"[^\w\s]?\w+|[^\w\s]+")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TextLimit:
-    """What a model reads of a prompt."""
+    """How much of a prompt a model reads."""
 
     tokens: int
-    """At most, with those that are no text."""
+    """Most tokens that it reads, including those that are not text."""
     tokenizer: str
-    """Folder or hub id of it."""
+    """Folder or hub id of the model."""
     added: int = 2
-    """Tokens that are no text, such as those of its beginning and end."""
+    """Number of tokens that are not text, such as those of the beginning and end."""
 
 
 @runtime_checkable
 class LimitsText(Protocol):
-    """Options whose reward reads the beginning of a prompt alone."""
+    """Options of a reward that reads only the beginning of a prompt."""
 
     @property
     def text_limit(self) -> TextLimit | None:
-        """What is read; None where nothing is cut."""
+        """How much is read; None if nothing is cut."""
 
 
 def clip_limit(model: str) -> TextLimit:
-    """What a CLIP reads: of a folder by its configuration."""
+    """How much a CLIP reads; for a folder, by its configuration."""
     config = Path(model).expanduser() / "config.json"
     text = (read_json(config).get("text_config") or {}) if config.is_file() else {}
     return TextLimit(tokens=int(text.get("max_position_embeddings", CLIP_TOKENS)), tokenizer=model)
 
 
 def cut_line(called: str, options: object, prompts: Sequence[str]) -> str:
-    """How many prompts a reward does not read to their end, in words; empty where it reads all, as far as is known.
+    """A sentence on how many prompts a reward does not read to the end; empty if it reads all, as far as is known.
 
-    They are counted by the tokenizer where its file is here, else words and marks are, which are no more than tokens.
+    The tokenizer counts tokens if its file is here; otherwise words and marks are counted, never more than tokens.
     """
     limit = limit_of(options)
     if limit is None:
@@ -66,12 +66,12 @@ def cut_line(called: str, options: object, prompts: Sequence[str]) -> str:
 
 
 def limit_of(options: object) -> TextLimit | None:
-    """What a reward of these options reads of a prompt; None where it states no limit."""
+    """How much of a prompt a reward of these options reads; None if it states no limit."""
     return options.text_limit if isinstance(options, LimitsText) else None
 
 
 def kept_tokenizer(model: str, part: str = "") -> Any:
-    """The fast tokenizer of a model here or in the hub's cache, or of its folder `part`; None where no file is."""
+    """The fast tokenizer of a model here or in the hub's cache, or of its folder `part`; None if there is no file."""
     place = f"{part}/" if part else ""
     home = Path(os.environ.get("HF_HOME", "~/.cache/huggingface")).expanduser()
     cache = Path(os.environ.get("HF_HUB_CACHE", str(home / "hub"))).expanduser()

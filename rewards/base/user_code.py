@@ -1,9 +1,9 @@
 """A user's own functions: loaded from a file by path, and called so that nothing they do to the process stays.
 
-What a file or a function of a user changes of `_SETTINGS` is put back and said once by name; the import path and the
-states of the random generators are put back without a word. Inside a call the global generators of Python, numpy and
-torch start from a seed that the caller names by counters, so that random rewards too are the same after a resume; and
-what the file itself added to the import path is there.
+If a user's file or function changes one of `_SETTINGS`, it is restored, and the user is told once by name. The import
+path and the states of the random generators are restored silently. Inside a call the global generators of Python,
+numpy and torch start from a seed that counters name, so random rewards are the same after a resume. Paths that the file
+added to the import path are there again.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from flowrl.runtime.randomness import Part, counter_seed
 from flowrl.runtime.scrubbing import say as print
 
 IMPORT_SECONDS, CALL_SECONDS = 10.0, 60.0
-"""After so long a wait it is said what for: an endless loop looks like hard work."""
+"""Seconds after which a wait is explained: an endless loop looks like hard work."""
 
-_said: set[tuple[str, str]] = set()  # (whose, what): each is said once
+_said: set[tuple[str, str]] = set()  # (owner, setting): each is reported once
 _paths: dict[str, list[str]] = {}  # module -> the import path as its file left it
 
 
@@ -55,7 +55,7 @@ _SETTINGS = (
     _Setting(
         "the default device",
         torch.get_default_device,
-        lambda v: torch.set_default_device(None if v.type == "cpu" else v),  # naming the CPU would slow every call down
+        lambda v: torch.set_default_device(None if v.type == "cpu" else v),  # a named CPU would slow every call down
     ),
     _Setting("the grad mode", torch.is_grad_enabled, torch.set_grad_enabled),
     _Setting("the number of threads", torch.get_num_threads, torch.set_num_threads),
@@ -70,11 +70,11 @@ _SETTINGS = (
 
 
 def load_function(file: str, function: str, *, what: str = "reward") -> Callable[..., Any]:
-    """A function of a user's file, which is imported under a private module name; `what` it is for, in messages."""
+    """A function of a user's file, imported under a private module name; `what` names its purpose in messages."""
     path, owner = Path(file), f"{what} file {file!r}"
     if not path.is_file():
         raise ValueError(f"{owner} does not exist (looked in {Path.cwd()}): give a path to a Python file.")
-    # Path and content make the name: a file is run once however often it is asked for, and again once it was changed.
+    # Path and content make the name: a file runs once however often it is loaded, and again after it has changed.
     identity = str(path.resolve()).encode() + b"\0" + path.read_bytes()
     private = f"_flowrl_user_{hashlib.sha256(identity).hexdigest()[:16]}"
     if private not in sys.modules:
@@ -85,7 +85,7 @@ def load_function(file: str, function: str, *, what: str = "reward") -> Callable
         sys.modules[private] = importlib.util.module_from_spec(spec)
         try:
             with unchanged_process(owner), saying_what_is_awaited(f"the import of {owner}", IMPORT_SECONDS):
-                # Not by Python's cache of compiled files, to which a change of the same length within a second is none.
+                # Not by Python's cache of compiled files: it misses a change of the same length within a second.
                 exec(compile(path.read_bytes(), str(path), "exec"), vars(sys.modules[private]))
                 _paths[private] = list(sys.path)
         except BaseException as error:
@@ -120,7 +120,7 @@ def content_of(file: str) -> str:
 
 
 def _imports(source: bytes, folder: Path) -> Iterator[Path]:
-    """The files of a folder that the text of a Python file imports from it; of a package all that it has."""
+    """The files of a folder that a Python file imports from it; all files of an imported package."""
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError):  # a file that nothing could import
@@ -136,16 +136,16 @@ def _imports(source: bytes, folder: Path) -> Iterator[Path]:
 def call_function(
     function: Callable[..., Any], *arguments: Any, file: str, where: str, counters: tuple[Part, ...]
 ) -> Any:
-    """What a user's function gives, without gradient.
+    """Calls a user's function; returns its result, without gradient.
 
     Args:
         function: as `load_function` gave it, perhaps with options bound.
         arguments: copies that nobody else reads.
-        file: that it came from.
+        file: the file that defines it.
         where: file and function, for messages.
-        counters: name the random numbers of this call.
+        counters: numbers that seed this call's random generators.
 
-    Raises ValueError: whatever it raised, `SystemExit` too, with the innermost line of the user's file.
+    Raises ValueError: the function raised anything, even `SystemExit`; names the innermost line of the user's file.
     """
     try:
         with (
@@ -156,16 +156,16 @@ def call_function(
             return function(*arguments)
     except KeyboardInterrupt:
         raise
-    except BaseException as error:  # whatever a user's function raises, the message must lead there
+    except BaseException as error:  # the message must lead to the line, whatever the user's function raises
         raise ValueError(f"{where} raised {_users_line(error, file)}") from error
 
 
 @contextmanager
 def unchanged_process(owner: str, *, path: list[str] | None = None, seed: int | None = None) -> Iterator[None]:
-    """Afterwards the settings of the process, its import path and its random generators are what they were.
+    """Restores the settings of the process, its import path and its random generators afterwards.
 
     Args:
-        owner: whose code runs inside, for what is said of settings that had to be put back.
+        owner: whose code runs inside, for the message about restored settings.
         path: the import path inside; None leaves it.
         seed: of the global random generators inside; None leaves them.
     """
@@ -200,7 +200,7 @@ def _say_once(owner: str, what: str) -> None:
 
 @contextmanager
 def saying_what_is_awaited(what: str, seconds: float) -> Iterator[None]:
-    """Says once on standard error what it waits for, where what is inside takes longer than `seconds`."""
+    """Tells once on standard error what it waits for, if the code inside takes longer than `seconds`."""
     timer = threading.Timer(seconds, _say_once, (what, f"is still at work after {seconds:g} s; Ctrl-C stops it"))
     timer.daemon = True
     timer.start()
@@ -211,7 +211,7 @@ def saying_what_is_awaited(what: str, seconds: float) -> Iterator[None]:
 
 
 def _users_line(error: BaseException, file: str) -> str:
-    """What was raised and the innermost line of the user's own file that led to it."""
+    """The error, and the innermost line of the user's own file that led to it."""
     what = f"{type(error).__name__}: {error}"
     if isinstance(error, SystemExit):
         what += " (it must not end the program: raise an error, or give NaN for items that fail)"

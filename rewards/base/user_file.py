@@ -9,12 +9,12 @@ The number of positional parameters decides how the function is called; options 
 
 `images` is a float32 tensor [B, 3, H, W] in [0, 1] without gradient, on the device of the run; `prompts` and `metadata`
 are lists of B. The numbers may be a list, an array or a tensor; NaN marks an item as failed. A keyword-only parameter
-called `device` is given the device of the run.
+called `device` receives the device of the run.
 
 The file is imported under a private module name, so it may be called `rewards.py` and collides with nothing. Its folder
 is not put on the import path. A relative path starts at the working directory.
 
-A function may write into what it is given, which are copies; what it does to the process does not stay
+A function may write into its arguments, which are copies. Its changes to the process are undone
 (`flowrl.rewards.base.user_code`).
 """
 
@@ -97,7 +97,7 @@ class UserFile:
 
 
 def user_file_options(file: str, function: str, options: Mapping[str, Any]) -> UserFile:
-    """Imports the file and checks that the function is there, how it is called, and the options."""
+    """Imports the file and checks that the function exists, its parameters, and the options."""
     where = f"reward {file}:{function}"
     scorer = load_function(file, function)
     # The number of positional parameters, 1 or 3.
@@ -114,7 +114,7 @@ def user_file_options(file: str, function: str, options: Mapping[str, Any]) -> U
 
 
 def copy_inputs(inputs: RewardInputs) -> RewardInputs:
-    """The same inputs in memory of their own and without gradient: whoever writes into them spoils nothing."""
+    """A copy of the inputs without gradient: writing into it spoils nothing."""
 
     def of(images: list[list[Tensor]] | None) -> list[list[Tensor]] | None:
         """A copy of the images of each prompt."""
@@ -135,7 +135,7 @@ def copy_inputs(inputs: RewardInputs) -> RewardInputs:
 
 
 def _describe(result: Any) -> str:
-    """What a function returned instead of numbers, and what to return instead where that is plain."""
+    """What a function returned instead of numbers, and what to return instead if that is clear."""
     kind = type(result).__name__
     if isinstance(result, (list, tuple, np.ndarray)):
         if any(value is None for value in result):

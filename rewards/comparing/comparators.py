@@ -7,7 +7,7 @@ The option `comparator` of the pairwise rewards is a mapping of one of three for
     {file: my/judges.py, function: better, options: {...}}       yours:
 
     def better(first_images, second_images, prompts, metadata, *, option=1):     # images float32 [n, 3, H, W]
-        return [...]            # n numbers: probability that the first is better, 0.5 for a tie, NaN where it failed
+        return [...]            # n numbers: probability that the first is better, 0.5 for a tie, NaN if it failed
 
 Letters: n pairs (first, second) of places in the batch; B samples of the batch.
 """
@@ -42,12 +42,12 @@ Gives = Literal["wins", "probabilities", "either"]
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Verdicts:
-    """What became of n comparisons."""
+    """The results of n comparisons."""
 
     first_wins: Float64[np.ndarray, " n"]
     """float64 [n], the probability that the first is better; 0.5 is a tie, NaN a failure."""
     errors: tuple[str | None, ...]
-    """[n] why one failed, None where it did not."""
+    """[n] why one failed, None if it did not."""
     categories: tuple[Mapping[str, float], ...] = ()
     """[n] the same probability by category, empty where none was named; () of comparators without them."""
 
@@ -56,8 +56,8 @@ class Verdicts:
 class Comparator:
     """What compares pairs of places in the batch, the first of each shown first.
 
-    `needs`, `version` and `waits` are those of `Reward`. `free` says that a pair costs nothing once the samples are
-    scored, so that all pairs may be asked at once.
+    `needs`, `version` and `waits` are as in `Reward`. `free` means that a pair costs nothing once the samples are
+    scored, so all pairs may be asked at once.
     """
 
     compare: Callable[[RewardInputs, Pairs], Verdicts]
@@ -76,7 +76,7 @@ COMPARATORS = {
 
 
 class ComparatorOptions(Protocol):
-    """What the option `comparator` says; `gives` tells what its verdicts are: wins (0, 1/2, 1) or probabilities."""
+    """Options of a comparator; `gives` names the kind of its verdicts: wins (0, 1/2, 1) or probabilities."""
 
     @property
     def gives(self) -> Gives: ...
@@ -106,7 +106,7 @@ class ScorerComparator:
     options: Mapping[str, Any] | None = None
     """Its options."""
     tie_band: float = 0.0
-    """Values that differ by no more are a tie."""
+    """Values that differ by at most this are a tie."""
     temperature: float | None = None
     """Gives `sigmoid((s_1 - s_2) / temperature)` instead, for `soft: true`."""
 
@@ -121,7 +121,7 @@ class ScorerComparator:
 
     @property
     def gives(self) -> Gives:
-        """Wins without a temperature, else probabilities."""
+        """Wins without a temperature, otherwise probabilities."""
         return "wins" if self.temperature is None else "probabilities"
 
     def lacks(self, prompt: Prompt) -> str | None:
@@ -145,7 +145,7 @@ class ScorerComparator:
             else:
                 wins = 0.5 * (1 + np.tanh(difference / (2 * self.temperature)))  # the sigmoid, without overflow
             failed = np.isnan(difference)
-            # Which item failed for which reason is not known to a reward's caller, unless all failed for the same.
+            # A reward's caller knows why an item failed only if all items failed for the same reason.
             word = next(iter(output.errors)) if len(output.errors) == 1 else "scorer_failed"
             return Verdicts(
                 first_wins=np.where(failed, np.nan, wins), errors=tuple(word if f else None for f in failed)
@@ -162,7 +162,7 @@ class ScorerComparator:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FileComparator:
-    """A user's function; see the module. A keyword-only parameter `device` is given the run's."""
+    """A user's function; see the module. A keyword-only parameter `device` receives the run's."""
 
     file: str
     """Path of a Python file."""
@@ -187,7 +187,7 @@ class FileComparator:
 
     @property
     def gives(self) -> Gives:
-        """Whatever the user's function returns."""
+        """The kind of verdicts that the user's function returns: any."""
         return "either"
 
     def build(self, device: torch.device) -> Comparator:

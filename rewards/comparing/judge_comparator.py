@@ -1,7 +1,7 @@
 """A judge that is shown two samples side by side and says which is better.
 
-What it is asked is a text file with `{prompt}` and, where the wanted form of the answer goes, `{answer}`. A checkpoint
-that was trained on one wording should be asked in that: name it by `template`. Images come in the order
+The question is a text file with `{prompt}` and, in the place for the wanted form of the answer, `{answer}`. Ask a
+checkpoint that was trained on one wording in that wording: name it by `template`. Images come in the order
 source, first sample, second sample; see `flowrl.rewards.judges.templates`.
 """
 
@@ -72,7 +72,7 @@ class JudgeComparator:
     max_tokens: int | None = None
     """Length of the answer; null takes 2048, 1024, 4096 and 1, by style."""
     unparsed: Literal["failed", "tie"] = "failed"
-    """An answer in which no winner is found has `failed`, or counts as a `tie` (Pref-GRPO)."""
+    """If an answer names no winner, it has `failed`, or counts as a `tie` (Pref-GRPO)."""
 
     def __post_init__(self) -> None:
         if self.frames is not None and (self.media != "video" or self.frames < 1):
@@ -88,11 +88,11 @@ class JudgeComparator:
 
     @property
     def gives(self) -> Gives:
-        """Either with log-probabilities, else wins."""
+        """Any with log-probabilities, otherwise wins."""
         return "either" if self.style == "logprobs" else "wins"
 
     def lacks(self, prompt: Prompt) -> str | None:
-        """A source image, where edits are compared."""
+        """A source image, if edits are compared."""
         return no_source(prompt) if self.media == "edit" else None
 
     def text(self) -> str:

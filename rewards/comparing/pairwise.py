@@ -2,10 +2,10 @@
 
     {name: win_rate, options: {comparator: {judge: {server: http://127.0.0.1:8000/v1, model: NAME}}}}
 
-A sample's value says how it did within its group and nothing of the group's quality: the mean of win rates is 1/2
-whatever was sampled, and among samples of equal quality the differences are the judge's noise. Who compares, and how,
-is the option `comparator` (`flowrl.rewards.comparing.comparators`). A group is what shares an id in `group_ids`, in any
-order. A group of one has nobody to be compared with: it is invalid ("group_of_one").
+A sample's value shows how it did within its group, and nothing about the group's quality: the mean of win rates is
+always 1/2, and among samples of equal quality the differences are the judge's noise. The option `comparator` says what
+compares, and how (`flowrl.rewards.comparing.comparators`). Samples with the same id in `group_ids` form a group, in any
+order. A group of one is invalid ("group_of_one"), because there is nothing to compare with.
 
 Calls of a judge for N = 8, 16, 24 in one order: win_rate 28, 120, 276; single_elimination 14, 30, 46; swiss 12, 32, 60.
 """
@@ -54,7 +54,7 @@ _CACHE = 65536  # verdicts; some 10 MB
 class WinRate:
     """Share of the others in its group that a sample beats, a tie being half (Pref-GRPO, arXiv 2508.20751), in [0, 1].
 
-    Pref-GRPO asks in a single order and counts an unreadable answer as a tie; here a comparison that failed is left
+    Pref-GRPO asks in a single order and counts an unreadable answer as a tie; here a failed comparison is left
     out. Parts: `comparisons` and `failed`, numbers of them; `order_bias`, with both orders; `cached`, the share that
     the cache knew; with a judge of style categories `overall`, and the win rate in each category by its name.
     """
@@ -63,15 +63,15 @@ class WinRate:
     comparator: Mapping[str, Any]
     """Who compares."""
     orders: Orders = "random"
-    """Which sample is shown first. `single`: that of the smaller sample id, and a judge's liking for the first image
-    becomes part of the reward. `random`: drawn for each pair; the bias cancels on average. `both`: the mean of both
-    orders, which cancels it, at twice the calls."""
+    """Which sample is shown first. `single`: the one with the smaller sample id, so a judge's preference for the
+    first image becomes part of the reward. `random`: drawn for each pair; the bias cancels on average. `both`: the mean
+    of both orders, which cancels it, at twice the calls."""
     opponents: int | None = None
-    """Compares each sample with so many others only, drawn at random; even. Null: with all."""
+    """Compares each sample with only this many others, drawn at random; even. Null: with all."""
     score: Literal["rate", "bradley_terry"] = "rate"
-    """`rate`, or `bradley_terry`: strengths fitted to the verdicts, unbounded, which account for whom one met."""
+    """`rate`, or `bradley_terry`: strengths fitted to the verdicts, unbounded, which account for the opponents met."""
     min_comparisons: int = 1
-    """A sample with fewer verdicts is invalid."""
+    """A sample with fewer verdicts than this is invalid."""
     soft: bool = False
     """Counts the comparator's probabilities instead of wins."""
     categories: float = 0.0
@@ -79,7 +79,7 @@ class WinRate:
     rates by category`; a sample that no category named has its rate alone. Pref-GRPO's scripts ask for 0.7 (0.3
     overall, 0.7 categories), and its code at 3e787f6 takes 1/1.3, since its loop overwrites the second weight by 1."""
     cache: int = _CACHE
-    """Verdicts that are kept for when the same pair is asked again; 0 for none."""
+    """Number of verdicts kept in case the same pair comes again; 0 for none."""
 
     def __post_init__(self) -> None:
         if self.opponents is not None and (self.opponents < 2 or self.opponents % 2):
@@ -147,7 +147,7 @@ class Tournament:
     """A sample's place in a tournament of its group, as a reward in [0, 1], 1 for the first.
 
     ArenaRL (arXiv 2601.06487), which judges in both orders. It takes fewer comparisons than all pairs; those of a round
-    are judged together, for all groups. Member 0, with whom single elimination and anchor compare the others, is the
+    are judged together, for all groups. Single elimination and anchor compare the others with member 0, which has the
     smallest sample id; in ArenaRL it is sampled greedily. Parts as `win_rate`.
     """
 
@@ -159,8 +159,8 @@ class Tournament:
     orders: Orders = "random"
     """See `win_rate`."""
     byes: Byes = "top_seeds"
-    """Who skips the first round of single elimination where the group is not a power of two: the best seeds, or those
-    that the published bracket gives one."""
+    """Which seeds skip the first round of single elimination if the group is not a power of two: the best, or those
+    that the published bracket lets skip."""
     ties: Literal["average", "best"] = "average"
     """Equal places share their `average`, or the `best` of them, as ArenaRL does in round robin and anchor."""
     soft: bool = False
@@ -202,9 +202,9 @@ class Tournament:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rank(InnerOptions):
-    """Another reward's rank within the group, 0 for the lowest: outliers count no more than the next one.
+    """Another reward's rank within the group, 0 for the lowest: it does not matter how far an outlier lies.
 
-    Items that failed are not ranked. Who is left alone by that is invalid ("no_opponent"). The part `score` is the
+    Failed items are not ranked. If that leaves a sample alone, it is invalid ("no_opponent"). The part `score` is the
     other reward.
     """
 
@@ -264,7 +264,7 @@ def blend(
 
 
 def _check(options: WinRate | Tournament) -> None:
-    """Refuses what both rewards refuse, `soft` that means nothing among it."""
+    """Refuses what both rewards refuse, such as a `soft` without effect."""
     if options.cache < 0:
         raise ValueError(f"cache is a number of verdicts, 0 or more, got {options.cache}.")
     gives = comparator_options(options.comparator).gives
@@ -280,7 +280,7 @@ def _check(options: WinRate | Tournament) -> None:
 def _reward(
     name: str, options: WinRate | Tournament, score: Callable[..., RewardOutput], settings: str, device: torch.device
 ) -> FunctionReward:
-    """A reward whose `score` is given the comparisons of a batch, `bouts`."""
+    """A reward whose `score` receives the comparisons of a batch, `bouts`."""
     comparator = comparator_options(options.comparator).build(device)
     kept = VerdictCache(options.cache) if options.cache and not comparator.free else None
     bouts = partial(Bouts, comparator=comparator, orders=options.orders, soft=options.soft, cache=kept)

@@ -1,11 +1,11 @@
-"""Who beats whom: rates, ranks and rewards of a group from comparisons of two of its members at a time.
+"""Which member beats which: rates, ranks and rewards of a group from comparisons of two members at a time.
 
-A tournament is a generator: it yields the matches of a round, is sent their scores, and returns one number per member,
-greater is better. `hold` plays several side by side, so that the matches of a round are judged at the same time:
+A tournament is a generator: it yields the matches of a round, receives their scores, and returns one number per member,
+greater is better. `hold` plays several side by side, so the matches of a round are judged at the same time:
 
     keys = hold([swiss(8), swiss(8)], play)       # play: the matches of each tournament -> their scores
 
-NaN is a match without a verdict. It counts for neither side, and who has no verdict at all has no place (NaN).
+NaN is a match without a verdict. It counts for neither side. A member without any verdict has no place (NaN).
 
 Letters: N members of a group, numbered from 0; n matches. Arithmetic is float64 on the host.
 """
@@ -32,10 +32,10 @@ _NOBODY = -1  # a slot of a bracket that no member fills
 def win_rate(first_wins_NN: Float64[np.ndarray, " N N"], *, min_comparisons: int = 1) -> Keys:
     """Share of a member's comparisons that it won, a tie being half a win (Pref-GRPO, arXiv 2508.20751).
 
-    With all pairs judged the rates of a group sum to N / 2, whatever the verdicts.
+    If all pairs are judged, the rates of a group sum to N / 2, whatever the verdicts.
 
     Args:
-        first_wins_NN: Entry [i, j] is the probability that i beats j when i is shown first; NaN where that was not
+        first_wins_NN: Entry [i, j] is the probability that i beats j when i is shown first; NaN if that was not
             asked or failed. A pair asked in both orders counts once, with the mean of `v[i, j]` and `1 - v[j, i]`.
         min_comparisons: A member with fewer comparisons has no rate (NaN).
     """
@@ -51,8 +51,8 @@ def bradley_terry(
     """Strengths theta of the Bradley-Terry model, P(i beats j) = sigmoid(theta_i - theta_j), by Newton's method.
 
     They maximise `sum_ij w_ij log sigmoid(theta_i - theta_j) - penalty / 2 |theta|^2` with w_ij the wins of i over j,
-    a tie being half a win for each. Unlike win rates they account for whom one has met, so a part of all pairs will do.
-    They sum to 0.
+    a tie being half a win for each. Unlike win rates they account for the opponents met, so some of all pairs
+    are enough. They sum to 0.
 
     Args:
         first_wins_NN: As in `win_rate`.
@@ -97,13 +97,13 @@ def rank_reward(value_N: Keys, *, ties: Ties = "average", denominator: Literal["
 
     Args:
         value_N: Greater is better. NaN has no rank and is not counted among the n.
-        ties: `average`: equal values share the mean of their ranks, so that the group's mean is the same whatever the
+        ties: `average`: equal values share the mean of their ranks, so the group's mean is the same for all
             values. `order`: the earlier of two equal values ranks lower. `best`: equal values share the better place r
-            (1 is best), and the reward is (R - r) / (R - 1) with R the worst place that occurs, 0 where all are equal
-            (ArenaRL's for round robin and anchor); takes no other denominator.
+            (1 is best), and the reward is (R - r) / (R - 1) with R the worst place that occurs, 0 if all are equal
+            (ArenaRL's for round robin and anchor); it takes no denominator but the default.
         denominator: n-1 (PaCo), or n (Flow-Factory).
 
-    Returns [N]; all NaN where fewer than two values are known.
+    Returns [N]; all NaN if fewer than two values are known.
     """
     assert ties != "best" or denominator == "n-1", "best ranks by the worst place that occurs"
     known_N = ~np.isnan(value_N)
@@ -130,7 +130,7 @@ def all_pairs(num_members: int) -> Matches:
 def ring_pairs(order: Sequence[int], opponents: int) -> Matches:
     """Pairs in which everyone meets the same number of others: the nearest on a ring in the given order.
 
-    All members are connected by chains of comparisons. With as many opponents as there are others, or more, every pair.
+    All members are connected by chains of comparisons. With at least as many opponents as others, every pair.
 
     Args:
         order: [N] the members, in the order of the ring; draw it at random.
@@ -147,7 +147,7 @@ def bracket(num_members: int) -> list[int]:
     """Seeds (0 is best) in the order of a knock-out bracket's slots, filled up to a power of two.
 
     Neighbours meet, and then the winners of neighbouring pairs; the best two meet last. Seeds of num_members and above
-    do not exist: who would meet one has a bye. 8 members: 0 7 3 4 1 6 2 5.
+    do not exist: a seed that would meet one has a bye. 8 members: 0 7 3 4 1 6 2 5.
     """
     slots = [0]
     while len(slots) < num_members:
@@ -163,7 +163,7 @@ def round_robin(num_members: int) -> Play:
 
 
 def anchor(num_members: int) -> Play:
-    """Everyone meets member 0, in one round; the key is one's own score there, of member 0 the mean of its scores."""
+    """Everyone meets member 0, in one round; the key is a member's score there (for member 0 the mean)."""
     table = yield from _play(_against_anchor(num_members), num_members)
     return table.rate(table.score)
 
@@ -171,14 +171,14 @@ def anchor(num_members: int) -> Play:
 def single_elimination(num_members: int, *, byes: Byes = "top_seeds") -> Play:
     """A knock-out tournament, seeded by a round against member 0 (ArenaRL, arXiv 2601.06487): 2 (N - 1) matches.
 
-    The champion is first, then come who lost later before who lost earlier, and within a round the higher mean score
-    over all matches. After a tie the first slot of the pair goes on; without a verdict, who has had more of them before
-    (else the first slot), and the other has no place.
+    The champion is first. Then those who lost later come before those who lost earlier; within a round the higher mean
+    score over all matches comes first. After a tie the first slot of the pair goes on. Without a verdict, the member
+    with more verdicts before goes on (if equal, the first slot), and the other has no place.
 
     Args:
         num_members: N, at least 2.
-        byes: `top_seeds`: where N is not a power of two, the best seeds skip the first round. `published`: the missing
-            seeds are taken out before neighbours are paired, and the last slot of an odd round waits; the best seeds
+        byes: `top_seeds`: if N is not a power of two, the best seeds skip the first round. `published`: the missing
+            seeds are removed before neighbours are paired, and the last slot of an odd round waits; the best seeds
             then have no byes, and may meet early.
     """
     table = yield from _play(_against_anchor(num_members), num_members)
@@ -206,10 +206,10 @@ def single_elimination(num_members: int, *, byes: Byes = "top_seeds") -> Play:
 
 
 def swiss(num_members: int) -> Play:
-    """ceil(log2 N) rounds between members with like points who have not met, floor(N / 2) matches each.
+    """ceil(log2 N) rounds between members with equal points that have not met, floor(N / 2) matches each.
 
     The key orders by points (a win 1, a tie half, and one for sitting out, at most once), then by Buchholz's sum of the
-    opponents' points; who agrees in both is tied. Points are scaled up where a match had no verdict.
+    opponents' points; members equal in both are tied. Points are scaled up if a match had no verdict.
     """
     table = _Table(num_members)
     bye_N, due_N = np.zeros(num_members), np.zeros(num_members)
@@ -246,7 +246,7 @@ def hold(tournaments: Sequence[Play], play: Callable[[list[Matches]], list[Score
     Args:
         tournaments: Of any kinds and sizes.
         play: Given the next matches [n, 2] of each tournament, (first, second), with n = 0 for one that is over;
-            returns the scores [n, 2] of both sides, NaN where there is no verdict.
+            returns the scores [n, 2] of both sides, NaN without a verdict.
 
     Returns what each tournament returned.
     """
@@ -292,7 +292,7 @@ def _play(matches: Matches, num_members: int) -> Generator[Matches, Scores, _Tab
 
 
 def _pairing(order: list[int], met: set[frozenset[int]]) -> list[tuple[int, int]] | None:
-    """Pairs the first with the next one it has not met, and so on; goes back where that leaves two who have."""
+    """Pairs the first with the next one it has not met, and so on; backtracks if that leaves two that have met."""
     if not order:
         return []
     first, rest = order[0], order[1:]
@@ -309,16 +309,16 @@ def _against_anchor(num_members: int) -> Matches:
 
 
 def _lexicographic(first_N: Keys, second_N: Keys) -> Keys:
-    """One number per member, in the order of (first, second), equal where both are; NaN where one is NaN."""
+    """One number per member, in the order of (first, second), equal if both are; NaN if one is NaN."""
     known = ~(np.isnan(first_N) | np.isnan(second_N))
     key_N = np.full(len(first_N), np.nan)
-    columns = np.stack([first_N[known], second_N[known].round(12)], axis=1)  # sums in another order are not a win
+    columns = np.stack([first_N[known], second_N[known].round(12)], axis=1)  # rounded: order of summation is no win
     key_N[known] = np.unique(columns, axis=0, return_inverse=True)[1].reshape(-1)
     return key_N
 
 
 def _merge_orders(first_wins_NN: Float64[np.ndarray, " N N"]) -> Float64[np.ndarray, " N N"]:
-    """P(i beats j) from both orders, NaN where neither is known and on the diagonal."""
+    """P(i beats j) from both orders, NaN if neither is known, and on the diagonal."""
     both = np.stack([first_wins_NN, 1 - first_wins_NN.T])
     known = ~np.isnan(both)
     merged = np.where(known, both, 0.0).sum(0) / np.maximum(known.sum(0), 1)

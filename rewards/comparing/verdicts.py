@@ -1,4 +1,4 @@
-"""The comparisons of one batch: in which order a pair is shown, what was asked before, and what came of it.
+"""The comparisons of one batch: the order in which a pair is shown, the questions asked before, and the results.
 
 Letters: B samples of the batch, n pairs of their places.
 """
@@ -27,7 +27,7 @@ Known = tuple[float, str | None, Mapping[str, float]]
 
 
 def group_places(inputs: RewardInputs) -> dict[int, np.ndarray]:
-    """Places of each group's members, by sample id, so that nothing depends on the order of the batch."""
+    """Places of each group's members, by sample id, so nothing depends on the order of the batch."""
     groups: dict[int, list[int]] = {}
     ids: list[int] = inputs.sample_ids.tolist()
     for place, group in enumerate(inputs.group_ids.tolist()):
@@ -36,9 +36,9 @@ def group_places(inputs: RewardInputs) -> dict[int, np.ndarray]:
 
 
 class VerdictCache:
-    """Verdicts by content: the comparator's version, what was asked, and both images. The least used go first.
+    """Verdicts by content: the comparator's version, the question, and both images. The least used are dropped first.
 
-    Images are told apart in 8 bits. Failures are not kept. Safe to use from several threads.
+    Images are compared in 8 bits. Failures are not kept. Safe to use from several threads.
     """
 
     def __init__(self, size: int) -> None:
@@ -47,7 +47,7 @@ class VerdictCache:
         self._lock = threading.Lock()
 
     def get(self, key: bytes) -> Known | None:
-        """A verdict asked for before."""
+        """An earlier verdict, if there is one."""
         with self._lock:
             if key in self._verdicts:
                 self._verdicts.move_to_end(key)
@@ -73,7 +73,7 @@ class Bouts:
         asked: float64 [B], verdicts, one for each order in which a pair was shown.
         cached: float64 [B], how many of them the cache knew.
         order_bias: float64 [B], mean of P(the one shown first wins) - 1/2 over the pairs shown in both orders, NaN
-            where there are none; 0 for an unbiased judge, 1/2 for one that always names the first.
+            if there are none; 0 for an unbiased judge, 1/2 for one that always names the first.
         reasons: [B] why matches failed.
     """
 
@@ -84,8 +84,8 @@ class Bouts:
 
         Args:
             orders: `single`: the smaller sample id is shown first. `random`: which one is first is drawn for each pair
-                and iteration. `both`: the mean of the verdicts of both orders, none where one of them failed.
-            soft: takes probabilities as they are; if not, more than 1/2 is a win and less a loss.
+                and iteration. `both`: the mean of the verdicts of both orders, none if one of them failed.
+            soft: uses probabilities as they are; otherwise more than 1/2 is a win and less a loss.
             cache: None for none.
         """
         batch = len(inputs)
@@ -103,7 +103,7 @@ class Bouts:
 
     @property
     def order_bias(self) -> Float64[np.ndarray, " b"]:
-        """How far each image's verdicts depend on which one is shown first; NaN where it was not asked both ways."""
+        """How far each image's verdicts depend on which one is shown first; NaN if it was not asked both ways."""
         return np.where(self._both > 0, self._bias / np.maximum(self._both, 1), np.nan)
 
     def play(self, pairs: Pairs) -> Float64[np.ndarray, " n"]:
@@ -183,7 +183,7 @@ class Bouts:
 
 
 def _content(inputs: RewardInputs, comparator: Comparator) -> list[tuple[bytes, bytes]]:
-    """For each sample, digests of what is asked about it (and by whom), and of its images."""
+    """For each sample, digests of the question about it (with the comparator), and of its images."""
     keys = []
     for place in range(len(inputs)):
         asked: list[str] = [comparator.version, inputs.prompts[place]]

@@ -37,7 +37,7 @@ Combine = Literal["mean", "product"]
 PAIRS = tuple((label, color) for label in SHAPES for color in COLORS)
 """The twelve kinds of objects, (shape, colour)."""
 MAX_COUNT = 5
-"""Counts are told apart up to here; the last class means this many or more."""
+"""Highest count of its own; the last class means this many or more."""
 GRID = 8
 """Side of the grid of cells on which objects are located."""
 
@@ -50,7 +50,7 @@ _SHARPNESS = 10.0  # of the step at GenEval's threshold of one half
 
 
 class Attributes(NamedTuple):
-    """What the network says of b images.
+    """The network's answer for b images.
 
     `count_logits` [b, 15, 6]: over the counts 0 .. 5 (5: or more), of the twelve pairs, then of the three shapes in any
     colour. `cell_logits` [b, 13, 8, 8]: over ground and the twelve pairs in each cell.
@@ -101,7 +101,7 @@ def _block(inputs: int, outputs: int, *, stride: int) -> tuple[nn.Module, ...]:
 
 
 def check_weights(path: Path) -> None:
-    """Refuses a file of weights that is not there."""
+    """Refuses a missing file of weights."""
     if not path.is_file():
         raise ValueError(f"there is no file {path}: give one that 'flowrl pretrain scorer' wrote.")
 
@@ -136,7 +136,7 @@ def attribute_scores(
     whole prompt holds. Values are in [0, 1], differentiable in the attributes. Records hold `tag`, `include` and
     perhaps `exclude`.
 
-    Raises ValueError: a record is malformed, or asks for what is not part of the world.
+    Raises ValueError: a record is malformed, or asks for something outside the world.
     """
     if len(records) != len(attributes.count_logits):
         raise ValueError(
@@ -178,9 +178,9 @@ def _counter(label: str, color: str | None) -> int:
 
 
 def _centre(cells: Tensor, label: str, color: str | None) -> Tensor:
-    """Mean (x, y) of a kind's cells in [0, 1], weighted by their probability; the image's middle where it is absent.
+    """Mean (x, y) of a kind's cells in [0, 1], weighted by their probability; the image's middle if it is absent.
 
-    Probabilities are squared, so that the small ones of many empty cells do not draw the mean to the middle.
+    Probabilities are squared, so many empty cells with small ones do not draw the mean to the middle.
     """
     rows = [i for i, pair in enumerate(PAIRS) if pair[0] == label and color in (None, pair[1])]
     weight = cells[rows].sum(dim=0) ** 2
@@ -217,7 +217,7 @@ class AttributeScore:
     combine: Combine = "mean"
     """`mean` or `product` of the clauses' probabilities; the other one is logged as a part."""
     weights: str | None = None
-    """A file that `flowrl pretrain scorer` wrote; null takes the one that comes with flowrl."""
+    """A file that `flowrl pretrain scorer` wrote; null takes the file that comes with flowrl."""
     differentiable: ClassVar[bool] = True
     models: ClassVar[tuple[Model, ...]] = ()
 

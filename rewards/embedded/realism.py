@@ -1,9 +1,9 @@
-"""Realism of images of the embedded world: how near generated ones come to drawn scenes that nothing trained on.
+"""Realism of images of the embedded world: how near generated ones come to drawn scenes that no model trained on.
 
 Features are means and standard deviations, over the image, of the channels of three depths of the attribute scorer's
-convolutions (edges, outlines, whole shapes), whitened by what they are in drawn scenes: a shift that scenes never show
+convolutions (edges, outlines, whole shapes), whitened by their spread in drawn scenes: a shift that scenes never show
 counts for more than another number of shapes. A discriminator with `backbone: attributes` reads the deepest of the
-three by weights of its own; the distance here is none that it, or a policy, was trained on.
+three with weights of its own; neither it nor a policy was trained on the distance here.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from flowrl.world.scene_prompts import train_records
 from flowrl.world.scenes import draw_scene, random_scene
 
 _AT_ONCE = 64
-_FLOOR = 1e-2  # of the mean eigenvalue, added to each: directions in which scenes hardly vary shall not decide alone
+_FLOOR = 1e-2  # of the mean eigenvalue, added to each, so directions in which scenes hardly vary do not decide alone
 _COPIES = 2  # of the 576 training records, to estimate the covariance of 304 features from
 
 

@@ -15,7 +15,7 @@ from flowrl.rewards.base.prompt_needs import no_fields, no_source
 from flowrl.world import clips, edits, scene_grids
 
 Row = tuple[float, ...] | None
-"""An item's sub-scores, the value among them; None where it lacks a field."""
+"""An item's sub-scores, including the value; None if it lacks a field."""
 _MOTION, _EDIT = {"shape", "color", "direction"}, {"scene", "target", "tag"}  # fields of their records
 
 
@@ -29,8 +29,8 @@ class WorldMotions:
 
     credit: Literal["graded", "strict"] = "graded"
     """The value. `graded`: mean of the shares of frames with the right shape and colour, the agreement of the
-    directions and the evenness, in [0, 1]; `strict`: 1 where all of it is right, else 0. Both are logged as parts,
-    with the four that `graded` is made of."""
+    directions and the evenness, in [0, 1]; `strict`: 1 if all of it is right, else 0. Both are logged as parts,
+    with the four terms of `graded`."""
     models: ClassVar[tuple[Model, ...]] = ()
 
     def lacks(self, prompt: Prompt) -> str | None:
@@ -54,14 +54,14 @@ class WorldMotions:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorldEdits:
-    """Whether what the instruction asks for changed, and nothing else did.
+    """Whether the edit changed what the instruction asks for, and nothing else.
 
     Prompts come with one source image and records as `flowrl.world.edits.edit_record` makes them; an item that lacks
     either has failed ("missing_field").
     """
 
     credit: Literal["graded", "strict"] = "graded"
-    """The value. `graded`: `(done + done * kept) / 2`, in [0, 1]; `strict`: 1 where both are 1, else 0. Both are
+    """The value. `graded`: `(done + done * kept) / 2`, in [0, 1]; `strict`: 1 if both are 1, else 0. Both are
     logged as parts, with `done` and `kept`."""
     models: ClassVar[tuple[Model, ...]] = ()
 
@@ -94,7 +94,7 @@ class WorldGrids:
     """
 
     credit: Literal["share", "strict", "consistency"] = "share"
-    """The value. `share`: share of the cells that are right; `strict`: 1 where all are, else 0; `consistency`: share
+    """The value. `share`: share of the cells that are right; `strict`: 1 if all are, else 0; `consistency`: share
     of the pairs of cells that hold the same, right or wrong. The others are logged as parts."""
     models: ClassVar[tuple[Model, ...]] = ()
 
@@ -124,7 +124,7 @@ class WorldGrids:
 def _reward(
     name: str, credit: str, parts: tuple[str, ...], judge: Callable[[RewardInputs], Iterator[Row]], *, needs: set[str]
 ) -> Reward:
-    """The reward whose value is the sub-score `credit` of those that `judge` gives, `parts` by name."""
+    """The reward whose value is `credit`, one of the sub-scores that `judge` gives; `parts` names them."""
 
     def score(inputs: RewardInputs) -> RewardOutput:
         rows = list(judge(inputs))

@@ -1,4 +1,4 @@
-"""Rewards that set an image against others: which others, and how several values become one."""
+"""Rewards that compare an image with others: which others, and how several values become one."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from flowrl.rewards.base.prompt_needs import no_reference, no_source
 
 Against = Literal["references", "sources"]
 FIELDS: dict[str, str] = {"references": "reference_images", "sources": "source_images"}
-"""What an image is set against, and the field of `RewardInputs` that holds it."""
+"""What an image is compared with, and the field of `RewardInputs` that holds it."""
 MISSING, OTHER_SIZE, NOT_FINITE = "missing_reference", "other_size", "not_finite"
 
 
 def no_other(prompt: Prompt, against: Against) -> str | None:
-    """The lack of what an image is set against, as `flowrl.rewards.base.prompt_needs` says it."""
+    """The lack of images to compare with, in the form of `flowrl.rewards.base.prompt_needs`."""
     return no_reference(prompt) if against == "references" else no_source(prompt)
 
 
 def best_of_others(
     inputs: RewardInputs, against: Against, score: Callable[[int, Tensor], Tensor | None], *, owner: str
 ) -> RewardOutput:
-    """The largest value of each image over all that it is set against.
+    """The largest value of each image over all that it is compared with.
 
     An image without any fails with "missing_reference", one with another that cannot be compared with "other_size".
 
     Args:
-        against: what it is set against.
+        against: what it is compared with.
         score: place of an image, and another image, float32 [3, h, w] in [0, 1], to a value, higher is better; None
-            where the two cannot be compared.
+            if the two cannot be compared.
         owner: for messages.
     """
     others = inputs.reference_images if against == "references" else inputs.source_images

@@ -1,7 +1,7 @@
 """DreamSim: how alike two images look to people, in layout, pose and content (Fu et al. 2023, arXiv 2306.09344).
 
 The distance is that of embeddings of vision transformers, DINO B/16, CLIP B/16 and OpenCLIP B/16 side by side in the
-best variant, which a LoRA was trained on people's choices for. With e the joint embedding of an image squeezed to
+best variant, with a LoRA trained on people's choices. With e the joint embedding of an image squeezed to
 224 x 224, less the mean of its own entries,
 
     distance(a, b) = 1 - cos(e_a, e_b),     the reward is minus the smallest distance to a reference
@@ -38,7 +38,7 @@ from flowrl.runtime.shapes import Float, UInt8
 
 OWNER = "reward 'dreamsim'"
 SIDE = 224
-HEAD_WIDTH = 64  # of an attention head of the B networks
+HEAD_WIDTH = 64  # width of an attention head of the B networks
 
 
 class Tower(NamedTuple):
@@ -71,10 +71,10 @@ class DreamSim:
     """
 
     folder: str
-    """What the package dreamsim leaves in its cache folder: the unpacked release with the towers and the LoRA, and for
-    DINO the file dino_vitbase16_pretrain.pth of its authors (there, or in checkpoints/)."""
+    """Cache folder of the package dreamsim: the unpacked release with the towers and the LoRA, and for DINO the file
+    dino_vitbase16_pretrain.pth of its authors (there, or in checkpoints/)."""
     variant: Literal["ensemble", "dino_vitb16", "clip_vitb32", "open_clip_vitb32"] = "ensemble"
-    """The published model; `ensemble` is the one that papers report."""
+    """The published model; papers report `ensemble`."""
     against: Against = "references"
     """What an image is compared with: the sample's `references`, or the `sources` of an edit."""
 
@@ -193,7 +193,7 @@ def load_towers(folder: Path, variant: str, device: torch.device) -> Towers:
 
 
 def _transformer(tower: Tower, weights: dict[str, Tensor], file: str) -> tuple[nn.Module, Tensor | None]:
-    """The network of a tower's weights, and CLIP's projection; sizes are those of the weights."""
+    """The network of a tower, and CLIP's projection; the weights give the sizes."""
     from timm.models.vision_transformer import VisionTransformer
 
     weights = dict(weights)

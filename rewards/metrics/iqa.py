@@ -41,9 +41,9 @@ NOT_OF_AN_IMAGE = read_mapping(Path(__file__).with_suffix(".yaml"))
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pyiqa:
-    """An image-quality metric of pyiqa on its own scale, negated where lower is better.
+    """An image-quality metric of pyiqa on its own scale, negated if lower is better.
 
-    `negated` in the version says which; the log's part `metric` has the number as papers print it. A metric that needs
+    `negated` in the version marks these; the log's part `metric` has the number as papers print it. A metric that needs
     a reference takes the largest value over the sample's images of `against`, which must have its size (an item
     fails with "other_size" otherwise). Crops that a metric draws are the same at every call.
     """
@@ -53,7 +53,7 @@ class Pyiqa:
     against: Against = "references"
     """What a full-reference metric compares with: the sample's `references`, or the `sources` of an edit."""
     pixels: Literal["8bit", "float"] = "8bit"
-    """`8bit`, rounded as an image file is, without gradient; `float` lets the gradient through, where the metric has
+    """`8bit`, rounded as an image file is, without gradient; `float` lets the gradient through, if the metric has
     one."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """Passed to `pyiqa.create_metric`, such as pretrained_model_path, a file of weights on this machine."""
@@ -91,7 +91,7 @@ class Pyiqa:
         package = library()
         try:
             with unchanged_process(OWNER):
-                # As a loss without reduction: one value an image, and the gradient is ours to keep or not.
+                # As a loss without reduction: one value per image, and we decide whether to keep the gradient.
                 metric = package.create_metric(
                     self.metric, as_loss=True, loss_reduction="none", device=device, **self.options
                 )

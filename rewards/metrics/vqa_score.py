@@ -40,7 +40,7 @@ OWNER = "reward 'vqa_score'"
 class VqaScore:
     """VQAScore of image and prompt, in [0, 1]; the larger model needs about 24 GB in bfloat16.
 
-    Images are padded to squares in CLIP's mean colour. The question is that of the package (Apache-2.0).
+    Images are padded to squares in CLIP's mean colour. The question comes from the package (Apache-2.0).
     """
 
     model: str = "zhiqiulin/clip-flant5-xxl"
@@ -48,13 +48,13 @@ class VqaScore:
     revision: str | None = None
     """Branch, tag or commit of `model` on the hub."""
     vision: str = "openai/clip-vit-large-patch14-336"
-    """The CLIP whose image tower and processor are used, a folder or a hub id; weights in the checkpoint come first."""
+    """The CLIP for image tower and processor, a folder or a hub id; the checkpoint's own weights come first."""
     tokenizer: str | None = None
     """T5's tokenizer, a folder or a hub id; null takes that in `model`, google/flan-t5-xxl is the same."""
     template: str | None = None
     """A text file with the question, `{prompt}` and `<image>` in it, instead of the published one."""
     answer: str = "Yes"
-    """What is to be likely."""
+    """The answer whose probability is the value."""
     dtype: Dtype = "bfloat16"
     """Type of the model; probabilities are computed in float32."""
 
@@ -205,7 +205,7 @@ def load_clip_t5(folder: Path, vision: str, dtype: torch.dtype, device: torch.de
 
 
 def _below(prefix: str, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The weights whose names begin so, without that beginning."""
+    """The weights whose names have this prefix, without the prefix."""
     return {n.removeprefix(prefix): w for n, w in weights.items() if n.startswith(prefix)}
 
 

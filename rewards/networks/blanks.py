@@ -1,9 +1,9 @@
-"""Tensors out of files of torch that hold other programs' objects beside them, without running any code of the file.
+"""Tensors from files of torch that also hold other programs' objects, without running any code of the file.
 
 Training programs put their logs and settings into a checkpoint as objects of their own classes. torch's safe reader
 refuses such a file whole. Here every class and function that the file names, and that torch does not know as harmless,
-is stood for by an empty class that takes whatever it is given and does nothing: nothing is imported, nothing is called.
-What inherits from dict or list cannot be stood for, as torch fills nothing but its own: such a file is refused.
+is replaced by an empty class that accepts any arguments and does nothing: nothing is imported, nothing is called.
+A class that inherits from dict or list cannot be replaced, because torch fills only its own: such a file is refused.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _ALLOWED = {
     "builtins.set",
     "builtins.complex",
 }
-"""What torch's safe reader knows of Python's own library."""
+"""Names of Python's own library that torch's safe reader knows."""
 _LEGACY = 4  # pickles of the format before torch 1.6: a mark, its version, the machine, the content
 
 
@@ -44,7 +44,7 @@ def blank(name: str) -> type:
 
 
 def foreign_names(path: Path) -> list[str]:
-    """What a file of torch names beside torch's own: "module.name" each."""
+    """Names in a file of torch that are not torch's own: "module.name" each."""
     names: set[str] = set()
     if zipfile.is_zipfile(path):
         try:

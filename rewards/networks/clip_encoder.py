@@ -46,7 +46,7 @@ class ClipEncoder:
     logit_scale: float
     """Exp of the checkpoint's `logit_scale`."""
     device: torch.device
-    """Where the network is."""
+    """The network's device."""
     differentiable: bool
     """Whether `images` lets the gradient through."""
     version: str
@@ -199,7 +199,7 @@ def load_encoder(
 def prompt_reward(
     name: str, encoder: ClipEncoder, scaling: Scaling, *, threshold: float | None, version: str
 ) -> FunctionReward:
-    """The reward `scaling(cos(image, prompt), exp(logit_scale))`, as 0 or 1 where a threshold is given."""
+    """The reward `scaling(cos(image, prompt), exp(logit_scale))`, as 0 or 1 if a threshold is given."""
 
     def score(inputs: RewardInputs) -> RewardOutput:
         with gradient_of(inputs, encoder), torch.autocast(encoder.device.type, enabled=False):
@@ -217,14 +217,14 @@ def prompt_reward(
 
 
 def gradient_of(inputs: RewardInputs, encoder: ClipEncoder) -> torch.set_grad_enabled:
-    """Records a graph only where the images ask for one and the encoder can carry it; the weights are frozen."""
+    """Records a graph only if the images need one and the encoder supports it; the weights are frozen."""
     return torch.set_grad_enabled(torch.is_grad_enabled() and encoder.differentiable and inputs.images.requires_grad)
 
 
 def score_output(score: Float[Tensor, " b"], inputs: RewardInputs, threshold: float | None = None) -> RewardOutput:
     """Scores as an output on the images' device; with a threshold `1[score > threshold]`, the score as a part."""
     score = score.to(inputs.images.device)
-    # A NaN may lie where the crop does not look, and the image is broken all the same.
+    # A NaN may be outside the crop; the image is broken all the same.
     valid = torch.isfinite(score.detach()) & torch.isfinite(inputs.images.detach()).flatten(1).all(1)
     if threshold is None:
         return tensor_output(score, valid=valid)

@@ -67,11 +67,11 @@ class FunctionDetector:
     remarks: tuple[str, ...] = ()
 
     def detect(self, images: UInt8[np.ndarray, " b h w 3"]) -> list[list[Detection]]:
-        """What the function finds in each image."""
+        """The function's detections in each image."""
         return self.find(images)
 
     def color_of(self, image: UInt8[np.ndarray, " h w 3"], detection: Detection) -> str:
-        """What the function calls the colour of a detection."""
+        """The function's colour for a detection."""
         return self.color(image, detection)
 
 

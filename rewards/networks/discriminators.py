@@ -50,7 +50,7 @@ HIDDEN = 512
 
 
 class Logits(NamedTuple):
-    """Positive for "a reference": what is said of the class token, and of the patches that were asked for, if any."""
+    """Logits, positive for "a reference": of the class token, and of the requested patches, if any."""
 
     whole: Float[Tensor, " b"]
     patches: Float[Tensor, " b n"]
@@ -96,7 +96,7 @@ class HeadDiscriminator:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClipDiscriminator:
-    """A CLIP model whose last vision block is trained; how well an image fits its prompt is the logit."""
+    """A CLIP model whose last vision block is trained; its logit tells how well an image fits its prompt."""
 
     network: Any
     processor: Any
@@ -126,13 +126,13 @@ Discriminator = HeadDiscriminator | ClipDiscriminator
 
 
 def discriminator_loss(loss: Loss, real: Float[Tensor, " *shape"], fake: Float[Tensor, " *shape"]) -> Float[Tensor, ""]:
-    """What is minimised, from logits of references and of generated images.
+    """The loss, from logits of references and of generated images.
 
         hinge     ½ [mean relu(1 - real) + mean relu(1 + fake)]
         logistic  ½ [mean softplus(-real) + mean softplus(fake)]
         pairwise  mean softplus(fake - real): cross entropy of each pair, "the first is the reference"
 
-    Raises ValueError: the shapes differ, which would pair by broadcasting.
+    Raises ValueError: the shapes differ; broadcasting would pair them wrongly.
     """
     if real.shape != fake.shape:
         raise ValueError(f"real {list(real.shape)} and fake {list(fake.shape)} must have one shape.")
@@ -213,7 +213,7 @@ def attributes_discriminator(*, seed: int, device: torch.device) -> HeadDiscrimi
 
 
 def clip_discriminator(*, model: str, processor: str, revision: str | None, device: torch.device) -> ClipDiscriminator:
-    """A CLIP model with gradients for its last vision block alone."""
+    """A CLIP model with gradients only for its last vision block."""
     from transformers import CLIPModel, CLIPProcessor
 
     # A copy of its own: other rewards may hold the same checkpoint, and theirs must stay as it is.

@@ -1,8 +1,8 @@
 """Whether models and servers that rewards name can be had, asked before anything is drawn for them.
 
 Options of rewards are checked without a look at the hub or at a server, since most of what reads them needs neither.
-Within `look_for_models` the same checks look: for a model on the hub in its cache, and else on the hub; for a server at
-its address. What is there in part, or answers and then fails, is told when it is loaded or asked.
+Within `look_for_models` the same checks look: for a model on the hub in its cache, then on the hub; for a server at
+its address. An incomplete model or a server that answers and then fails is found only when loaded or asked.
 """
 
 from __future__ import annotations

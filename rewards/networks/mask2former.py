@@ -3,7 +3,7 @@
 Preprocessing, scores, boxes and colours are GenEval's; the weights are not. GenEval detects with OpenMMLab's training
 of Mask2Former Swin-S, which `openmmlab` loads; this one takes Meta's own, as transformers loads it. Training against it
 and comparing runs that use it is sound, but its numbers were not compared with the reference detector's: label them
-"GenEval rules, transformers detector", and expect counting to differ most, whose threshold of 0.9 acts on the scores'
+"GenEval rules, transformers detector", and expect counting to differ most: its threshold of 0.9 acts on the scores'
 calibration.
 
 Licence: Meta's Mask2Former weights are CC BY-NC 4.0, for non-commercial use only.
@@ -177,7 +177,7 @@ def detector_size(height: int, width: int) -> tuple[int, int]:
 
 
 def preprocess(images: UInt8[Tensor, " b h w 3"]) -> tuple[Float[Tensor, " b 3 hp wp"], tuple[int, int]]:
-    """What the detector is fed, and the size of the image in it, which fills its top left.
+    """The detector's input, and the size of the image in it, which fills the top left.
 
     Resized to 8 bits as OpenCV does it; padded with grey before it is normalised.
     """
@@ -223,7 +223,7 @@ def _taps(size: int, target: int, device: torch.device, *, columns: bool) -> tup
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MaskFindings:
-    """Detections of one image, best class probability first; `masks` are those of the queries, `query` picks."""
+    """Detections of one image, best class probability first; `query` picks one of the queries' `masks`."""
 
     label: Int64[Tensor, " n"]
     query: Int64[Tensor, " n"]
@@ -243,7 +243,7 @@ def post_process(
 
     `P = softmax(class_logits)` without the last class; the 100 largest P of all (query, class), so a query may appear
     under several classes. Mask `B = M > 0`, with M the logits at image size; the score is `P` times the mean of
-    `sigmoid(M)` over B. The box is (x_min, y_min, x_max + 1, y_max + 1) of B, zeros where B is empty.
+    `sigmoid(M)` over B. The box is (x_min, y_min, x_max + 1, y_max + 1) of B, zeros if B is empty.
 
     Args:
         class_logits: [Q, C + 1], "no object" last.

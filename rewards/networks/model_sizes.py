@@ -12,7 +12,7 @@ _PARAMETERS: dict[str, int] = read_mapping(Path(__file__).with_suffix(".yaml"))
 
 
 def model_of(name: str, bytes_per_weight: int = 4) -> Model:
-    """A model that a reward holds, with the number of its weights where that is known without a download."""
+    """A model that a reward holds, with the number of its weights if that is known without a download."""
     folder = Path(name).expanduser()
     files = sorted(folder.glob("*.safetensors")) if folder.is_dir() else []
     known = sum(map(safetensors_parameters, files)) if files else _PARAMETERS.get(name)
@@ -20,7 +20,7 @@ def model_of(name: str, bytes_per_weight: int = 4) -> Model:
 
 
 class OneModel:
-    """What options have in common that name one `model`, held in float32; each states its fields itself."""
+    """What options that name one `model`, held in float32, have in common; each states its fields itself."""
 
     __slots__ = ()
     model: str

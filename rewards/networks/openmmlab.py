@@ -1,7 +1,7 @@
 """GenEval's own detector: OpenMMLab's Mask2Former Swin-S from its released file, in transformers' class.
 
 mmdet itself, which GenEval runs, does not install on today's Python. The network is the same one: `openmmlab_keys` has
-its names. What goes in and what comes out of it is `mask2former`'s, which follows OpenMMLab's pipeline.
+its names. Its input and output are processed as in `mask2former`, which follows OpenMMLab's pipeline.
 
 The files are not shipped here and are not on the hub. Those that OpenMMLab released, by the first digits of their
 sha256, which end their names:
@@ -46,7 +46,7 @@ class OpenMMLab(Mask2Former):
     clip_model: str = DEFAULT_CLIP
     """A CLIP model, a folder or an id on the hub; GenEval's is ViT-L/14 of OpenAI, the default here."""
     rgb_as_bgr: bool = False
-    """Whether the detector is shown red as blue and blue as red, as by Flow-GRPO's reward server, which hands arrays in
+    """Whether the detector sees red as blue and blue as red, as with Flow-GRPO's reward server, which hands arrays in
     RGB to a pipeline that takes arrays for BGR. Colours are named from the image as it is. GenEval's own script reads
     files and is not affected."""
 

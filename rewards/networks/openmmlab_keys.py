@@ -24,7 +24,7 @@ from flowrl.rewards.networks.pretrained import check_shapes
 _PIXELS = "model.pixel_level_module"
 _SWIN = f"{_PIXELS}.encoder.swin"
 _HEAD = "model.transformer_module"
-_LEVELS, _POINTS = 3, 4  # of deformable attention, fixed in both libraries
+_LEVELS, _POINTS = 3, 4  # sizes of deformable attention, fixed in both libraries
 
 _REST = re.compile(r"([a-z_]+\.)?(weight|bias)|")  # of a name, after the beginning
 _HALVED = re.compile(r"backbone\.stages\.(\d+)\.downsample\.(reduction\.weight|norm\.weight|norm\.bias)")

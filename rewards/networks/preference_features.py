@@ -28,7 +28,7 @@ from flowrl.runtime.shapes import Float
 Backbone = Literal["clip", "dinov2", "attributes"]
 
 MODELS: dict[Backbone, str] = {"clip": CLIP_MODEL, "dinov2": DINOV2_MODEL}
-"""What is taken where no model is named; `attributes` is what comes with flowrl."""
+"""The default models; `attributes` takes the one that comes with flowrl."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -7,8 +7,8 @@ Arguments of most functions here:
 
     model       a local folder, or an id on the hub
     revision    branch, tag or commit on the hub
-    device      where it runs
-    owner       who wants it, for messages: "reward 'clip_score'"
+    device      the device that it runs on
+    owner       the caller's name for messages: "reward 'clip_score'"
     option      the option that names the model or file, for messages
     what        the kind of model, for messages: "CLIP"
 """
@@ -41,7 +41,7 @@ from flowrl.runtime.shapes import Float, UInt8
 
 WEIGHT_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt", ".safetensors")
 
-# Weak, so that a network goes when the last reward that uses it does.
+# Weak: a network is freed with the last reward that uses it.
 _SHARED: WeakValueDictionary[Hashable, Any] = WeakValueDictionary()
 
 
@@ -92,14 +92,14 @@ def load_network(
 
     Args:
         model, device, revision, owner, option, what: see the module.
-        shared: one copy for all who ask for the same class, model, revision, device and dtype; False gives a fresh
+        shared: one copy for all callers with the same class, model, revision, device and dtype; False gives a fresh
             copy, which the caller may change and train.
         dtype: of the weights; scorers take float32.
         unread: names of parameters of the class, `*` for any text, that no output depends on: a checkpoint may lack
             them, such as one of an older release whose class did not have them.
 
     Raises:
-        ValueError: if it cannot be had, or parameters are missing, which transformers would fill with random numbers.
+        ValueError: it cannot be loaded, or parameters are missing, which transformers would fill with random numbers.
     """
     model = expand_home(model)
 
@@ -117,10 +117,10 @@ def load_network(
                 f"{owner}: {model!r} lacks {len(missing)} weights of a {what} model (first: {missing[0]}), which would "
                 f"be random numbers: give {option}: a complete {what} checkpoint."
             )
-        # The names of a checkpoint that lie beside a weight which the network has, such as its scale.
+        # Names in a checkpoint that go with one of the network's weights, such as its scale.
         weights = {name for name, _ in network.named_parameters() if name.endswith(".weight")}
         left = {key: f"{key.rpartition('.')[0]}.weight" for key in info["unexpected_keys"]}
-        read = {key: own for key, own in left.items() if own not in left}  # else of a tower that is left out
+        read = {key: own for key, own in left.items() if own not in left}  # otherwise of a tower that is left out
         if odd := sorted(key for key, own in read.items() if any(own.endswith(name) for name in weights)):
             raise ValueError(
                 f"{owner}: {model!r} holds {len(odd)} weights beside those of a {what} model that are not read (first: "
@@ -132,12 +132,12 @@ def load_network(
 
 
 def first_line(error: Exception) -> str:
-    """What an error says in one line, or its kind where it says nothing."""
+    """An error's message in one line, or its kind if it has none."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def cannot_load(model: str, error: Exception, *, owner: str, option: str, what: str) -> ValueError:
-    """What to raise for an error of transformers: missing files, unknown ids, no connection, damaged weights alike."""
+    """The error to raise for one of transformers: for missing files, unknown ids, no connection and damaged weights."""
     return ValueError(
         f"{owner} could not load the {what} model {model!r}: {first_line(error)} Give {option}: a folder that holds a "
         f"complete {what} checkpoint (config, weights, and the tokenizer and preprocessor if it has them), or a hub "
@@ -159,7 +159,7 @@ def load_clip(
 def load_processor(
     kind: Any, model: str, *, revision: str | None = None, owner: str, option: str = "model", what: str
 ) -> Any:
-    """What goes with a network, an object of the class `kind`: a tokenizer, an image processor, or both."""
+    """The processor of a network, an object of the class `kind`: a tokenizer, an image processor, or both."""
     from transformers import PreTrainedTokenizerBase, ProcessorMixin
 
     try:
@@ -174,7 +174,7 @@ def load_processor(
 
 
 def check_file(source: str, *, option: str, owner: str = "") -> None:
-    """Refuses a source of `fetch_file` that names a place on this machine where there is nothing. Looks up no hub."""
+    """Refuses a source of `fetch_file` that names a missing file or folder on this machine. Looks up no hub."""
     local = source.startswith((".", "/", "~")) or source.endswith(WEIGHT_SUFFIXES)
     if local and not Path(source).expanduser().exists():
         start = f"{owner}, " if owner else ""
@@ -243,7 +243,7 @@ def read_weights(path: Path, *, owner: str, others: bool = False) -> dict[str, T
 
 
 def _reason(error: Exception) -> str:
-    """What the safe reader objects to. Its own words advise to read the file unsafely."""
+    """The safe reader's objection, without its advice to read the file unsafely."""
     named = re.search(r"GLOBAL ([\w.]+)", str(error))
     if named:
         return f"it asks to run {named[1]}, and no code of a file is run."
@@ -268,7 +268,7 @@ def check_shapes(
 
 
 def fingerprint(weights: Iterable[Tensor]) -> str:
-    """A short hash of some weights: tells checkpoints apart where a folder or a branch name does not."""
+    """A short hash of some weights: tells checkpoints apart if a folder or a branch name does not."""
     digest = hashlib.sha256()
     for weight in weights:
         digest.update(weight.detach().cpu().float().numpy().tobytes())  # numpy has no bfloat16

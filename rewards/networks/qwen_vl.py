@@ -125,7 +125,7 @@ def split_weights(
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """A checkpoint's weights under the names of transformers' `Qwen2VLModel`, and those of its head.
 
-    `heads` is what names of the head's weights begin with; where that is one word, their names come without it. The
+    `heads` are the prefixes of the head's weights; if there is only one, their names come without it. The
     language model's output layer is left out, nothing reads it.
     """
     backbone, head, unknown = {}, {}, []
@@ -236,7 +236,7 @@ def build_network(
 
 
 def token_places(input_ids: Int64[Tensor, " b l"], token_ids: Sequence[int]) -> Int64[Tensor, " b k"]:
-    """Where each of the tokens stands in each sample. Raises ValueError: if one is missing somewhere or there more than
+    """The place of each of the tokens in each sample. Raises ValueError: if one is missing somewhere or there more than
     once."""
     wanted = torch.tensor(list(token_ids), device=input_ids.device)
     found = input_ids[:, None, :] == wanted[None, :, None]
@@ -258,9 +258,9 @@ def encode(
     videos: Sequence[Tensor] | None = None,
     resize: bool = False,
 ) -> dict[str, Tensor]:
-    """What the model reads: per sample one user turn of images or clip, if given, then text, and the answer begun.
+    """The model's input: per sample one user turn of images or clip, if given, then text, and the start of the answer.
 
-    Every sample has as many images as any other, one after the other. Images and clips are taken at their size; bring
+    All samples have the same number of images, one after the other. Images and clips are taken at their size; bring
     them to it before. With `resize` the processor brings images to a size that it takes.
     """
     kind: list[dict[str, str]] = []
@@ -330,7 +330,7 @@ class TokenScorer:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Checkpoint:
-    """What a published reward model is."""
+    """A published reward model."""
 
     name: str
     """Of the reward."""
@@ -341,7 +341,7 @@ class Checkpoint:
     family: QwenFamily = QWEN2_VL
     """Of the backbone."""
     heads: tuple[str, ...] = HEAD
-    """What names of the head's weights begin with, see `split_weights`."""
+    """Prefixes of the head's weights, see `split_weights`."""
     file: str = ""
     """Name of the file of weights."""
 
@@ -352,7 +352,7 @@ class Checkpoint:
 
 
 class CheckpointOptions:
-    """What options of rewards from a `Checkpoint` have in common; each states its fields itself."""
+    """What options of rewards from a `Checkpoint` share; each states its fields itself."""
 
     __slots__ = ()
     published: ClassVar[Checkpoint]
@@ -392,7 +392,7 @@ class CheckpointOptions:
     ) -> list[TokenScorer]:
         """A scorer for each template, on one network, which other rewards of the same weights share.
 
-        `identity` tells the weights apart, where it is not the model and its revision that do.
+        `identity` tells the weights apart, if the model and its revision do not.
         """
         known: dict[str, Any] = {"owner": self.published.owner, "family": self.published.family}
         config, processor, token_ids = load_base(self.base, self.published.tokens, revision=self.base_revision, **known)

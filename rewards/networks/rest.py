@@ -1,4 +1,4 @@
-"""Rewards whose networks rest on the host and are on the device while they are asked."""
+"""Rewards whose networks rest on the host and are on the device only while they score."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from flowrl.runtime.placement import Resting
 
 
 def at_rest(reward: Reward, device: torch.device, known: dict[int, Resting], *, holds: bool) -> Reward:
-    """The reward with its networks on the host, from where each call takes them to the device.
+    """The reward with its networks on the host; each call copies them to the device.
 
     Args:
         reward: any that does not learn.
-        device: where it computes.
+        device: the device that it computes on.
         known: what already rests, by the network's identity; rewards that share a network share its rest.
         holds: whether its options say that it holds a model.
 
@@ -36,7 +36,7 @@ def at_rest(reward: Reward, device: torch.device, known: dict[int, Resting], *, 
                 known[name] = Resting([network], device)
             except ValueError as error:
                 raise ValueError(f"pipeline.offload: reward {reward.name!r} cannot rest, {error}: {way_out}") from error
-    resting = [rest for name, rest in known.items() if name in found]  # in one order, so that no two threads wait
+    resting = [rest for name, rest in known.items() if name in found]  # in one order, so no two threads deadlock
     if not resting:
         return reward
 
@@ -74,6 +74,6 @@ def networks_of(value: Any) -> Iterator[nn.Module]:
 
 
 def _fields_of(value: Any) -> list[Any]:
-    """What an object holds under its slots and names."""
+    """The values in an object's slots and attributes."""
     names = [name for kind in type(value).__mro__ for name in getattr(kind, "__slots__", ())]
     return [getattr(value, name) for name in (*names, *getattr(value, "__dict__", {})) if hasattr(value, name)]

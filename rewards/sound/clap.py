@@ -72,7 +72,7 @@ class ClapScore(OneModel):
 
 
 def prepare(sounds: Tensor, rate: int, extractor: Any) -> list[np.ndarray]:
-    """Sounds `[b, channels, samples]` in one channel at the extractor's rate, cut where it would draw a place."""
+    """Sounds `[b, channels, samples]` in one channel at the extractor's rate, cut where it would pick at random."""
     from scipy.signal import resample_poly  # half a second, and most options are only checked
 
     mono = sounds.detach().float().mean(1).cpu().numpy()

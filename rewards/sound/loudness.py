@@ -37,7 +37,7 @@ class Loudness:
     target: float = -20.0
     """Level in dB of full scale, below 0."""
     width: float = 20.0
-    """Decibels beside the target at which the value falls to 0."""
+    """Distance from the target, in decibels, at which the value reaches 0."""
     models: ClassVar[tuple[Model, ...]] = ()
     judges: ClassVar[tuple[str, ...]] = ("sounds",)
 
@@ -47,7 +47,7 @@ class Loudness:
             raise ValueError(f"target is a level in dB of full scale from -120 to 0, such as -20, got {self.target}.")
 
     def build(self, device: torch.device) -> Reward:
-        """Makes the reward; the arithmetic runs where the sounds are."""
+        """Makes the reward; it computes on the device of the sounds."""
 
         def loudness(inputs: RewardInputs) -> RewardOutput:
             sounds, rate = sounds_of(inputs, owner="reward 'loudness'")
@@ -79,7 +79,7 @@ class SoundSync:
 
     Pearson's, over the steps from a frame to the next, of two series: the mean change of a pixel, and the root mean
     square of the sound between these frames. With `lag` the best one of sounds that come up to so many frames later or
-    earlier. Where either series is constant (nothing moves, or silence) it is 0. It knows nothing of what is seen and
+    earlier. If either series is constant (nothing moves, or silence) it is 0. It knows nothing of what is seen and
     heard: applause over applauding hands and music that swells with a pan both please it.
     """
 
@@ -93,7 +93,7 @@ class SoundSync:
             raise ValueError(f"lag is a number of frames from 0 to 1000, got {self.lag}.")
 
     def build(self, device: torch.device) -> Reward:
-        """Makes the reward; the arithmetic runs where the videos are."""
+        """Makes the reward; it computes on the device of the videos."""
 
         def sync(inputs: RewardInputs) -> RewardOutput:
             owner = "reward 'sound_sync'"
@@ -133,7 +133,7 @@ def level(sound: Float[Tensor, " *b c n"]) -> Float[Tensor, " *b"]:
 
 
 def correlation(first: Float[Tensor, " n"], second: Float[Tensor, " n"]) -> Float[Tensor, ""]:
-    """Pearson's correlation; 0 where a series does not vary, or has fewer than 3 numbers."""
+    """Pearson's correlation; 0 if a series does not vary, or has fewer than 3 numbers."""
     if len(first) < 3:
         return first.new_zeros(())
     a, b = first - first.mean(), second - second.mean()

@@ -1,11 +1,11 @@
-"""Questions to people, what they answered, and the journal that keeps it in the run folder.
+"""Questions to people, their answers, and the journal that keeps the answers in the run folder.
 
-An entry is one answer. It is on the disk before the voter hears that it counts:
+An entry is one answer. It is on the disk before the page confirms it:
 
     key: [iteration, group, samples, prompt, voter]      row: {looks, answer, time}
 
-An answer of null by voter null closes the question: time was over. A run that goes on takes what the journal says of
-images that look the same: at 8 x 8 pixels each level is within `ALIKE` of 255, since kernels of a GPU round apart.
+An answer of null by voter null closes the question: the time was up. A resumed run uses the journal's answers for
+images that look the same: at 8 x 8 pixels each level is within `ALIKE` of 255, because GPU kernels round differently.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from flowrl.runtime.disk_errors import disk_words
 from flowrl.runtime.journal import Journal, Row
 
 VALUES = {"first": 1.0, "second": 0.0, "tie": 0.5, "good": 1.0, "bad": 0.0}
-"""What an answer says of the first image, or of the only one; `skip` says nothing."""
+"""The value of an answer for the first image, or for the only one; `skip` has none."""
 ALIKE = 3
 
 
@@ -33,10 +33,10 @@ class VoteQuestion:
     """A question about samples of one prompt.
 
     Attributes:
-        about: what it is called in the journal: iteration, group, samples, prompt.
+        about: its key in the journal: iteration, group, samples, prompt.
         looks: [8 * 8 * 3] levels of each sample.
-        page: what the page is told of it: `shown`, `candidates` and `sources` are numbers of files.
-        answers: by voter; None for the time that was over.
+        page: what the page receives: `shown`, `candidates` and `sources` are numbers of files.
+        answers: by voter; None if the time was up.
     """
 
     about: tuple[int, int, list[int], str]
@@ -51,19 +51,19 @@ class VoteQuestion:
         return sum(known) / len(known) if known else math.nan
 
     def is_about(self, row: Row) -> bool:
-        """Whether a row of the journal was said of images that look the same."""
+        """Whether a row of the journal is about images that look the same."""
         pairs = zip(self.looks, map(bytes.fromhex, row["looks"]), strict=True)
         return all(abs(x - y) <= ALIKE for pair in pairs for x, y in zip(*pair, strict=True))
 
 
 class Ballot:
-    """The questions of a run. One thread asks and waits, those of a server answer."""
+    """The questions of a run. One thread asks and waits; a server's threads bring the answers."""
 
     def __init__(self, folder: Path, identity: Mapping[str, Any], *, voters: int, timeout: float | None) -> None:
         """Opens the journal.
 
         Raises:
-            ValueError: it holds something that is no answer.
+            ValueError: it holds something that is not an answer.
         """
         self.voters, self.timeout, self.changed = voters, timeout, threading.Condition()
         self.journal = Journal(folder, identity)
@@ -83,7 +83,7 @@ class Ballot:
         self._first = 0  # number of this iteration's first question
 
     def put(self, asked: Sequence[VoteQuestion]) -> None:
-        """Asks, but for what the journal answers."""
+        """Asks the questions that the journal does not answer."""
         with self.changed:
             self._deadline = math.inf
             for ask in asked:
@@ -95,8 +95,8 @@ class Ballot:
                 self._asked.append(ask)
 
     def wait(self, asked: Sequence[VoteQuestion], tell: Callable[[int, float], None]) -> None:
-        """Waits until questions are answered or time is over, and closes them. Time counts from the first wait after
-        questions were put, which is when all images of an iteration are there.
+        """Waits until questions are answered or the time is up, and closes them. Time counts from the first wait after
+        questions were asked; by then all images of an iteration are drawn.
 
         Raises:
             ValueError: an answer could not be written.
@@ -117,7 +117,7 @@ class Ballot:
         """Takes an answer.
 
         Raises:
-            WireError: there is no such question, time is over, the voter has answered, or nothing can be written.
+            WireError: there is no such question, the time is up, the voter has answered, or nothing can be written.
         """
         with self.changed:
             if not 0 <= number < len(self._asked):
@@ -132,7 +132,7 @@ class Ballot:
                 raise WireError(507, "not_kept", f"this answer is not counted, and the run ends: {self._fault}")
 
     def state(self, voter: str) -> dict[str, Any]:
-        """What the page shows a voter: the open question with the fewest answers, and how far all of them are."""
+        """The state that the page shows a voter: the open question with the fewest answers, and the progress of all."""
         with self.changed:
             left, now = self._left(self._open.values()), self._asked[self._first :]
             mine = sorted((one for one in left if voter not in one.answers), key=lambda one: len(one.answers))

@@ -1,4 +1,4 @@
-"""What people say of a run's images on its own page, as a reward; see docs/rewards.md.
+"""Votes of people on a run's images, on the run's own page, as a reward; see docs/rewards.md.
 
 {name: votes, options: {ask: pairwise, voters: 2, timeout: 3600}}
 """
@@ -39,12 +39,11 @@ QUESTIONS = {"pairwise": "Which of the two is better?", "binary": "Is this good?
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Votes:
-    """What people say on a page of the run: `win_rate` of the comparisons, a tie being half, or 1 for good and 0 for
+    """Votes of people on a page of the run: `win_rate` of the comparisons, where a tie is half, or 1 for good and 0 for
     bad; the mean over voters, in [0, 1].
 
-    Images are shown as soon as they are drawn. What nobody voted on is invalid ("no_vote", "skipped") and stops no run.
-    Answers are kept in folder `votes` of the run. The part `answers` is how many answers with a value an image
-    has.
+    Images are shown as soon as they are drawn. Those without a vote are invalid ("no_vote", "skipped") and stop no run.
+    Answers are kept in folder `votes` of the run. The part `answers` is an image's number of answers with a value.
     """
 
     judges: ClassVar[tuple[str, ...]] = ("groups",)
@@ -53,15 +52,15 @@ class Votes:
     ask: Literal["pairwise", "binary"] = "pairwise"
     """`pairwise`: which of two images of a prompt is better, or a tie; `binary`: whether one is good or bad."""
     question: str | None = None
-    """What people are asked; null asks which is better, or whether it is good."""
+    """The question to people; null asks which is better, or whether it is good."""
     opponents: int | None = None
-    """Compares each image with so many others only, drawn at random; even. Null: with all, N(N-1)/2 questions."""
+    """Compares each image with only this many others, drawn at random; even. Null: with all, N(N-1)/2 questions."""
     voters: int = 1
-    """Answers that a question waits for, skips among them."""
+    """Answers that a question waits for, skips included."""
     timeout: float | None = 1800.0
-    """Seconds that training waits for votes once an iteration's images are drawn; null waits without an end."""
+    """Seconds that training waits for votes once an iteration's images are drawn; null sets no limit."""
     port: int = 0
-    """Of the page on 127.0.0.1; 0 takes a free one."""
+    """Port of the page on 127.0.0.1; 0 takes a free one."""
 
     def __post_init__(self) -> None:
         at_least(1, self, "voters")
@@ -82,7 +81,7 @@ class Votes:
 
 
 class VotesReward:
-    """A `Reward` that asks at once and is answered later."""
+    """A `Reward` that asks at once and gets its answers later."""
 
     name, differentiable, waits = "votes", False, True
     needs = frozenset({"prompts", "images", "group_ids", "sample_ids", "sounds"})
@@ -95,11 +94,11 @@ class VotesReward:
         self.version = f"votes:{options.ask}:voters-{options.voters}:opponents-{opponents}:{self.words}"
 
     def open(self, folder: Path, iterations: int, closing: ExitStack) -> None:
-        """Opens the page of a run, and says where it is.
+        """Opens the page of a run, and prints its address.
 
         Args:
             folder: keeps the answers.
-            iterations: of the run.
+            iterations: number of the run's iterations.
             closing: closes the page.
 
         Raises:
@@ -123,7 +122,7 @@ class VotesReward:
         return self.ask(inputs)()
 
     def ask(self, inputs: RewardInputs) -> Callable[[], RewardOutput]:
-        """Puts questions about samples; what is returned waits for the answers."""
+        """Asks questions about samples; the result waits for the answers."""
         if not self.address:
             raise ValueError("reward 'votes' asks people while a run trains, and nowhere else: take another reward.")
         films, groups, ids = inputs.videos, group_places(inputs), inputs.sample_ids.tolist()

@@ -39,12 +39,12 @@ _HERE = Path(__file__).parent
 
 
 def make_app(ballot: Ballot, files: Path, answers: Sequence[str], facts: Mapping[str, Any]) -> ASGIApp:
-    """What answers below the token, for `page_server`.
+    """The handler of everything below the token, for `page_server`.
 
     Args:
         ballot: takes the answers.
         files: folder of the images and clips.
-        answers: that there are.
+        answers: the possible answers.
         facts: `ask`, `words` and `iterations`, for the page.
     """
     from starlette.applications import Starlette
@@ -103,5 +103,5 @@ async def _body(request: Request) -> Any:
         raise WireError(408, "slow_body", f"the body did not come within {BODY_SECONDS:.0f} s.") from error
     try:
         return parse_json(body.decode(), "the body")
-    except ValueError as error:  # no UTF-8 either
+    except ValueError as error:  # also not UTF-8
         raise bad_request(str(error)) from error
