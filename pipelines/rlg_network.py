@@ -15,9 +15,10 @@ from peft import LoraConfig
 from torch import Tensor, nn
 
 from flowrl.pipelines.arithmetic.lora_linear import add_lora
-from flowrl.pipelines.weights.lora import VARIANTS, Policy, check_same, portable_name, refuse_other_network
+from flowrl.pipelines.weights.lora import VARIANTS, Policy, portable_name, refuse_other_network
 from flowrl.pipelines.weights.lora_files import read_lora
 from flowrl.pipelines.weights.lora_names import Stock
+from flowrl.pipelines.weights.trained_weights import check_same
 from flowrl.runtime.private_names import BaseTunerLayer, adapter_names, choose_adapters, switch_adapters
 from flowrl.samplers.guidance import Network
 from flowrl.trajectory import Conditioning
