@@ -218,13 +218,11 @@ Embed = Callable[[Any, str, Sequence[Tensor]], dict[str, Tensor]]
 
 
 def given(
-    embeds: str, *, pooled: str | None = None, mask: bool = False, length: bool = False
+    embeds: str, *, pooled: str | None = None, mask: bool = False, length: bool = False, first_frame: bool = False
 ) -> Callable[[Any, int], dict[str, Tensor]]:
-    """A `conditioning` of embeddings, and perhaps pooled ones, a mask and the prompt's length, of widths that the
-    denoiser's entries say.
-
-    Where its guidance is an input, the scale is among them.
-    """
+    """A `conditioning` of embeddings, and perhaps pooled ones, a mask, the prompt's length and a first frame that is
+    held where there are sources, of widths that the denoiser's entries say. Where its guidance is an input, the scale
+    is among them."""
 
     def conditioning(p: Any, tokens: int) -> dict[str, Tensor]:
         config = vars(p.card.network)
@@ -237,6 +235,8 @@ def given(
             found["pooled"] = common.meta(1, config[pooled])
         if config.get("guidance_embeds"):
             found["guidance"] = common.meta(1)
+        if first_frame and p.num_sources[1]:
+            found["first_frame"] = common.meta(1, p.grid_shape[0], 1, *p.grid_shape[2:])
         return found
 
     return conditioning

@@ -165,26 +165,34 @@ def masked_arguments(x: Tensor, timestep: Tensor, cond: Conditioning) -> dict[st
     }
 
 
-def shown(x: Tensor, cond: Conditioning, dim: int) -> Tensor:
-    """Latents as a network sees them: with a first frame in its place, of a conditioning that has one."""
+def shown(x: Tensor, cond: Conditioning) -> Tensor:
+    """Latents `[b, C, F, h, w]` or tokens `[b, n, C]` as a network sees them: with a first frame in its place, of a
+    conditioning that has one."""
     if (first := cond.tensors.get("first_frame")) is None:
         return x
+    dim = 2 if x.ndim == 5 else 1
     return torch.cat([first.to(x), x.narrow(dim, first.shape[dim], x.shape[dim] - first.shape[dim])], dim)
 
 
-def held(velocity: Tensor, x: Tensor, sigma: Sigma, cond: Conditioning, dim: int) -> Tensor:
+def held(velocity: Tensor, x: Tensor, sigma: Sigma, cond: Conditioning) -> Tensor:
     """The velocity that leads straight to a first frame where a conditioning has one; beside it, the network's."""
     if (first := cond.tensors.get("first_frame")) is None:
         return velocity
-    x, count = x.to(velocity), first.shape[dim]
+    x, dim = x.to(velocity), 2 if x.ndim == 5 else 1
+    count = first.shape[dim]
     led = (x.narrow(dim, 0, count) - first) / column(sigma, x)
     return torch.cat([led, velocity.narrow(dim, count, velocity.shape[dim] - count)], dim)
 
 
-def held_guidance(asked: Guidance, dim: int, **how: Any) -> Velocity:
-    """Guidance in two passes of what `held` is; by the exact sigma, since timesteps may be rounded."""
-    guided = two_pass_guidance(asked, **how)
-    return lambda x, sigma, timestep: held(guided(x, sigma, timestep), x, sigma, asked.cond, dim)
+def token_times(timestep: Tensor, cond: Conditioning, grid: Sequence[int]) -> Tensor:
+    """Times `[b, n]` of tokens of a grid (frames, rows, columns), 0 in a first frame that is held; one for all of a
+    row, `[b]`, where there is none."""
+    if "first_frame" not in cond.tensors:
+        return timestep
+    frames, rows, columns = grid
+    times = timestep[:, None].repeat(1, frames * rows * columns)
+    times[:, : rows * columns] = 0
+    return times
 
 
 def pack(x: Tensor) -> Tensor:
