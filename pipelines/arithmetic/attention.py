@@ -4,9 +4,9 @@ A kernel (`attention_words.KERNELS`) is set on the attention processors of one n
 `set_attention_backend` of a diffusers model becomes the default of every other model, and does nothing to networks that
 call torch's attention directly. Processors that go through diffusers' dispatcher read their backend from themselves.
 Where a processor calls torch's attention directly (UNets, CogVideoX, Sana) or leaves its backend out (Qwen-Image-2.1
-without a cache of the prompt), and for kernels that know nothing of
-autocast, it runs as it is with torch's attention replaced within (`torch.overrides.TorchFunctionMode`): under autocast
-norms give queries and keys in float32, which torch's attention casts and other kernels refuse.
+without a cache of the prompt), and for kernels that know nothing of autocast, it runs as it is with torch's attention
+replaced within (`torch.overrides.TorchFunctionMode`): under autocast norms give queries and keys in float32, which
+torch's attention casts and other kernels refuse.
 
 SD3's joint attention goes through diffusers' dispatcher, so that its backends can be chosen as for other families:
 `SD3Transformer2DModel` calls torch's attention directly. The processor here is equal to it bit for bit.
@@ -107,12 +107,8 @@ def dispatch_joint_attention(transformer: nn.Module) -> None:
 def linear_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     """`sum_j v_j (k_j . q_i) / sum_j (k_j . q_i)` of each token i, in float32 whatever autocast says.
 
-    Args:
-        query: not negative, `[b, heads, d, n]`.
-        key: not negative, `[b, heads, d, m]`.
-        value: `[b, heads, e, m]`.
-
-    Returns float32 `[b, heads, e, n]`.
+    Query `[b, heads, d, n]` and key `[b, heads, d, m]` are not negative; value `[b, heads, e, m]`. Returns
+    `[b, heads, e, n]`.
     """
     with torch.autocast(query.device.type, enabled=False):
         counted = F.pad(value.float(), (0, 0, 0, 1), value=1.0)  # a row of ones, whose result is the divisor
@@ -129,13 +125,8 @@ def _output(attn: Any, attended: Tensor, dtype: torch.dtype) -> Tensor:
 def rotary_linear_attention(query: Tensor, key: Tensor, value: Tensor, rotary: tuple[Tensor, Tensor]) -> Tensor:
     """`sum_j v_j (R_j k_j . R_i q_i) / sum_j (k_j . q_i)` of each token i, in float32 whatever autocast says.
 
-    Args:
-        query: not negative, `[b, n, heads, d]`.
-        key: not negative, `[b, n, heads, d]`.
-        value: `[b, n, heads, e]`.
-        rotary: cosines and sines of the rotations R, `[1, n, 1, d]`, each twice.
-
-    Returns float32 `[b, heads, e, n]`.
+    Query and key `[b, n, heads, d]` are not negative; value `[b, n, heads, e]`; `rotary` are cosines and sines of the
+    rotations R, `[1, n, 1, d]`, each twice. Returns `[b, heads, e, n]`.
     """
     cos, sin = rotary[0][..., 0::2], rotary[1][..., 1::2]
 

@@ -56,12 +56,8 @@ class SampleGradients:
         """Adds the gradient of each sample's loss to `total`; returns how often the graph was walked back.
 
         The first time that layers are met, what the first and the last sample alone give is looked at: a layer from
-        which another sample gets a part of it has inputs of another order, and is not served from then on.
-
-        Args:
-            loss_b: of samples that do not see each other in the network.
-            total: takes the sums.
-            again: the graph will be walked once more.
+        which another sample gets a part of it has inputs of another order, and is not served from then on. Samples do
+        not see each other in the network; `again` says that the graph will be walked once more.
         """
         alone, samples = torch.eye(len(loss_b), dtype=loss_b.dtype, device=loss_b.device), len(loss_b)
         unknown = self._met - self._looked - self._mixed if samples > 1 else set[LoraLinear]()

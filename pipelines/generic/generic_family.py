@@ -135,11 +135,6 @@ class GenericFamily:
             "guidance_scale": float(scale) if isinstance(scale, (int, float)) else 1.0,
         }
 
-    def makes_videos(self, model: str) -> bool:
-        """Whether stock's call takes a number of frames. Raises ValueError: its class cannot be called from outside."""
-        taken = call_arguments(self._stock_class(model, self._index(model)))
-        return takes_frames(taken)
-
     def check_options(self, options: Mapping[str, Any]) -> None:
         """Checks `pipeline.options`, those that have no key of their own."""
         cards.check_no_keys(options)

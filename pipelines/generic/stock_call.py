@@ -35,17 +35,14 @@ class Reached(Exception):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Asked:
-    """What a stock call asks for before its network.
-
-    Attributes:
-        made: latents of one sample, as `prepare_latents` gave them: noise, but for what it holds of a source image.
-        levels: arguments of `set_timesteps` by name, without the device.
-        negative: whether embeddings of a negative prompt are read.
-    """
+    """What a stock call asks for before its network."""
 
     made: Tensor
+    """Latents of one sample, as `prepare_latents` gave them: noise, but for what it holds of a source image."""
     levels: dict[str, Any]
+    """Arguments of `set_timesteps` by name, without the device."""
     negative: bool
+    """Whether embeddings of a negative prompt are read."""
 
 
 def with_members(scheduler: Any, **members: Any) -> Any:

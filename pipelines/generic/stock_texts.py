@@ -125,23 +125,20 @@ def _send(value: Any, device: torch.device | str, floats: torch.dtype | None = N
 
 @dataclass(kw_only=True, slots=True)
 class Texts:
-    """Texts that were encoded, by their numbers.
-
-    Attributes:
-        encode: the stock function, bound.
-        rows: what each text gave, on the host.
-        layouts: of what it returns, one for each; empty before the first text.
-        names: of what it returns.
-        bare: whether it returns one thing and no tuple.
-        freed: whether the encoders are gone.
-    """
+    """Texts that were encoded, by their numbers."""
 
     encode: Callable[..., Any]
+    """The stock function, bound."""
     rows: dict[int, Text] = field(default_factory=dict)
+    """What each text gave, on the host."""
     layouts: tuple[Any, ...] = ()
+    """Of what it returns, one for each; empty before the first text."""
     names: tuple[str, ...] = ()
+    """Of what it returns."""
     bare: bool = False
+    """Whether it returns one thing and no tuple."""
     freed: bool = False
+    """Whether the encoders are gone."""
 
     def keep(self, number: int, one: Any, two: Callable[[], Any]) -> None:
         """Keeps what a text gave; `two` gives what it gives twice in one call, which is asked for the first text."""

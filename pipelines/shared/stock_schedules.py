@@ -259,13 +259,8 @@ def flow_schedule(
     "linspace" where the pipeline passes sigmas in. Multistep schedulers with flow sigmas (UniPC, DPM-Solver) are asked
     themselves, since their grid differs between versions of diffusers: now it starts at .999999, formerly, and in
     Flow-GRPO's published runs, at .99967, which is "unipc_flow". Their timesteps are whole numbers. "linspace" is
-    evenly spaced and shifted once.
-
-    Args:
-        grid: "diffusers", "linspace" or "unipc_flow".
-        shift: replaces the scheduler's own.
-        sigmas: which grid of FlowMatchEulerDiscreteScheduler the stock pipeline visits.
-        mu: logarithm of the shift, for schedulers that shift by resolution.
+    evenly spaced and shifted once. `shift` replaces the scheduler's own; `mu` is the logarithm of the shift, for
+    schedulers that shift by resolution.
     """
     config = dict(scheduler.config)
     if not config.get("use_flow_sigmas"):
