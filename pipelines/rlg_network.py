@@ -41,10 +41,8 @@ def active_adapters(layers: Sequence[BaseTunerLayer]) -> list[str]:
 
 @contextmanager
 def acting(layers: Sequence[BaseTunerLayer], names: Sequence[str]) -> Iterator[None]:
-    """Within, exactly these adapters are at work, each with its own weight; none is the network without adapters.
-
-    Costs microseconds per layer: PEFT's own switches flip requires_grad of every tensor too, which is left alone here.
-    """
+    """Within, exactly these adapters are at work, each with its own weight; none is the network without adapters. Costs
+    microseconds per layer: PEFT's own switches flip requires_grad of every tensor too, which is left alone here."""
     before = [(layer.active_adapter, layer.disable_adapters) for layer in layers]
     try:
         for layer in layers:

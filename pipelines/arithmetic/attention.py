@@ -59,11 +59,9 @@ Attend = Callable[..., Tensor]
 
 
 class JointAttention:
-    """Processor of one joint attention: images' tokens and the prompt's attend to all of both.
-
-    Query, key and value of both streams `[b, n, heads * d]` are split into heads, normalised where the model does, and
-    joined along the tokens, images first.
-    """
+    """Processor of one joint attention: images' tokens and the prompt's attend to all of both. Query, key and value of
+    both streams `[b, n, heads * d]` are split into heads, normalised where the model does, and joined along the tokens,
+    images first."""
 
     _attention_backend: Any = None
     _parallel_config: Any = None
@@ -123,11 +121,9 @@ def _output(attn: Any, attended: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def rotary_linear_attention(query: Tensor, key: Tensor, value: Tensor, rotary: tuple[Tensor, Tensor]) -> Tensor:
-    """`sum_j v_j (R_j k_j . R_i q_i) / sum_j (k_j . q_i)` of each token i, in float32 whatever autocast says.
-
-    Query and key `[b, n, heads, d]` are not negative; value `[b, n, heads, e]`; `rotary` are cosines and sines of the
-    rotations R, `[1, n, 1, d]`, each twice. Returns `[b, heads, e, n]`.
-    """
+    """`sum_j v_j (R_j k_j . R_i q_i) / sum_j (k_j . q_i)` of each token i, in float32 whatever autocast says. Query and
+    key `[b, n, heads, d]` are not negative; value `[b, n, heads, e]`; `rotary` are cosines and sines of the rotations
+    R, `[1, n, 1, d]`, each twice. Returns `[b, heads, e, n]`."""
     cos, sin = rotary[0][..., 0::2], rotary[1][..., 1::2]
 
     def rotated(x: Tensor) -> Tensor:
@@ -179,11 +175,9 @@ def exact_linear(transformer: nn.Module) -> None:
 def give_kernel(
     networks: Iterable[nn.Module], word: str, known: Known, dtype: torch.dtype, device: torch.device | str
 ) -> str:
-    """Sets the kernel of a word on every attention of loaded networks, once its gradient was looked at.
-
-    Returns the kernel's word, what "auto" became. Raises ValueError: the word is refused, the kernel cannot be loaded
-    or gives no right gradient, or nothing attends.
-    """
+    """Sets the kernel of a word on every attention of loaded networks, once its gradient was looked at. Returns the
+    kernel's word, what "auto" became. Raises ValueError: the word is refused, the kernel cannot be loaded or gives no
+    right gradient, or nothing attends."""
     machine = this_machine(torch.device(device).type)
     check_word(word, dtype, known)
     check_here(word, machine)
@@ -203,10 +197,8 @@ def give_kernel(
 
 
 def give_within(network: nn.Module, word: str) -> None:
-    """Has the processors of a network call torch's attention and replaces that, also where a backend would do.
-
-    Then whoever calls torch's attention on their behalf gets the kernel too.
-    """
+    """Has the processors of a network call torch's attention and replaces that, also where a backend would do. Then
+    whoever calls torch's attention on their behalf gets the kernel too."""
     _give(network, word, within=True)
 
 
@@ -355,10 +347,8 @@ def _with_gradients(attend: Attend, given: list[Tensor]) -> list[Any]:
 
 
 def backends_here(device: torch.device | str, dtype: torch.dtype, head_size: int, mask: Mask = "none") -> list[str]:
-    """Words that this machine has for a head size and dtype, each run forward and backward.
-
-    Kernels of the hub that are not on this machine yet are left out.
-    """
+    """Words that this machine has for a head size and dtype, each run forward and backward. Kernels of the hub that are
+    not on this machine yet are left out."""
     machine = this_machine(torch.device(device).type)
     found = []
     for word in usable(machine, dtype, Known(head_sizes=(head_size,), mask=mask)):

@@ -19,10 +19,8 @@ Recompute = Callable[..., Any]
 
 
 def with_masks(network: nn.Module, again: Recompute) -> Recompute:
-    """The function by which a network calls blocks that are recomputed, so that all of them get their mask.
-
-    It is that of the double-stream blocks, which are called before the single-stream ones and with the same one.
-    """
+    """The function by which a network calls blocks that are recomputed, so that all of them get their mask. It is that
+    of the double-stream blocks, which are called before the single-stream ones and with the same one."""
     if not isinstance(network, ChromaTransformer2DModel):
         return again
     masks: tuple[Any, ...] = ()

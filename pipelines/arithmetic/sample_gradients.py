@@ -111,10 +111,8 @@ class SampleGradients:
     def _add(
         self, layer: LoraLinear, rows: int, through: Tensor, x: Tensor, grads: Tensor, low: Tensor, scale: float
     ) -> bool:
-        """Adds `scale through^T x` and `scale grads^T low` sample by sample; False where they are not asked for.
-
-        Guided calls hold all samples twice, one half after the other.
-        """
+        """Adds `scale through^T x` and `scale grads^T low` sample by sample; False where they are not asked for. Guided
+        calls hold all samples twice, one half after the other."""
         if self._total is None or layer in self._mixed:
             return False
         for target, left, right in zip(self._of(layer, self._total), (through, grads), (x, low), strict=True):

@@ -41,11 +41,9 @@ def has_products(dtype: torch.dtype) -> bool:
 
 
 class WideProducts(TorchFunctionMode):
-    """Inside, products that CPU autocast would take in its dtype are taken in float32, rounded before and after.
-
-    Those are products of CPU tensors in 16 or 32 bits; float64, integers and other devices stay as they are, and so
-    does all where autocast is switched off again.
-    """
+    """Inside, products that CPU autocast would take in its dtype are taken in float32, rounded before and after. Those
+    are products of CPU tensors in 16 or 32 bits; float64, integers and other devices stay as they are, and so does all
+    where autocast is switched off again."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Sequence[type], args: Sequence[Any] = (), kwargs: Any = None

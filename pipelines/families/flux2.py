@@ -123,11 +123,9 @@ def token_ids(shape: Sequence[int], image: int = 0) -> Tensor:
 
 
 def empirical_mu(num_tokens: int, num_steps: int) -> float:
-    """FLUX.2's logarithm of the shift, fitted by its authors to image size and number of steps.
-
-    With n tokens it is `1.6927e-4 n + 0.45666666` at 200 steps and `8.73809524e-5 n + 1.89833333` at 10, linear in the
-    steps between and beyond; above 4300 tokens the first holds for any number of steps.
-    """
+    """FLUX.2's logarithm of the shift, fitted by its authors to image size and number of steps. With n tokens it is
+    `1.6927e-4 n + 0.45666666` at 200 steps and `8.73809524e-5 n + 1.89833333` at 10, linear in the steps between and
+    beyond; above 4300 tokens the first holds for any number of steps."""
     at_200, at_10 = 1.6927e-4 * num_tokens + 0.45666666, 8.73809524e-5 * num_tokens + 1.89833333
     return at_200 if num_tokens > 4300 else at_200 + (at_200 - at_10) / 190 * (num_steps - 200)
 

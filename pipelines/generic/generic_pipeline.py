@@ -200,9 +200,7 @@ class GenericPipeline:
 
     def network(self, x: Tensor, timestep: Tensor, cond: Conditioning) -> Tensor:
         """Velocity in float32: one stock call for all rows of one level and source whose prompts have one length.
-
-        `alone` is one for each row, of classes that take one prompt at a time.
-        """
+        `alone` is one for each row, of classes that take one prompt at a time."""
         texts = cond.tensors[_ROW].tolist()
         against = cond.tensors[_AGAINST].tolist() if _AGAINST in cond.tensors else None
         scale = float(cond.tensors[_SCALE][0]) if _SCALE in cond.tensors else 1.0
@@ -446,11 +444,8 @@ class GenericPipeline:
         )
 
     def save_lora(self, folder: Path, tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> Path:
-        """Writes `pytorch_lora_weights.safetensors`.
-
-        Stock loads it with `load_lora_weights(folder)`. Where its class has none a PEFT adapter lies beside it, for
-        `peft.PeftModel.from_pretrained(pipe.transformer, folder)`.
-        """
+        """Writes `pytorch_lora_weights.safetensors`. Stock loads it with `load_lora_weights(folder)`. Where its class
+        has none a PEFT adapter lies beside it, for `peft.PeftModel.from_pretrained(pipe.transformer, folder)`."""
         part, *_ = self.experts
         if len(self.experts) == 1 and not common.takes_lora(type(self.pipe), part):
             from peft import LoraConfig

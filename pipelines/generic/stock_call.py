@@ -97,10 +97,8 @@ class _Stepped:
 
 
 def call(pipe: Any, arguments: Mapping[str, Any]) -> Any:
-    """Stock's `__call__` with gradient where the caller has it; what it gives, or what it reached.
-
-    A `guider` among the arguments is no argument: it stands where the pipeline has its own.
-    """
+    """Stock's `__call__` with gradient where the caller has it; what it gives, or what it reached. A `guider` among the
+    arguments is no argument: it stands where the pipeline has its own."""
     guider = {key: value for key, value in arguments.items() if key == "guider"}
     arguments = {key: value for key, value in arguments.items() if key not in guider}
     with common.standing_in(pipe, **guider), warnings.catch_warnings():

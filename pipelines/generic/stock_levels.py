@@ -96,10 +96,8 @@ class Levels:
         return velocity_from_prediction(x.float(), output.float(), self.sigma(timestep).reshape(()), prediction).float()
 
     def schedule(self, num_steps: int, grid: str, shift: float | None, named: Mapping[str, Any]) -> Schedule:
-        """Levels that the stock pipeline visits, or ("linspace") evenly spaced ones shifted once.
-
-        `shift` takes the place of the scheduler's own; `named` is what the stock call hands to `set_timesteps`.
-        """
+        """Levels that the stock pipeline visits, or ("linspace") evenly spaced ones shifted once. `shift` takes the
+        place of the scheduler's own; `named` is what the stock call hands to `set_timesteps`."""
         config, name = dict(self.scheduler.config), type(self.scheduler).__name__
         if shift is not None and not (self.flow and shift > 0):
             raise ValueError(

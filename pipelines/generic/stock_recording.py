@@ -188,10 +188,8 @@ def _part(model: str, name: str, entry: Any) -> Any:
 
 
 def _answering_zeros(network: nn.Module, calls: list[dict[str, Any]] | None) -> nn.Module:
-    """What takes and gives tensors on the CPU in the place of a network on the meta device; `calls` gets arguments.
-
-    The network itself stays of its very class, by which transformers knows what it has to give.
-    """
+    """What takes and gives tensors on the CPU in the place of a network on the meta device; `calls` gets arguments. The
+    network itself stays of its very class, by which transformers knows what it has to give."""
     signature = inspect.signature(type(network).forward)
     rest = next((key for key, one in signature.parameters.items() if one.kind is one.VAR_KEYWORD), "")
 

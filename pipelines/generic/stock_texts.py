@@ -56,11 +56,9 @@ BY_ROW = "by row"
 
 
 def layout(one: Any, two: Any) -> Any:
-    """Where the rows of a value lie, of what one text and twice that text gave.
-
-    An int is the dimension of a tensor, "list" a list with an entry for each row, None what is the same for all rows,
-    a list or dict the layouts of what is in it, `BY_ROW` what cannot be joined.
-    """
+    """Where the rows of a value lie, of what one text and twice that text gave. An int is the dimension of a tensor,
+    "list" a list with an entry for each row, None what is the same for all rows, a list or dict the layouts of what is
+    in it, `BY_ROW` what cannot be joined."""
     if type(one) is not type(two):
         return BY_ROW
     if isinstance(one, Tensor):

@@ -271,9 +271,7 @@ def check_class(card: Card, family: str, stock: Sequence[str]) -> None:
 
 def read_part(model: str, name: str) -> dict[str, Any] | None:
     """A small JSON file of a folder, of a hub id that is not published here, or that goes with a single file; or None.
-
-    Of published checkpoints `published.json` says what is needed, and nothing is asked of the hub.
-    """
+    Of published checkpoints `published.json` says what is needed, and nothing is asked of the hub."""
     if not Path(model).exists():
         return None if published(model) is not None or is_path(model) else small_json(model, name)
     if is_single_file(model):

@@ -48,9 +48,7 @@ def check_frames(model: str, num_frames: int, factor: int, multiple: int = 1) ->
 
 def covering(image: Tensor, height: int, width: int) -> Tensor:
     """An image `[3, h, w]` at a size: scaled (antialiased) until it covers it, cut off evenly where it sticks out.
-
-    Nothing is stretched, and an image of that size already stays what it is: prompts' images are read so.
-    """
+    Nothing is stretched, and an image of that size already stays what it is: prompts' images are read so."""
     h, w = image.shape[1:]
     if (h, w) == (height, width):
         return image
@@ -73,12 +71,9 @@ def check_mask(source: Tensor, mask: Tensor, what: str) -> None:
 
 
 def autocast(device: torch.device, dtype: torch.dtype) -> AbstractContextManager[Any]:
-    """The network's arithmetic in a low dtype, while LoRA weights stay float32.
-
-    Without a cache of casts: a call reads each LoRA weight once, and inside a caller's own autocast region the cache
-    would keep the weights of the slot that ran before. On a CPU without instructions for the dtype, products are taken
-    in float32 and rounded.
-    """
+    """The network's arithmetic in a low dtype, while LoRA weights stay float32. Without a cache of casts: a call reads
+    each LoRA weight once, and inside a caller's own autocast region the cache would keep the weights of the slot that
+    ran before. On a CPU without instructions for the dtype, products are taken in float32 and rounded."""
     if dtype == torch.float32:
         return nullcontext()
     region = torch.autocast(device.type, dtype, cache_enabled=False)
@@ -216,9 +211,7 @@ def meta(*shape: int) -> Tensor:
 
 def decode_slices(latents: Tensor, size: int, decode: Callable[[Tensor], Tensor], *, gradient: bool) -> Tensor:
     """Images in [0, 1] of latents, `size` at a time in float32; without gradient memory does not grow with the batch.
-
-    `decode` gives images in [-1, 1].
-    """
+    `decode` gives images in [-1, 1]."""
     with torch.set_grad_enabled(gradient):
         return torch.cat([(decode(part.float()) / 2 + 0.5).clamp(0, 1) for part in latents.split(size)])
 
@@ -299,10 +292,8 @@ def takes_lora(cls: Any, part: str) -> bool:
 def write_lora(
     cls: Any, folder: Path, tensors: Mapping[str, Tensor], config: Mapping[str, Any], *, part: str = "transformer"
 ) -> Path:
-    """Writes `pytorch_lora_weights.safetensors`; alpha travels in its metadata, without which it would halve.
-
-    A stock class that loads no LoRA has a denoiser that does: `load_lora_adapter(folder, weight_name=LORA_FILE)`.
-    """
+    """Writes `pytorch_lora_weights.safetensors`; alpha travels in its metadata, without which it would halve. A stock
+    class that loads no LoRA has a denoiser that does: `load_lora_adapter(folder, weight_name=LORA_FILE)`."""
     if not takes_lora(cls, part):
         import diffusers
 

@@ -190,10 +190,8 @@ class Family:
         return nn.ModuleDict(found) if len(found) > 1 else found.get(self.denoisers[0])
 
     def check(self, model: str, targets: Sequence[str] | None, rank: int | None = None) -> None:
-        """Checks what is known before weights load: the model is of this family, every LoRA target binds, at a rank.
-
-        A hub id of which nothing can be known is left to `load`.
-        """
+        """Checks what is known before weights load: the model is of this family, every LoRA target binds, at a rank. A
+        hub id of which nothing can be known is left to `load`."""
         card = self.card(model)
         if card is None:
             return

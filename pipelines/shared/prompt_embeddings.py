@@ -105,11 +105,9 @@ def keeping_all() -> Iterator[None]:
 
 
 def num_cut(parts: Mapping[str, Any], limit: int, prompts: Sequence[str]) -> int:
-    """How many prompts have more than `limit` tokens, of which the rest is not read.
-
-    Where a CLIP encoder with its short context stands beside another one, the other's tokens are counted; where a
-    processor of words and images stands in place of tokenizers, those of its own.
-    """
+    """How many prompts have more than `limit` tokens, of which the rest is not read. Where a CLIP encoder with its
+    short context stands beside another one, the other's tokens are counted; where a processor of words and images
+    stands in place of tokenizers, those of its own."""
     found = [part for name, part in parts.items() if name.startswith("tokenizer") and part is not None]
     found = found or [part for part in (getattr(parts.get("processor"), "tokenizer", None),) if part is not None]
     chosen = next((one for one in found if "CLIP" not in type(one).__name__), next(iter(found), None))
@@ -139,10 +137,8 @@ def check_sources(
 
 def source_fault(count: int, allowed: tuple[int, int], family: str, option: str | None, key: str = "") -> str:
     """What is wrong with a number of source images, as the end of a sentence about a prompt; empty where nothing is.
-
     `allowed` are the least and the most, `option` is that of `pipeline.options` which sets how many there are, if any,
-    and `key` the one of the prompt's row that names them.
-    """
+    and `key` the one of the prompt's row that names them."""
     least, most = allowed
     if least <= count <= most:
         return ""

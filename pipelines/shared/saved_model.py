@@ -25,11 +25,9 @@ from flowrl.runtime.files import sync, sync_tree
 
 
 def save_model(folder: Path, pipeline: Pipeline, split: Split | None = None) -> None:
-    """Replaces the model in a folder by the one that the network holds now, in one step.
-
-    Where a process is killed between the two renames of that step, `put_back` has what was there before. Of networks
-    that are split all processes of one copy come here: the first writes, and has a whole one on its host at a time.
-    """
+    """Replaces the model in a folder by the one that the network holds now, in one step. Where a process is killed
+    between the two renames of that step, `put_back` has what was there before. Of networks that are split all processes
+    of one copy come here: the first writes, and has a whole one on its host at a time."""
     if split is not None and split.mesh.get_local_rank() > 0:
         for network in pipeline.experts.values():
             put_together(network)

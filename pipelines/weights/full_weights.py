@@ -49,11 +49,8 @@ def trained_names(network: nn.Module, targets: Sequence[str] | None) -> list[str
 
 
 class FullWeights(TrainedWeights):
-    """A network's own weights as a policy; see the file's docstring.
-
-    `parameters` are masters, `slots` copies where the masters lie, or on the host, and `scale` is the largest weight in
-    magnitude before training, at least 1.
-    """
+    """A network's own weights as a policy; see the file's docstring. `parameters` are masters, `slots` copies where the
+    masters lie, or on the host, and `scale` is the largest weight in magnitude before training, at least 1."""
 
     saved = "the saved model"
 
@@ -66,10 +63,8 @@ class FullWeights(TrainedWeights):
         split: Split | None = None,
     ) -> None:
         """Takes the weights of a loaded network as they are, those of `trained_names`; what is not trained is frozen.
-
         With `offload` copies lie in the host's memory, and masters that the network does not compute with. `split` are
-        the processes that it is split over, with masters.
-        """
+        the processes that it is split over, with masters."""
         chosen, own = trained_names(network, targets), dict(network.named_parameters())
         network.requires_grad_(False)
         self.network, self.split = network, split

@@ -75,20 +75,16 @@ def check_targets(network: nn.Module, targets: Sequence[str], rank: int | None =
 
 
 class Policy(TrainedWeights):
-    """LoRA weights of one network, in float32 whatever the base's dtype; every process holds the whole.
-
-    `scale` is 1, which weights of a LoRA that has not diverged stay near; the largest magnitude at the start of a DoRA.
-    """
+    """LoRA weights of one network, in float32 whatever the base's dtype; every process holds the whole. `scale` is 1,
+    which weights of a LoRA that has not diverged stay near; the largest magnitude at the start of a DoRA."""
 
     saved = "the saved LoRA"
 
     def __init__(
         self, network: nn.Module, *, rank: int, alpha: float, targets: Sequence[str], seed: int, variant: str = "lora"
     ) -> None:
-        """Adds a LoRA: A Gaussian with standard deviation 1/rank, drawn from (seed, tensor name), and B zero.
-
-        `variant` is one of `VARIANTS`.
-        """
+        """Adds a LoRA: A Gaussian with standard deviation 1/rank, drawn from (seed, tensor name), and B zero. `variant`
+        is one of `VARIANTS`."""
         from peft import LoraConfig  # seconds, which what only plans or checks does without
 
         from flowrl.pipelines.arithmetic.lora_linear import add_lora
@@ -182,10 +178,8 @@ def refuse_other_variant(lora: Lora, variant: str) -> None:
 
 
 def refuse_unheld(lora: Lora, *, rank: int, targets: Sequence[str], variant: str) -> None:
-    """Refuses a LoRA for which the shapes of a policy's LoRA have no room; the last three are the policy's.
-
-    Raises ValueError: one of the two is a DoRA; its rank is larger; or it is on layers that the policy has none on.
-    """
+    """Refuses a LoRA for which the shapes of a policy's LoRA have no room; the last three are the policy's. Raises
+    ValueError: one of the two is a DoRA; its rank is larger; or it is on layers that the policy has none on."""
     what, why = f"the LoRA in {lora.place}", "it is held in the shapes of the policy's LoRA"
     if "dora" in (lora.variant, variant):
         raise ValueError(

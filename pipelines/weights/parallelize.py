@@ -186,9 +186,8 @@ def own_part(tensor: Tensor) -> Tensor:
 
 def put_together(network: nn.Module) -> nn.Module | None:
     """A split network as stock has it, on the host of the first process, in the dtype that it computes in; None on the
-    others, which give their parts. Every process of the group calls it.
-
-    Weights are gathered one after another, so that no device holds more than one whole."""
+    others, which give their parts. Every process of the group calls it. Weights are gathered one after another, so that
+    no device holds more than one whole."""
     from torch.distributed.fsdp import FSDPModule
 
     (split, dtypes), state = _KNOWN[network], dict[str, Tensor]()

@@ -74,11 +74,8 @@ class TrainedWeights:
     @contextmanager
     def under(self, slot: str) -> Iterator[None]:
         """Runs the network under a slot: "policy", "reference" (what it was before training) or one that was added; may
-        be nested.
-
-        Do not enter or leave it between a forward pass and its backward pass. Raises ValueError: there is no such slot,
-        or no reference was kept.
-        """
+        be nested. Do not enter or leave it between a forward pass and its backward pass. Raises ValueError: there is no
+        such slot, or no reference was kept."""
         if slot not in ("policy", "reference", *self.slots):
             raise ValueError(f"no weight slot {slot!r}: there are policy, reference, {', '.join(self.slots)}")
         outer = self.running
