@@ -246,11 +246,8 @@ def _check_adapters(pipe: DiffusionPipeline, names: list[str], denoisers: dict[s
         if isinstance(part, CacheMixin) and part.is_cache_enabled:
             raise ValueError(f"the {name} caches across calls, and base and tuned calls alternate: disable its cache")
     for name, part in pipe.components.items():
-        if (
-            name not in denoisers
-            and isinstance(part, nn.Module)
-            and set(names) & set(adapters_of(adapter_layers(part)))
-        ):
+        own = adapters_of(adapter_layers(part)) if isinstance(part, nn.Module) and name not in denoisers else []
+        if set(names) & set(own):
             raise ValueError(
                 f"{', '.join(names)} also changes the {name}, which runs once for base and tuned: load the adapter "
                 "for the denoiser alone"

@@ -30,15 +30,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from flowrl.pipelines.arithmetic.attention_words import (
-    KERNELS,
-    Known,
-    Mask,
-    check_here,
-    check_word,
-    choose,
-    usable,
-)
+from flowrl.pipelines.arithmetic.attention_words import KERNELS, Known, Mask, check_here, check_word, choose, usable
 from flowrl.runtime.capabilities import this_machine
 from flowrl.runtime.private_names import (
     HUB_KERNELS,

@@ -151,11 +151,6 @@ def _of_each_kind(negative: Tensor, positive: Tensor, scale: float, *, count: in
     return torch.cat(parts, dim=1)
 
 
-def _decode(p: FamilyPipeline, z: Tensor) -> Tensor:
-    video = z[:, : _video_tokens(p)].transpose(1, 2).unflatten(2, p.grid_shape[1:])
-    return ltx_video.decode(p, video)
-
-
 def _encode(p: FamilyPipeline, x: Tensor) -> Tensor:
     raise ValueError(
         f"clips cannot be turned into latents of {p.model}, which hold their sound too: take a method that trains on "
@@ -183,7 +178,10 @@ FAMILY = Family(
     guided=lambda p, asked: common.two_pass_guidance(
         asked, rule=partial(_of_each_kind, count=_video_tokens(p), sound=p.options.sound_guidance_scale)
     ),
-    decode=_decode, encode=_encode, refuse=_refuse, embed_sources=_embed_sources,
+    decode=lambda p, z: ltx_video.decode(
+        p, z[:, : _video_tokens(p)].transpose(1, 2).unflatten(2, p.grid_shape[1:])
+    ),
+    encode=_encode, refuse=_refuse, embed_sources=_embed_sources,
     **from_first_frame("LTX2Pipeline", "LTX2ImageToVideoPipeline"),
     suits=ltx_video.suits, check_scheduler=check_flow_scheduler,
     attention=Attends(

@@ -50,11 +50,6 @@ class WanOptions(FirstFrameOptions):
     """Guidance of the second expert; None takes the first's scale."""
 
 
-def _grid(config: Any) -> Grid:
-    step, *patch = config.patch_size
-    return Grid(channels=config.out_channels, patch=max(patch), most=config.rope_max_seq_len, frame_patch=step)
-
-
 def _own_size(card: Card) -> Size:
     if card.index.get("expand_timesteps"):
         return Size(height=704, width=1280, num_frames=121, fps=24.0)  # TI2V-5B: five seconds, as the others
@@ -225,7 +220,11 @@ class _ExactTimestepEmbedding(TimestepEmbedding):  # type: ignore[misc]  # diffu
 FAMILY = Family(
     name="wan", title="Wan", network=WanTransformer3DModel, lora_targets=SELF_AND_CROSS_ATTENTION, denoisers=_EXPERTS,
     exact=("vae", "image_encoder"), options=WanOptions, encoders=("text_encoder",),
-    own_size=_own_size, grid=_grid,
+    own_size=_own_size,
+    grid=lambda config: Grid(
+        channels=config.out_channels, patch=max(config.patch_size[1:]), most=config.rope_max_seq_len,
+        frame_patch=config.patch_size[0],
+    ),
     factors=lambda vae: (int(vae.get("scale_factor_spatial", 8)), int(vae.get("scale_factor_temporal", 4))),
     embed=_embed, embed_sources=_embed_sources, arguments=_arguments,
     conditioning=_conditioning, evaluate=_evaluate, guided=_guided, schedule=flow_levels_of(),

@@ -96,29 +96,24 @@ def _answers(repo: str, revision: str | None, name: str) -> bool:
 def _ask(repo: str, revision: str | None, name: str, *, offline: bool) -> Answer:
     from huggingface_hub import constants, errors, hf_hub_download
 
+    told: tuple[tuple[type[Exception], Why], ...] = (  # the narrower kind of error first
+        (errors.HFValidationError, "no id"),
+        (errors.GatedRepoError, "gated"),
+        (errors.RepositoryNotFoundError, "no repository"),
+        (errors.RevisionNotFoundError, "no revision"),
+        (errors.LocalEntryNotFoundError, "offline"),
+        (errors.EntryNotFoundError, "no file"),
+    )
     try:
         path = hf_hub_download(
             repo, name, revision=revision, etag_timeout=TIMEOUT, local_files_only=offline, endpoint=constants.ENDPOINT
         )
-    except errors.HFValidationError:
-        return Answer(why="no id")
-    except errors.GatedRepoError:
-        return Answer(why="gated")
-    except errors.RepositoryNotFoundError:
-        return Answer(why="no repository")
-    except errors.RevisionNotFoundError:
-        return Answer(why="no revision")
-    except errors.LocalEntryNotFoundError:
-        found = Answer(why="offline")
-    except errors.EntryNotFoundError:
-        return Answer(why="no file")
-    except Exception:  # a proxy, a broken answer, a full disk: the transport raises errors of every kind
-        found = Answer(why="offline")
-    else:
-        return Answer(why="found", path=Path(path))
-    if not offline:
-        _SILENT.add(constants.ENDPOINT)
-    return found
+    except Exception as error:  # a proxy, a broken answer, a full disk: the transport raises errors of every kind
+        why: Why = next((why for kind, why in told if isinstance(error, kind)), "offline")
+        if why == "offline" and not offline:
+            _SILENT.add(constants.ENDPOINT)
+        return Answer(why=why)
+    return Answer(why="found", path=Path(path))
 
 
 def model_card(model: str) -> ModelCard | None:

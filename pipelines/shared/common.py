@@ -289,34 +289,21 @@ def takes_lora(cls: Any, part: str) -> bool:
     return write is not None and f"{part}_lora_layers" in inspect.signature(write).parameters
 
 
-def write_lora(
-    cls: Any, folder: Path, tensors: Mapping[str, Tensor], config: Mapping[str, Any], *, part: str = "transformer"
+def save_lora(
+    cls: Any, folder: Path, tensors: Mapping[str, Tensor], config: Mapping[str, Any], names: Sequence[str], part: str
 ) -> Path:
-    """Writes `pytorch_lora_weights.safetensors`; alpha travels in its metadata, without which it would halve. A stock
-    class that loads no LoRA has a denoiser that does: `load_lora_adapter(folder, weight_name=LORA_FILE)`."""
+    """Writes the LoRA of a denoiser as `pytorch_lora_weights.safetensors`, those of further experts (`names`) each in a
+    folder of its name; alpha travels in its metadata, without which it would halve. A stock class that loads no LoRA
+    has a denoiser that does: `load_lora_adapter(folder, weight_name=LORA_FILE)`."""
     if not takes_lora(cls, part):
         import diffusers
 
         # they write what any class with such a part would
         cls = diffusers.StableDiffusionPipeline if part == "unet" else diffusers.StableDiffusion3Pipeline
-    layers = {f"{part}_lora_layers": lora_ready_for_diffusers(tensors)}
-    metadata = {f"{part}_lora_adapter_metadata": dict(config)}
-    cls.save_lora_weights(folder, **layers, **metadata)
-    return folder / LORA_FILE
-
-
-def save_lora(
-    cls: Any, folder: Path, tensors: Mapping[str, Tensor], config: Mapping[str, Any], names: Sequence[str], part: str
-) -> Path:
-    """Writes the LoRA of a denoiser, those of further experts (`names`) each in a folder of its name."""
-    if len(names) == 1:
-        return write_lora(cls, folder, tensors, config, part=part)
-    for name, own in split_experts(tensors, names):
-        write_lora(cls, folder if name == part else folder / name, own, config, part=part)
-    return folder / LORA_FILE
-
-
-def split_experts(tensors: Mapping[str, Tensor], names: Sequence[str]) -> Iterator[tuple[str, dict[str, Tensor]]]:
-    """LoRA tensors of a ModuleDict of networks, one mapping for each network, without its name."""
     for name in names:
-        yield name, {key.removeprefix(f"{name}."): t for key, t in tensors.items() if key.startswith(f"{name}.")}
+        start = f"{name}." if len(names) > 1 else ""
+        own = {key.removeprefix(start): tensor for key, tensor in tensors.items() if key.startswith(start)}
+        layers = {f"{part}_lora_layers": lora_ready_for_diffusers(own)}
+        metadata = {f"{part}_lora_adapter_metadata": dict(config)}
+        cls.save_lora_weights(folder if name == part else folder / name, **layers, **metadata)
+    return folder / LORA_FILE

@@ -235,12 +235,10 @@ class Family:
         self, model: str, *, dtype: torch.dtype = torch.bfloat16, device: torch.device | str = "cpu",
         attention: str = "auto", compile: str = "none", how: Loading = AT_ONCE, **options: Any,
     ) -> FamilyPipeline:  # fmt: skip
-        """Loads a checkpoint from a folder or the hub.
-
-        `dtype` is that of denoiser and text encoders (autoencoders are float32), `attention` a word of `KERNELS` or
-        "auto"; `compile="blocks"` compiles the denoisers' repeated blocks at their first call. Raises ValueError:
-        nothing loadable there, an option that it does not have, or nothing to compile or quantise with.
-        """
+        """Loads a checkpoint from a folder or the hub. `dtype` is that of denoiser and text encoders (autoencoders are
+        float32), `attention` a word of `KERNELS` or "auto"; `compile="blocks"` compiles the denoisers' repeated blocks
+        at their first call. Raises ValueError: nothing loadable there, an option that it does not have, or nothing to
+        compile or quantise with."""
         check_compile(compile, device)
         check_quantize(how.quantize, device, compile=compile)
         chosen = self.chosen(options)

@@ -15,13 +15,30 @@ from typing import Any
 from safetensors.torch import load_file
 from torch import Tensor
 
+from flowrl.config.train import TrainConfig
+from flowrl.pipelines.arithmetic.compiling import experts_of
 from flowrl.pipelines.places.hub_files import INDEX
 from flowrl.pipelines.places.model_folders import SMALL, stock_folder, take_frozen
-from flowrl.pipelines.shared.contract import Pipeline
-from flowrl.pipelines.weights.full_weights import FullWeights
+from flowrl.pipelines.places.single_files import is_single_file
+from flowrl.pipelines.shared.contract import ModelFamily, Pipeline
+from flowrl.pipelines.weights.full_weights import FullWeights, trained_names
 from flowrl.pipelines.weights.loading_choices import Split
 from flowrl.pipelines.weights.parallelize import put_together
 from flowrl.runtime.files import sync, sync_tree
+
+
+def check_full(config: TrainConfig, known: ModelFamily, location: str) -> None:
+    """Refuses models and layers of which the own weights cannot be trained, before a model loads."""
+    if is_single_file(location):
+        raise ValueError(
+            f"policy.train=full ships a folder with all parts of its model, and {location} is a single file: write it "
+            "as a folder first (from_single_file and save_pretrained in stock diffusers), or train a LoRA "
+            "(policy.train=lora)"
+        )
+    targets = config.policy.target_modules
+    known.check(location, None)
+    for expert in experts_of(None if targets is None else known.meta_denoiser(location)):
+        trained_names(expert, targets)
 
 
 def save_model(folder: Path, pipeline: Pipeline, split: Split | None = None) -> None:

@@ -26,12 +26,9 @@ from flowrl.pipelines.weights.trained_weights import TrainedWeights
 
 def trained_names(network: nn.Module, targets: Sequence[str] | None) -> list[str]:
     """Names of the weights that are trained, biases and norms among them, in the network's order; of any copy of it,
-    also one on the meta device.
-
-    `targets` are endings of the names of modules, of which all weights are trained: "attn.to_q" fits every module whose
-    name ends in ".attn.to_q". None trains all weights. Raises ValueError: a target matches no module with weights;
-    names some that exist.
-    """
+    also one on the meta device. `targets` are endings of the names of modules, of which all weights are trained:
+    "attn.to_q" fits every module whose name ends in ".attn.to_q". None trains all weights. Raises ValueError: a target
+    matches no module with weights; names some that exist."""
     names = [name for name, _ in network.named_parameters()]
     if targets is None:
         return names

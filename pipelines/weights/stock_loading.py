@@ -121,12 +121,10 @@ def load_stock(
     name: str, model: str, *, title: str, dtype: torch.dtype, exact: Sequence[str], how: Loading = AT_ONCE,
     **options: Any,
 ) -> Any:  # fmt: skip
-    """A stock pipeline from a folder or the hub, perhaps at a revision, on the CPU.
-
-    Parts of `exact` stay in float32, never rounded on the way; `how.variant` says which files of weights are read, and
-    `options` are further arguments of `from_pretrained`. Raises ValueError: nothing loadable there, a file of it is
-    damaged or lacks weights; names the file or part.
-    """
+    """A stock pipeline from a folder or the hub, perhaps at a revision, on the CPU. Parts of `exact` stay in float32,
+    never rounded on the way; `how.variant` says which files of weights are read, and `options` are further arguments of
+    `from_pretrained`. Raises ValueError: nothing loadable there, a file of it is damaged or lacks weights; names the
+    file or part."""
     quiet_libraries()
     parts, cls = {"default": dtype, **dict.fromkeys(exact, torch.float32)}, getattr(diffusers, name)
     try:
