@@ -203,16 +203,6 @@ def tokens(grid: Grid, card: Card, size: Size, *, videos: bool) -> int:
     return math.prod(latent[1:]) // (grid.patch**2 * (grid.frame_patch if videos else 1))
 
 
-def two_passes(card: Card | None, scale: float) -> int:
-    """Two where guidance is on, at any scale but 1."""
-    return 1 if scale == 1 else 2
-
-
-def one_pass(card: Card | None, scale: float) -> int:
-    """One at every scale."""
-    return 1
-
-
 Embed = Callable[[Any, str, Sequence[Tensor]], dict[str, Tensor]]
 """Tensors of one row for a prompt and its source images, of a pipeline."""
 

@@ -96,7 +96,7 @@ class Family:
     """Velocity in float32."""
     guided: Callable[[FamilyPipeline, common.Guidance], Velocity] = lambda p, asked: common.two_pass_guidance(asked)
     """Guidance of a network."""
-    passes: Callable[[Card | None, float], int] = cards.two_passes
+    passes: Callable[[Card | None, float], int] = lambda card, scale: 1 if scale == 1 else 2
     """Network rows of guidance at a scale; the card is None where nothing is known of the checkpoint."""
     decode: Callable[[FamilyPipeline, Tensor], Tensor] = lambda p, z: common.decode(p.pipe.vae, z)
     """Images in [-1, 1] as the autoencoder gives them."""

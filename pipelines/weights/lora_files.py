@@ -74,8 +74,7 @@ def read_lora(place: Path, stock: Stock | None = None) -> Lora:
         what = f"the LoRA in {path}"
         found, of_layers = portable(own, stock, what)
         prefix = f"{expert}." if expert else ""
-        dora = stated.get("use_dora") or any(".lora_magnitude_vector" in name for name in found)
-        variants.add("dora" if dora else "rslora" if stated.get("use_rslora") else "lora")
+        variants.add(_variant(found, stated))
         for layer in sorted({name.partition(".lora_")[0] for name in found}):
             rank = found[f"{layer}.lora_A.weight"].shape[0]
             alpha = _alpha(layer, rank, stated, of_layers, what)
@@ -100,6 +99,12 @@ def read_lora(place: Path, stock: Stock | None = None) -> Lora:
             tensors[down] = torch.cat([tensors[down], tensors[down].new_zeros(more, tensors[down].shape[1])])
             tensors[up] = torch.cat([tensors[up], tensors[up].new_zeros(tensors[up].shape[0], more)], dim=1)
     return Lora(place=place, tensors=tensors, rank=rank, alpha=alpha, variant=variant)
+
+
+def _variant(tensors: Mapping[str, Tensor], stated: Mapping[str, Any]) -> str:
+    if stated.get("use_dora") or any(".lora_magnitude_vector" in name for name in tensors):
+        return "dora"
+    return "rslora" if stated.get("use_rslora") else "lora"
 
 
 def _alpha(layer: str, rank: int, stated: Mapping[str, Any], of_layers: Mapping[str, float], what: str) -> float:
