@@ -15,9 +15,10 @@ from peft import LoraConfig
 from torch import Tensor, nn
 
 from flowrl.pipelines.arithmetic.lora_linear import add_lora
-from flowrl.pipelines.weights.lora import VARIANTS, Policy, check_same, portable_name, refuse_other_network
+from flowrl.pipelines.weights.lora import VARIANTS, Policy, portable_name, refuse_other_network
 from flowrl.pipelines.weights.lora_files import read_lora
 from flowrl.pipelines.weights.lora_names import Stock
+from flowrl.pipelines.weights.trained_weights import check_same
 from flowrl.runtime.private_names import BaseTunerLayer, adapter_names, choose_adapters, switch_adapters
 from flowrl.samplers.guidance import Network
 from flowrl.trajectory import Conditioning
@@ -40,10 +41,8 @@ def active_adapters(layers: Sequence[BaseTunerLayer]) -> list[str]:
 
 @contextmanager
 def acting(layers: Sequence[BaseTunerLayer], names: Sequence[str]) -> Iterator[None]:
-    """Within, exactly these adapters are at work, each with its own weight; none is the network without adapters.
-
-    Costs microseconds per layer: PEFT's own switches flip requires_grad of every tensor too, which is left alone here.
-    """
+    """Within, exactly these adapters are at work, each with its own weight; none is the network without adapters. Costs
+    microseconds per layer: PEFT's own switches flip requires_grad of every tensor too, which is left alone here."""
     before = [(layer.active_adapter, layer.disable_adapters) for layer in layers]
     try:
         for layer in layers:
@@ -59,11 +58,9 @@ def acting(layers: Sequence[BaseTunerLayer], names: Sequence[str]) -> Iterator[N
 
 def add_adapter(network: nn.Module, place: Path, name: str, stock: Stock | None = None) -> None:
     """Adds the LoRA of a file, a folder or a run under a name, beside those the network has; for sampling alone.
-
     Adapters may differ in rank, alpha, variant and layers. Weights are float32, whatever the base's dtype. A name has
     no dot and is not yet in use. Raises ValueError: the name is in use, there is no LoRA, or it does not bind to this
-    network.
-    """
+    network."""
     if "." in name or name in adapters_of(adapter_layers(network)):
         raise ValueError(f"an adapter's name must be new and without a dot, got {name!r}")
     lora = read_lora(place, stock)

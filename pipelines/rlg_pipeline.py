@@ -21,6 +21,7 @@ from diffusers.utils import BaseOutput
 from torch import Tensor, nn
 
 from flowrl.pipelines.rlg_network import acting, active_adapters, adapter_layers, adapters_of
+from flowrl.pipelines.shared.common import standing_in
 from flowrl.runtime.private_names import CacheMixin
 from flowrl.samplers.guidance import Scale, mix_outputs, needed, scale_at
 from flowrl.samplers.guidance_rules import qwen_norm_rescale
@@ -50,8 +51,6 @@ def rlg_pipeline(
     network calls; elsewhere there are twice as many, and once more for each further adapter.
 
     Args:
-        pipe: Any pipeline with a component among `DENOISERS`.
-        adapter: Name of the tuned adapter, or several.
         scale: One for each adapter: a number, or a function of what `by` says.
         by: What functions are given: "noise", the share `timestep / num_train_timesteps` (sigma of flow models), or
             "step", the scheduler's steps so far in this generation.
@@ -71,10 +70,10 @@ def rlg_pipeline(
     guided = _Guided(pipe.scheduler, names, scales, by, true_cfg_scale)
     with ExitStack() as stack:
         scheduler = pipe.scheduler
-        stack.enter_context(_replace(scheduler, "set_timesteps", guided.counting_from_zero(scheduler.set_timesteps)))
-        stack.enter_context(_replace(scheduler, "step", guided.counting(scheduler.step)))
+        begun, stepped = guided.counting_from_zero(scheduler.set_timesteps), guided.counting(scheduler.step)
+        stack.enter_context(standing_in(scheduler, set_timesteps=begun, step=stepped))
         for denoiser in denoisers.values():
-            stack.enter_context(_replace(denoiser, "forward", guided.mixing(denoiser, pipe)))
+            stack.enter_context(standing_in(denoiser, forward=guided.mixing(denoiser, pipe)))
         yield pipe
 
 
@@ -208,20 +207,6 @@ def _mix(outputs: Sequence[Any], weights: list[float]) -> Any:
     )
 
 
-@contextmanager
-def _replace(owner: Any, name: str, function: Callable[..., Any]) -> Iterator[None]:
-    """Sets an attribute of this object alone and takes it back, also if a hook had set it before."""
-    before = vars(owner).get(name)
-    setattr(owner, name, function)
-    try:
-        yield
-    finally:
-        if before is None:
-            delattr(owner, name)
-        else:
-            setattr(owner, name, before)
-
-
 def _check_arguments(
     pipe: DiffusionPipeline, names: list[str], scales: list[Scale], by: str, true_cfg_scale: float | None
 ) -> None:
@@ -261,11 +246,8 @@ def _check_adapters(pipe: DiffusionPipeline, names: list[str], denoisers: dict[s
         if isinstance(part, CacheMixin) and part.is_cache_enabled:
             raise ValueError(f"the {name} caches across calls, and base and tuned calls alternate: disable its cache")
     for name, part in pipe.components.items():
-        if (
-            name not in denoisers
-            and isinstance(part, nn.Module)
-            and set(names) & set(adapters_of(adapter_layers(part)))
-        ):
+        own = adapters_of(adapter_layers(part)) if isinstance(part, nn.Module) and name not in denoisers else []
+        if set(names) & set(own):
             raise ValueError(
                 f"{', '.join(names)} also changes the {name}, which runs once for base and tuned: load the adapter "
                 "for the denoiser alone"

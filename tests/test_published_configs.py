@@ -15,7 +15,7 @@ from flowrl.credit import CREDIT
 from flowrl.objectives.forward_losses import FORWARD
 from flowrl.objectives.policy_gradient import OBJECTIVES
 from flowrl.pipelines import family
-from flowrl.pipelines.shared.full_checks import check_full
+from flowrl.pipelines.shared.saved_model import check_full
 from flowrl.recipes.forward_settings import micro_batch_size
 from flowrl.rewards.base.specs import validate_reward_specs
 from flowrl.samplers.times import steps_in_reach, strata

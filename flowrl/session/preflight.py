@@ -303,7 +303,7 @@ def _check_number(config: TrainConfig, looked: Looked) -> None:
 
 def _check_trained(config: TrainConfig, known: ModelFamily, looked: Looked) -> None:
     """Refuses weights that cannot be trained and names of layers that match none."""
-    from flowrl.pipelines.shared.full_checks import check_full
+    from flowrl.pipelines.shared.saved_model import check_full
     from flowrl.pipelines.weights.lora import refuse_other_network
     from flowrl.training.model_files import location_of
     from flowrl.training.parts import init_lora, lora_of

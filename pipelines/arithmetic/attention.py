@@ -4,9 +4,9 @@ A kernel (`attention_words.KERNELS`) is set on the attention processors of one n
 `set_attention_backend` of a diffusers model becomes the default of every other model, and does nothing to networks that
 call torch's attention directly. Processors that go through diffusers' dispatcher read their backend from themselves.
 Where a processor calls torch's attention directly (UNets, CogVideoX, Sana) or leaves its backend out (Qwen-Image-2.1
-without a cache of the prompt), and for kernels that know nothing of
-autocast, it runs as it is with torch's attention replaced within (`torch.overrides.TorchFunctionMode`): under autocast
-norms give queries and keys in float32, which torch's attention casts and other kernels refuse.
+without a cache of the prompt), and for kernels that know nothing of autocast, it runs as it is with torch's attention
+replaced within (`torch.overrides.TorchFunctionMode`): under autocast norms give queries and keys in float32, which
+torch's attention casts and other kernels refuse.
 
 SD3's joint attention goes through diffusers' dispatcher, so that its backends can be chosen as for other families:
 `SD3Transformer2DModel` calls torch's attention directly. The processor here is equal to it bit for bit.
@@ -30,15 +30,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from flowrl.pipelines.arithmetic.attention_words import (
-    KERNELS,
-    Known,
-    Mask,
-    check_here,
-    check_word,
-    choose,
-    usable,
-)
+from flowrl.pipelines.arithmetic.attention_words import KERNELS, Known, Mask, check_here, check_word, choose, usable
 from flowrl.runtime.capabilities import this_machine
 from flowrl.runtime.private_names import (
     HUB_KERNELS,
@@ -59,11 +51,9 @@ Attend = Callable[..., Tensor]
 
 
 class JointAttention:
-    """Processor of one joint attention: images' tokens and the prompt's attend to all of both.
-
-    Query, key and value of both streams `[b, n, heads * d]` are split into heads, normalised where the model does, and
-    joined along the tokens, images first.
-    """
+    """Processor of one joint attention: images' tokens and the prompt's attend to all of both. Query, key and value of
+    both streams `[b, n, heads * d]` are split into heads, normalised where the model does, and joined along the tokens,
+    images first."""
 
     _attention_backend: Any = None
     _parallel_config: Any = None
@@ -107,12 +97,8 @@ def dispatch_joint_attention(transformer: nn.Module) -> None:
 def linear_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     """`sum_j v_j (k_j . q_i) / sum_j (k_j . q_i)` of each token i, in float32 whatever autocast says.
 
-    Args:
-        query: not negative, `[b, heads, d, n]`.
-        key: not negative, `[b, heads, d, m]`.
-        value: `[b, heads, e, m]`.
-
-    Returns float32 `[b, heads, e, n]`.
+    Query `[b, heads, d, n]` and key `[b, heads, d, m]` are not negative; value `[b, heads, e, m]`. Returns
+    `[b, heads, e, n]`.
     """
     with torch.autocast(query.device.type, enabled=False):
         counted = F.pad(value.float(), (0, 0, 0, 1), value=1.0)  # a row of ones, whose result is the divisor
@@ -127,16 +113,9 @@ def _output(attn: Any, attended: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def rotary_linear_attention(query: Tensor, key: Tensor, value: Tensor, rotary: tuple[Tensor, Tensor]) -> Tensor:
-    """`sum_j v_j (R_j k_j . R_i q_i) / sum_j (k_j . q_i)` of each token i, in float32 whatever autocast says.
-
-    Args:
-        query: not negative, `[b, n, heads, d]`.
-        key: not negative, `[b, n, heads, d]`.
-        value: `[b, n, heads, e]`.
-        rotary: cosines and sines of the rotations R, `[1, n, 1, d]`, each twice.
-
-    Returns float32 `[b, heads, e, n]`.
-    """
+    """`sum_j v_j (R_j k_j . R_i q_i) / sum_j (k_j . q_i)` of each token i, in float32 whatever autocast says. Query and
+    key `[b, n, heads, d]` are not negative; value `[b, n, heads, e]`; `rotary` are cosines and sines of the rotations
+    R, `[1, n, 1, d]`, each twice. Returns `[b, heads, e, n]`."""
     cos, sin = rotary[0][..., 0::2], rotary[1][..., 1::2]
 
     def rotated(x: Tensor) -> Tensor:
@@ -188,11 +167,9 @@ def exact_linear(transformer: nn.Module) -> None:
 def give_kernel(
     networks: Iterable[nn.Module], word: str, known: Known, dtype: torch.dtype, device: torch.device | str
 ) -> str:
-    """Sets the kernel of a word on every attention of loaded networks, once its gradient was looked at.
-
-    Returns the kernel's word, what "auto" became. Raises ValueError: the word is refused, the kernel cannot be loaded
-    or gives no right gradient, or nothing attends.
-    """
+    """Sets the kernel of a word on every attention of loaded networks, once its gradient was looked at. Returns the
+    kernel's word, what "auto" became. Raises ValueError: the word is refused, the kernel cannot be loaded or gives no
+    right gradient, or nothing attends."""
     machine = this_machine(torch.device(device).type)
     check_word(word, dtype, known)
     check_here(word, machine)
@@ -212,10 +189,8 @@ def give_kernel(
 
 
 def give_within(network: nn.Module, word: str) -> None:
-    """Has the processors of a network call torch's attention and replaces that, also where a backend would do.
-
-    Then whoever calls torch's attention on their behalf gets the kernel too.
-    """
+    """Has the processors of a network call torch's attention and replaces that, also where a backend would do. Then
+    whoever calls torch's attention on their behalf gets the kernel too."""
     _give(network, word, within=True)
 
 
@@ -364,10 +339,8 @@ def _with_gradients(attend: Attend, given: list[Tensor]) -> list[Any]:
 
 
 def backends_here(device: torch.device | str, dtype: torch.dtype, head_size: int, mask: Mask = "none") -> list[str]:
-    """Words that this machine has for a head size and dtype, each run forward and backward.
-
-    Kernels of the hub that are not on this machine yet are left out.
-    """
+    """Words that this machine has for a head size and dtype, each run forward and backward. Kernels of the hub that are
+    not on this machine yet are left out."""
     machine = this_machine(torch.device(device).type)
     found = []
     for word in usable(machine, dtype, Known(head_sizes=(head_size,), mask=mask)):

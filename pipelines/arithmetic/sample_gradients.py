@@ -56,12 +56,8 @@ class SampleGradients:
         """Adds the gradient of each sample's loss to `total`; returns how often the graph was walked back.
 
         The first time that layers are met, what the first and the last sample alone give is looked at: a layer from
-        which another sample gets a part of it has inputs of another order, and is not served from then on.
-
-        Args:
-            loss_b: of samples that do not see each other in the network.
-            total: takes the sums.
-            again: the graph will be walked once more.
+        which another sample gets a part of it has inputs of another order, and is not served from then on. Samples do
+        not see each other in the network; `again` says that the graph will be walked once more.
         """
         alone, samples = torch.eye(len(loss_b), dtype=loss_b.dtype, device=loss_b.device), len(loss_b)
         unknown = self._met - self._looked - self._mixed if samples > 1 else set[LoraLinear]()
@@ -115,10 +111,8 @@ class SampleGradients:
     def _add(
         self, layer: LoraLinear, rows: int, through: Tensor, x: Tensor, grads: Tensor, low: Tensor, scale: float
     ) -> bool:
-        """Adds `scale through^T x` and `scale grads^T low` sample by sample; False where they are not asked for.
-
-        Guided calls hold all samples twice, one half after the other.
-        """
+        """Adds `scale through^T x` and `scale grads^T low` sample by sample; False where they are not asked for. Guided
+        calls hold all samples twice, one half after the other."""
         if self._total is None or layer in self._mixed:
             return False
         for target, left, right in zip(self._of(layer, self._total), (through, grads), (x, low), strict=True):

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
@@ -41,11 +41,9 @@ def has_products(dtype: torch.dtype) -> bool:
 
 
 class WideProducts(TorchFunctionMode):
-    """Inside, products that CPU autocast would take in its dtype are taken in float32, rounded before and after.
-
-    Those are products of CPU tensors in 16 or 32 bits; float64, integers and other devices stay as they are, and so
-    does all where autocast is switched off again.
-    """
+    """Inside, products that CPU autocast would take in its dtype are taken in float32, rounded before and after. Those
+    are products of CPU tensors in 16 or 32 bits; float64, integers and other devices stay as they are, and so does all
+    where autocast is switched off again."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Sequence[type], args: Sequence[Any] = (), kwargs: Any = None
@@ -68,10 +66,28 @@ class WideProducts(TorchFunctionMode):
 
 def checkpoint_blocks(network: Any, device: torch.device | str, dtype: torch.dtype) -> None:
     """Has a network of diffusers recompute its blocks in the backward pass, with products as in the forward pass."""
-    from flowrl.pipelines.arithmetic.checkpointed_masks import with_masks  # diffusers, a second
-
     again: Callable[..., Any] = partial(checkpoint, use_reentrant=False)
     if torch.device(device).type == "cpu" and not has_products(dtype):
         # The backward pass runs outside of the network's region; autocast is brought back by torch, a mode is not.
         again = partial(again, context_fn=lambda: (nullcontext(), WideProducts()))
-    network.enable_gradient_checkpointing(with_masks(network, again))
+    network.enable_gradient_checkpointing(_with_masks(network, again))
+
+
+def _with_masks(network: nn.Module, again: Callable[..., Any]) -> Callable[..., Any]:
+    """The function by which a network calls blocks that are recomputed, so that Chroma's single-stream blocks get their
+    mask: that of the double-stream blocks, which are called before them and with the same one. Stock leaves it out
+    there and nowhere else (diffusers 0.42), so that an update would see another network than the rollout did."""
+    if not type(network).__name__.endswith("ChromaTransformer2DModel"):  # or split, with a word before it
+        return again
+    from flowrl.runtime.private_names import ChromaSingleTransformerBlock  # diffusers, a second
+
+    masks: tuple[Any, ...] = ()
+
+    def masked(block: nn.Module, *args: Any) -> Any:
+        nonlocal masks
+        if isinstance(block, ChromaSingleTransformerBlock):
+            return again(block, *args, *(masks if len(args) == 3 else ()))
+        masks = args[-1:]
+        return again(block, *args)
+
+    return masked

@@ -23,22 +23,14 @@ LORA_TARGETS = ("attn1.to_q", "attn1.to_k", "attn1.to_v", "attn1.to_out.0")
 """The projections of the attention over text and video."""
 
 
-def _own_size(card: Card) -> Size:
-    config, factor = card.network, card.factors[0]
-    height, width = config.sample_height * factor, config.sample_width * factor
-    return Size(height=height, width=width, num_frames=config.sample_frames, fps=8.0)
-
-
 embed = embedding("embeds", do_classifier_free_guidance=False)
 """A prompt's embedding by a T5 encoder, padded."""
 
 
 def _positions(p: FamilyPipeline) -> dict[str, Tensor]:
-    """Rotations of tokens, where the network has no table of positions of its own.
-
-    Rows and columns go from 0 to the published number of tokens, with as many of them as are drawn, and the drawn
-    rectangle lies in the middle of the published one at its aspect ratio.
-    """
+    """Rotations of tokens, where the network has no table of positions of its own. Rows and columns go from 0 to the
+    published number of tokens, with as many of them as are drawn, and the drawn rectangle lies in the middle of the
+    published one at its aspect ratio."""
     config, (frames, height, width) = p.card.network, p.latent_shape[1:]
     if not config.use_rotary_positional_embeddings:
         return {}
@@ -87,7 +79,11 @@ def _tokens(card: Card, options: Any) -> int:
 
 FAMILY = Family(
     name="cogvideox", title="CogVideoX", network=CogVideoXTransformer3DModel, lora_targets=LORA_TARGETS,
-    options=VideoOptions, encoders=("text_encoder",), own_size=_own_size,
+    options=VideoOptions, encoders=("text_encoder",),
+    own_size=lambda card: Size(
+        height=card.network.sample_height * card.factors[0], width=card.network.sample_width * card.factors[0],
+        num_frames=card.network.sample_frames, fps=8.0,
+    ),
     grid=lambda config: Grid(channels=config.in_channels, patch=config.patch_size, odd_frames=True),
     factors=lambda vae: (common.pixels_per_latent(vae), int(vae.get("temporal_compression_ratio") or 4)), embed=embed,
     arguments=lambda p, x, timestep, cond: {

@@ -15,7 +15,7 @@ from diffusers import FluxTransformer2DModel
 from torch import Tensor
 
 from flowrl.pipelines.shared import common, stock_schedules
-from flowrl.pipelines.shared.cards import Card, Grid, embedding, given, one_pass, square
+from flowrl.pipelines.shared.cards import Card, Grid, embedding, given, square
 from flowrl.pipelines.shared.family_pipeline import Family, FamilyPipeline
 from flowrl.pipelines.weights.lora import JOINT_ATTENTION
 from flowrl.trajectory import Conditioning
@@ -86,6 +86,6 @@ FAMILY = Family(
     encoders=("text_encoder", "text_encoder_2"), own_size=square(128), grid=packed_grid,
     embed=embedding("embeds", "pooled"), arguments=arguments, read=read,
     conditioning=given("joint_attention_dim", pooled="pooled_projection_dim"), schedule=stock_schedules.by_image_size,
-    guided=common.guide_by_input, passes=one_pass, positions=lambda p: {"ids": token_ids(p.latent_shape).to(p.device)},
-    refuse=refuse, tokens=_tokens,
+    guided=common.guide_by_input, passes=lambda card, scale: 1, refuse=refuse, tokens=_tokens,
+    positions=lambda p: {"ids": token_ids(p.latent_shape).to(p.device)},
 )  # fmt: skip

@@ -10,6 +10,7 @@ drawn (stock keeps each one's own size up to a megapixel).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -24,7 +25,7 @@ from flowrl.pipelines.shared.common import Guidance
 from flowrl.pipelines.shared.family_pipeline import Family, FamilyPipeline
 from flowrl.pipelines.weights.lora import JOINT_ATTENTION
 from flowrl.samplers.guidance import Velocity
-from flowrl.trajectory import Conditioning, Schedule
+from flowrl.trajectory import Conditioning
 
 LORA_TARGETS = (
     *JOINT_ATTENTION,
@@ -54,12 +55,6 @@ def _embed_sources(p: FamilyPipeline, sources: Sequence[Tensor]) -> dict[str, Te
     for place, source in enumerate(sources):
         latents[0, place] = p.encode_images(common.covering(source.float(), *p.image_shape[1:])[None])[0]
     return {"references": latents, "num_references_on_host": torch.tensor([len(sources)])}
-
-
-def _positions(p: FamilyPipeline) -> dict[str, Tensor]:
-    """Positions of the drawn image's tokens, then of each reference's."""
-    ids = [token_ids(p.latent_shape, image) for image in range(1 + p.num_sources[1])]
-    return {"ids": torch.cat(ids).to(p.device)}
 
 
 def _arguments(p: FamilyPipeline, x: Tensor, timestep: Tensor, cond: Conditioning) -> dict[str, Any]:
@@ -98,12 +93,6 @@ def _guided(p: FamilyPipeline, asked: Guidance) -> Velocity:
     return common.two_pass_guidance(asked)
 
 
-def _schedule(p: FamilyPipeline, num_steps: int, grid: str, shift: float | None) -> Schedule:
-    """Grids "diffusers", the stock pipeline's, and "linspace" are the same here."""
-    mu = empirical_mu(p.latent_shape[1] * p.latent_shape[2], num_steps)
-    return stock_schedules.stock_schedule(p.pipe.scheduler.config, num_steps, grid, mu, shift)
-
-
 def _constants(p: FamilyPipeline) -> dict[str, Tensor]:
     """Mean and standard deviation `[1, 4c, 1, 1]` of folded latents, which the VAE carries as a batch norm's."""
     vae = p.pipe.vae
@@ -123,11 +112,9 @@ def token_ids(shape: Sequence[int], image: int = 0) -> Tensor:
 
 
 def empirical_mu(num_tokens: int, num_steps: int) -> float:
-    """FLUX.2's logarithm of the shift, fitted by its authors to image size and number of steps.
-
-    With n tokens it is `1.6927e-4 n + 0.45666666` at 200 steps and `8.73809524e-5 n + 1.89833333` at 10, linear in the
-    steps between and beyond; above 4300 tokens the first holds for any number of steps.
-    """
+    """FLUX.2's logarithm of the shift, fitted by its authors to image size and number of steps. With n tokens it is
+    `1.6927e-4 n + 0.45666666` at 200 steps and `8.73809524e-5 n + 1.89833333` at 10, linear in the steps between and
+    beyond; above 4300 tokens the first holds for any number of steps."""
     at_200, at_10 = 1.6927e-4 * num_tokens + 0.45666666, 8.73809524e-5 * num_tokens + 1.89833333
     return at_200 if num_tokens > 4300 else at_200 + (at_200 - at_10) / 190 * (num_steps - 200)
 
@@ -137,7 +124,9 @@ FAMILY = Family(
     encoders=("text_encoder",), num_sources=None, sources_option="max_references",
     source_size=lambda card, options, drawn: (drawn.height, drawn.width), own_size=square(64),
     grid=lambda config: Grid(channels=config.in_channels), factors=lambda vae: (2 * common.pixels_per_latent(vae), 1),
-    constants=_constants, positions=_positions, embed=embedding("embeds"), embed_sources=_embed_sources,
+    constants=_constants, positions=lambda p: {
+        "ids": torch.cat([token_ids(p.latent_shape, image) for image in range(1 + p.num_sources[1])]).to(p.device)
+    }, embed=embedding("embeds"), embed_sources=_embed_sources,
     count_sources=lambda card, options: (0, options.max_references), arguments=_arguments,
     read=lambda p, output, x: output[:, : x.shape[2] * x.shape[3]].transpose(1, 2).reshape(x.shape),
     # Samples with different numbers of references are evaluated apart, as many calls as there are numbers
@@ -145,7 +134,10 @@ FAMILY = Family(
         p, x, t, cond, cond.tensors["num_references_on_host"].tolist() if p.num_sources[1] else [0]
     ),
     conditioning=given("joint_attention_dim"), guided=_guided,
-    passes=lambda card, scale: 2 if scale != 1 and two_passes(card) else 1, schedule=_schedule,
+    passes=lambda card, scale: 2 if scale != 1 and two_passes(card) else 1,
+    schedule=lambda p, num_steps, grid, shift: stock_schedules.stock_schedule(
+        p.pipe.scheduler.config, num_steps, grid, empirical_mu(math.prod(p.latent_shape[1:]), num_steps), shift
+    ),
     decode=lambda p, z: p.pipe.vae.decode(nn.functional.pixel_shuffle(common.restore(p, z), 2), return_dict=False)[0],
     encode=lambda p, x: common.normalise(p, nn.functional.pixel_unshuffle(p.pipe.vae.encode(x).latent_dist.mode(), 2)),
 )  # fmt: skip

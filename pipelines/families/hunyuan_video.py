@@ -16,7 +16,7 @@ from torch import Tensor
 
 from flowrl.pipelines.arithmetic.attention_words import Attends
 from flowrl.pipelines.shared import common
-from flowrl.pipelines.shared.cards import Card, Grid, Size, VideoOptions, embedding, given, one_pass
+from flowrl.pipelines.shared.cards import Card, Grid, Size, VideoOptions, embedding, given
 from flowrl.pipelines.shared.family_pipeline import Family, FamilyPipeline
 from flowrl.pipelines.shared.stock_schedules import check_flow_scheduler, flow_levels_of
 from flowrl.pipelines.weights.lora import JOINT_ATTENTION
@@ -46,6 +46,6 @@ FAMILY = Family(
     factors=lambda vae: (int(vae.get("spatial_compression_ratio", 8)), int(vae.get("temporal_compression_ratio", 4))),
     embed=embedding("embeds", "pooled", "mask", cast=("embeds", "pooled", "mask")), arguments=_arguments,
     conditioning=given("text_embed_dim", pooled="pooled_projection_dim", mask=True), guided=common.guide_by_input,
-    passes=one_pass, schedule=flow_levels_of(sigmas="linspace"), check_scheduler=check_flow_scheduler, refuse=_refuse,
-    attention=Attends(mask="keys"),
+    passes=lambda card, scale: 1, schedule=flow_levels_of(sigmas="linspace"), check_scheduler=check_flow_scheduler,
+    refuse=_refuse, attention=Attends(mask="keys"),
 )  # fmt: skip

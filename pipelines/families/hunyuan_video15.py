@@ -56,19 +56,18 @@ def _embed(p: FamilyPipeline, prompt: str, _: Sequence[Tensor]) -> dict[str, Ten
 
 def _embed_sources(p: FamilyPipeline, sources: Sequence[Tensor]) -> dict[str, Tensor]:
     """The latents of a first frame, and SigLIP's tokens of it."""
-    image = Image.fromarray(to_pixels(common.covering(sources[0], *p.image_shape[2:])))
-    tokens = p.pipe.encode_image(image, 1, p.device, p.dtype)
-    return {"first_frame": common.encode(p.pipe.vae, wan.as_clip(p, image)), "image": tokens}
+    pixels = to_pixels(common.covering(sources[0], *p.image_shape[2:]))
+    tokens = p.pipe.encode_image(Image.fromarray(pixels), 1, p.device, p.dtype)
+    return {"beside": common.encode(p.pipe.vae, wan.as_clip(p, pixels)), "image": tokens}
 
 
 def _arguments(p: FamilyPipeline, x: Tensor, timestep: Tensor, cond: Conditioning) -> dict[str, Any]:
     """Beside the noisy channels stand those of a first frame and a mask that says whether there is one."""
     tensors, (b, channels, *rest) = cond.tensors, x.shape
     beside, none = x.new_zeros(b, channels + 1, *rest), x.new_zeros(b, 0, p.card.network.image_embed_dim)
-    if "first_frame" in tensors:
-        beside[:, :channels, :1], beside[:, channels:, :1] = tensors["first_frame"].to(x), 1
-    shown = cat([x, beside], dim=1)
-    return common.masked_arguments(shown, timestep, cond) | {
+    if "beside" in tensors:
+        beside[:, :channels, :1], beside[:, channels:, :1] = tensors["beside"].to(x), 1
+    return common.masked_arguments(cat([x, beside], dim=1), timestep, cond) | {
         "encoder_hidden_states_2": tensors["glyphs"],
         "encoder_attention_mask_2": tensors["glyph_mask"],
         "image_embeds": tensors.get("image", none),
@@ -80,7 +79,7 @@ def _conditioning(p: FamilyPipeline, tokens: int) -> dict[str, Tensor]:
     found = {"embeds": common.meta(1, tokens, config.text_embed_dim), "mask": common.meta(1, tokens)}
     found |= {"glyphs": common.meta(1, _GLYPHS, config.text_embed_2_dim), "glyph_mask": common.meta(1, _GLYPHS)}
     if p.num_sources[1]:
-        found["first_frame"] = common.meta(1, channels, 1, height, width)
+        found["beside"] = common.meta(1, channels, 1, height, width)
         found["image"] = common.meta(1, _IMAGE_TOKENS, config.image_embed_dim)
     return found
 

@@ -72,8 +72,8 @@ def _guided(p: FamilyPipeline, asked: Guidance) -> Velocity:
 
 
 def _schedule(p: FamilyPipeline, num_steps: int, grid: str, shift: float | None) -> Schedule:
-    config, (height, width) = {**LONGEST_SHIFT, **p.pipe.scheduler.config}, p.latent_shape[-2:]
-    own = stock_schedules.own_mu(config, (height // 2) * (width // 2))
+    config = {**LONGEST_SHIFT, **p.pipe.scheduler.config}
+    own = stock_schedules.own_mu(config, stock_schedules.squares(p))
     mu = DISTILLED_MU if p.card.index.get("is_distilled") else own
     return stock_schedules.stock_schedule(config, num_steps, grid, mu, shift)
 

@@ -19,7 +19,6 @@ from typing import Any
 
 import torch
 from diffusers import LTX2VideoTransformer3DModel
-from PIL import Image
 from torch import Tensor
 
 from flowrl.media.images import to_pixels
@@ -116,16 +115,13 @@ def _conditioning(p: FamilyPipeline, tokens: int) -> dict[str, Tensor]:
 def _embed_sources(p: FamilyPipeline, sources: Sequence[Tensor]) -> dict[str, Tensor]:
     """A first frame's tokens, of the image at the quality of the clips that the model learned from."""
     quality = 18 if "Gemma4" in str(p.card.index.get("text_encoder")) else 33
-    image = Image.fromarray(apply_image_conditioning_crf(to_pixels(sources[0]), quality))
-    return {"first_frame": wan.encode(p, wan.as_clip(p, image)).flatten(2).transpose(1, 2)}
+    pixels = apply_image_conditioning_crf(to_pixels(sources[0]), quality)
+    return {"first_frame": wan.encode(p, wan.as_clip(p, pixels)).flatten(2).transpose(1, 2)}
 
 
 def _arguments(p: FamilyPipeline, x: Tensor, timestep: Tensor, cond: Conditioning) -> dict[str, Any]:
     frames, height, width = p.grid_shape[1:]
-    count, times = _video_tokens(p), timestep
-    if "first_frame" in cond.tensors:
-        x, times = common.shown(x, cond, 1), timestep[:, None].repeat(1, count)
-        times[:, : height * width] = 0
+    count, times = _video_tokens(p), common.token_times(timestep, cond, (frames, height, width))
     return {
         "hidden_states": x[:, :count], "audio_hidden_states": x[:, count:],
         "encoder_hidden_states": cond.tensors["embeds"], "audio_encoder_hidden_states": cond.tensors["sound_embeds"],
@@ -139,10 +135,9 @@ def _arguments(p: FamilyPipeline, x: Tensor, timestep: Tensor, cond: Conditionin
 def _evaluate(p: FamilyPipeline, x: Tensor, timestep: Tensor, cond: Conditioning) -> Tensor:
     """Velocity of both kinds in float32."""
     with common.autocast(p.device, p.dtype):
-        given = _arguments(p, x.to(p.dtype), timestep, cond)
+        given = _arguments(p, common.shown(x.to(p.dtype), cond), timestep, cond)
         video, sound = p.experts["transformer"](**given, return_dict=False)
-    found = torch.cat([video, sound], dim=1).float()
-    return common.held(found, x, timestep / p.pipe.scheduler.config.num_train_timesteps, cond, 1)
+    return torch.cat([video, sound], dim=1).float()
 
 
 def _of_each_kind(negative: Tensor, positive: Tensor, scale: float, *, count: int, sound: float | None) -> Tensor:
@@ -154,11 +149,6 @@ def _of_each_kind(negative: Tensor, positive: Tensor, scale: float, *, count: in
         for part, own in ((slice(None, count), scale), (slice(count, None), sound))
     ]
     return torch.cat(parts, dim=1)
-
-
-def _decode(p: FamilyPipeline, z: Tensor) -> Tensor:
-    video = z[:, : _video_tokens(p)].transpose(1, 2).unflatten(2, p.grid_shape[1:])
-    return ltx_video.decode(p, video)
 
 
 def _encode(p: FamilyPipeline, x: Tensor) -> Tensor:
@@ -185,10 +175,13 @@ FAMILY = Family(
     factors=ltx_video.factors, tokens=_tokens, embed=_embed, arguments=_arguments, evaluate=_evaluate,
     conditioning=_conditioning, schedule=flow_levels_of(sigmas="linspace", tokens=_video_tokens),
     constants=ltx_video.constants,
-    guided=lambda p, asked: common.held_guidance(
-        asked, 1, rule=partial(_of_each_kind, count=_video_tokens(p), sound=p.options.sound_guidance_scale)
+    guided=lambda p, asked: common.two_pass_guidance(
+        asked, rule=partial(_of_each_kind, count=_video_tokens(p), sound=p.options.sound_guidance_scale)
     ),
-    decode=_decode, encode=_encode, refuse=_refuse, embed_sources=_embed_sources,
+    decode=lambda p, z: ltx_video.decode(
+        p, z[:, : _video_tokens(p)].transpose(1, 2).unflatten(2, p.grid_shape[1:])
+    ),
+    encode=_encode, refuse=_refuse, embed_sources=_embed_sources,
     **from_first_frame("LTX2Pipeline", "LTX2ImageToVideoPipeline"),
     suits=ltx_video.suits, check_scheduler=check_flow_scheduler,
     attention=Attends(

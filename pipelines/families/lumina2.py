@@ -62,18 +62,17 @@ class AllRead(Tensor):
         return super().__torch_function__(func, types, args, kwargs or {})  # type: ignore[no-untyped-call]
 
 
-def _conditioning(p: FamilyPipeline, tokens: int) -> dict[str, Tensor]:
-    mask = common.meta(1, tokens).as_subclass(AllRead)
-    return {"embeds": common.meta(1, tokens, p.card.network.cap_feat_dim), "mask": mask}
-
-
 FAMILY = Family(
     name="lumina2", title="Lumina Image 2.0", network=Lumina2Transformer2DModel, lora_targets=LORA_TARGETS,
     options=Lumina2Options, encoders=("text_encoder",), length=256, own_size=sample_size,
     # Positions are looked up in tables of so many rows and columns of tokens
     grid=lambda config: Grid(channels=config.in_channels, patch=config.patch_size, most=min(config.axes_lens[1:])),
     embed=_embed, arguments=lambda p, x, timestep, cond: common.masked_arguments(x, 1 - timestep / 1000, cond),
-    read=lambda p, output, x: -output, conditioning=_conditioning,
+    read=lambda p, output, x: -output,
+    conditioning=lambda p, tokens: {
+        "embeds": common.meta(1, tokens, p.card.network.cap_feat_dim),
+        "mask": common.meta(1, tokens).as_subclass(AllRead),
+    },
     # The rule is even in the network's sign, which `read` has turned
     guided=lambda p, asked: common.two_pass_guidance(
         asked, rule=qwen_norm_rescale if p.options.normalise else linear_cfg, apart=True

@@ -12,7 +12,7 @@ levels are shifted by the image's size and stretched to end at the checkpoint's 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from flowrl.pipelines.arithmetic.attention_words import Attends
 from flowrl.pipelines.families.flux import packed_grid, read
 from flowrl.pipelines.shared import common, stock_schedules
-from flowrl.pipelines.shared.cards import square
+from flowrl.pipelines.shared.cards import embedding, square
 from flowrl.pipelines.shared.common import pack, unpack
 from flowrl.pipelines.shared.family_pipeline import Family, FamilyPipeline
 from flowrl.pipelines.weights.lora import JOINT_ATTENTION
@@ -37,11 +37,6 @@ The last block's text output is read by nothing: there `add_q_proj`, `to_add_out
 
 LONGEST_PROMPT = 1024
 """Tokens of a prompt that stock keeps at most; 512 are stock's own number, and what published RL recipes keep."""
-
-
-def _embed(p: FamilyPipeline, prompt: str, _: Sequence[Tensor]) -> dict[str, Tensor]:
-    embeds, _mask = p.pipe.encode_prompt([prompt], device=p.device, max_sequence_length=p.max_sequence_length)
-    return pad_embeddings(embeds.to(p.dtype), p.max_sequence_length)
 
 
 def pad_embeddings(embeds: Tensor, length: int) -> dict[str, Tensor]:
@@ -113,7 +108,10 @@ def factors(vae: Mapping[str, Any]) -> tuple[int, int]:
 FAMILY = Family(
     name="qwen_image", title="Qwen-Image", network=QwenImageTransformer2DModel, lora_targets=LORA_TARGETS,
     encoders=("text_encoder",), own_size=square(128), grid=packed_grid, factors=factors,
-    constants=common.latent_statistics, embed=_embed, arguments=_arguments, read=read, conditioning=conditioning,
+    constants=common.latent_statistics, arguments=_arguments, read=read, conditioning=conditioning,
+    embed=lambda p, prompt, sources: pad_embeddings(
+        embedding("embeds")(p, prompt, sources)["embeds"], p.max_sequence_length
+    ),
     guided=lambda p, asked: common.two_pass_guidance(asked, rule=rescale_by_token, apart=True),
     schedule=stock_schedules.by_image_size, decode=decode, encode=encode, longest=lambda card: LONGEST_PROMPT,
     attention=Attends(mask="keys"),

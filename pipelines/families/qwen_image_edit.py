@@ -44,11 +44,9 @@ _SEEN_AREA = 384 * 384  # pixels of a source as the second pipeline's text encod
 
 @dataclass(frozen=True, kw_only=True)
 class QwenImageEditOptions(ImageOptions):
-    """What can be chosen of Qwen-Image-Edit.
-
-    `max_sequence_length` None takes the source images' tokens and 512 more. An image of 512 x 512 takes 324, one of
-    1024 x 1024 1369, and one of about 384 x 384, which 2509 and 2511 read, 196.
-    """
+    """What can be chosen of Qwen-Image-Edit. `max_sequence_length` None takes the source images' tokens and 512 more.
+    An image of 512 x 512 takes 324, one of 1024 x 1024 1369, and one of about 384 x 384, which 2509 and 2511 read,
+    196."""
 
     num_sources: int = 1
     """Source images of every prompt; more than 1, and at most 3, with 2509 and 2511 only."""
@@ -99,10 +97,8 @@ def seen_size(ratio: float) -> tuple[int, int]:
 
 
 def image_tokens(model: str, height: int, width: int) -> int:
-    """Tokens of an image in the text encoder: squares of 28 x 28 pixels, once its sides are multiples of that.
-
-    Sides are those that a folder's image processor brings it to, else the published one.
-    """
+    """Tokens of an image in the text encoder: squares of 28 x 28 pixels, once its sides are multiples of that. Sides
+    are those that a folder's image processor brings it to, else the published one."""
     config = read_part(model, "processor/preprocessor_config.json")
     size = {"shortest_edge": 56 * 56, "longest_edge": 12_845_056}  # as published; fewest and most pixels
     if config is not None:

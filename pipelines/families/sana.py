@@ -14,7 +14,6 @@ from dataclasses import dataclass
 
 import torch
 from diffusers import SanaTransformer2DModel
-from torch import Tensor
 
 from flowrl.pipelines.arithmetic.attention import exact_linear
 from flowrl.pipelines.arithmetic.attention_words import Attends
@@ -39,12 +38,6 @@ class SanaOptions(ImageOptions):
 def embed_told(instruction: list[str] | None) -> Embed:
     """An `embed` of prompts behind an instruction, or alone."""
     return embedding("embeds", "mask", do_classifier_free_guidance=False, complex_human_instruction=instruction)
-
-
-def _encode(p: FamilyPipeline, x: Tensor) -> Tensor:
-    """The autoencoder has no posterior."""
-    vae = p.pipe.vae
-    return vae.encode(x, return_dict=False)[0] * vae.config.scaling_factor
 
 
 def _refuse(card: Card) -> None:
@@ -76,7 +69,9 @@ FAMILY = Family(
         sana_instruction() if prompt and p.options.instruction else None
     )(p, prompt, sources),
     arguments=lambda p, x, timestep, cond: common.masked_arguments(x, timestep * p.card.network.timestep_scale, cond),
-    conditioning=given("caption_channels", mask=True), schedule=flow_levels_of(), encode=_encode,
+    conditioning=given("caption_channels", mask=True), schedule=flow_levels_of(),
+    # The autoencoder has no posterior
+    encode=lambda p, x: p.pipe.vae.encode(x, return_dict=False)[0] * p.pipe.vae.config.scaling_factor,
     check_scheduler=check_flow_scheduler, refuse=_refuse, prepare=prepare, prepare_encoders=prepare_gemma,
     attention=Attends(head_sizes=lambda config: (config.cross_attention_head_dim,), mask="bias"),
 )  # fmt: skip

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from diffusers import SanaVideoTransformer3DModel
-from PIL import Image
 from torch import Tensor
 
 from flowrl.media.images import to_pixels
@@ -78,19 +77,9 @@ def _embed(p: FamilyPipeline, prompt: str, sources: Sequence[Tensor]) -> dict[st
 
 
 def _arguments(p: FamilyPipeline, x: Tensor, timestep: Tensor, cond: Conditioning) -> dict[str, Any]:
-    """A first frame is fed as it is, at time 0."""
-    if "first_frame" in cond.tensors:
-        x = common.shown(x, cond, 2)
-        tokens = [side // patch for side, patch in zip(x.shape[2:], p.card.network.patch_size, strict=True)]
-        timestep = timestep.view(-1, 1, 1, 1, 1).repeat(1, 1, *tokens)
-        timestep[:, :, 0] = 0
-    return common.masked_arguments(x, timestep, cond)
-
-
-def _conditioning(p: FamilyPipeline, tokens: int) -> dict[str, Tensor]:
-    channels, _frames, height, width = p.grid_shape
-    first = {"first_frame": common.meta(1, channels, 1, height, width)} if p.num_sources[1] else {}
-    return given("caption_channels", mask=True)(p, tokens) | first
+    tokens = [side // patch for side, patch in zip(x.shape[2:], p.card.network.patch_size, strict=True)]
+    times = common.token_times(timestep, cond, tokens)
+    return common.masked_arguments(x, times if times is timestep else times.view(-1, 1, *tokens), cond)
 
 
 def _constants(p: FamilyPipeline) -> dict[str, Tensor]:
@@ -124,15 +113,9 @@ def _refuse(card: Card) -> None:
 FAMILY = Family(
     name="sana_video", title="SANA-Video", network=SanaVideoTransformer3DModel, lora_targets=sana.LORA_TARGETS,
     options=SanaVideoOptions, encoders=("text_encoder",), length=300, own_size=_own_size, factors=_factors, grid=_grid,
-    embed=_embed, arguments=_arguments, conditioning=_conditioning,
-    embed_sources=lambda p, shown: {
-        "first_frame": wan.encode(p, wan.as_clip(p, Image.fromarray(to_pixels(shown[0]))))
-    },
-    evaluate=lambda p, x, timestep, cond: common.held(
-        common.predict_velocity(p, x, timestep, cond), x,
-        timestep / p.pipe.scheduler.config.num_train_timesteps, cond, 2,
-    ),
-    guided=lambda p, asked: common.held_guidance(asked, 2), schedule=flow_levels_of(), constants=_constants,
+    embed=_embed, arguments=_arguments, conditioning=given("caption_channels", mask=True, first_frame=True),
+    embed_sources=lambda p, shown: {"first_frame": wan.encode(p, wan.as_clip(p, to_pixels(shown[0])))},
+    schedule=flow_levels_of(), constants=_constants,
     **from_first_frame("SanaVideoPipeline", "SanaImageToVideoPipeline"),
     decode=wan.FAMILY.decode, encode=wan.encode, refuse=_refuse, prepare=sana.prepare,
     prepare_encoders=sana.prepare_gemma, check_scheduler=check_flow_scheduler,

@@ -54,10 +54,8 @@ def evaluate(p: FamilyPipeline, x: Tensor, timestep: Tensor, cond: Conditioning)
 def flow_velocity(
     predicted: Callable[[Tensor, Tensor], Tensor], x: Tensor, timestep: Tensor, levels: Tensor, prediction: Any
 ) -> Tensor:
-    """Velocity in float32 of `predicted(sample, time)`, a network that is fed variance-preserving latents.
-
-    Timesteps below 0 are levels between data and the first noise: the network, which knows no such time, is told 0.
-    """
+    """Velocity in float32 of `predicted(sample, time)`, a network that is fed variance-preserving latents. Timesteps
+    below 0 are levels between data and the first noise: the network, which knows no such time, is told 0."""
     x, sigma = x.to(working_dtype(x)), sigma_at(timestep, levels)
     output = predicted(column(vp_scale(sigma), x) * x, timestep.clamp(min=0))
     return velocity_from_prediction(x, output, sigma, prediction).float()

@@ -11,6 +11,7 @@ published recipes train the joint attention alone.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -55,12 +56,6 @@ def _guided(p: FamilyPipeline, asked: Guidance) -> Velocity:
     return common.two_pass_guidance(asked)
 
 
-def _image_tokens(p: FamilyPipeline) -> int:
-    _channels, height, width = p.latent_shape
-    side = p.card.network.patch_size
-    return int((height // side) * (width // side))
-
-
 FAMILY = Family(
     name="sd3", title="Stable Diffusion 3", network=SD3Transformer2DModel, lora_targets=JOINT_ATTENTION,
     encoders=("text_encoder", "text_encoder_2", "text_encoder_3"), spared=("text_encoder_3", "tokenizer_3"), length=128,
@@ -71,7 +66,8 @@ FAMILY = Family(
         "hidden_states": x, "timestep": timestep, "encoder_hidden_states": cond.tensors["embeds"],
         "pooled_projections": cond.tensors["pooled"],
     },
-    guided=_guided, schedule=flow_levels_of(tokens=_image_tokens), check_scheduler=check_flow_scheduler,
+    guided=_guided, check_scheduler=check_flow_scheduler,
+    schedule=flow_levels_of(tokens=lambda p: math.prod(p.latent_shape[1:]) // p.card.network.patch_size**2),
     # CLIP's context, and T5's tokens behind it
     seen_tokens=lambda card, length: clip_context(card) + length,
     prepare=lambda p: dispatch_joint_attention(p.pipe.transformer),

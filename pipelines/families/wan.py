@@ -50,11 +50,6 @@ class WanOptions(FirstFrameOptions):
     """Guidance of the second expert; None takes the first's scale."""
 
 
-def _grid(config: Any) -> Grid:
-    step, *patch = config.patch_size
-    return Grid(channels=config.out_channels, patch=max(patch), most=config.rope_max_seq_len, frame_patch=step)
-
-
 def _own_size(card: Card) -> Size:
     if card.index.get("expand_timesteps"):
         return Size(height=704, width=1280, num_frames=121, fps=24.0)  # TI2V-5B: five seconds, as the others
@@ -68,27 +63,25 @@ def _embed(p: FamilyPipeline, prompt: str, sources: Sequence[Tensor]) -> dict[st
     return {"embeds": embeds}
 
 
-def as_clip(p: FamilyPipeline, image: Image.Image) -> Tensor:
-    """A clip `[1, 3, 1, h, w]` in [-1, 1] of an image, at the drawn size, as stock pipelines resize it."""
+def as_clip(p: FamilyPipeline, pixels: Any) -> Tensor:
+    """A clip `[1, 3, 1, h, w]` in [-1, 1] of an image's pixels, stretched to the drawn size as stock pipelines do."""
     height, width = p.image_shape[2:]
-    pixels: Tensor = p.pipe.video_processor.preprocess(image, height=height, width=width)
-    return pixels.to(p.device).unsqueeze(2)
+    sized: Tensor = p.pipe.video_processor.preprocess(Image.fromarray(pixels), height=height, width=width)
+    return sized.to(p.device).unsqueeze(2)
 
 
 def _embed_sources(p: FamilyPipeline, sources: Sequence[Tensor]) -> dict[str, Tensor]:
-    """A first frame, resized to the drawn size without keeping its proportions, as the stock pipeline does."""
-    image = Image.fromarray(to_pixels(sources[0]))
-    num_frames, _rgb, height, width = p.image_shape
-    first = as_clip(p, image)
+    pixels = to_pixels(sources[0])
+    first = as_clip(p, pixels)
     if p.card.index.get("expand_timesteps"):
         return {"first_frame": encode(p, first)}
-    grey = first.new_zeros(1, 3, num_frames - 1, height, width)
+    grey = first.new_zeros(1, 3, p.image_shape[0] - 1, *first.shape[3:])
     latents = encode(p, torch.cat([first, grey], dim=2))
     given = latents.new_zeros(1, p.card.factors[1], *latents.shape[2:])
     given[:, :, 0] = 1
     tensors = {"beside": torch.cat([given, latents], dim=1).to(p.dtype)}
     if p.card.network.image_dim is not None:
-        tensors["image"] = p.pipe.encode_image(image, p.device).to(p.dtype)
+        tensors["image"] = p.pipe.encode_image(Image.fromarray(pixels), p.device).to(p.dtype)
     return tensors
 
 
@@ -107,17 +100,10 @@ def _conditioning(p: FamilyPipeline, tokens: int) -> dict[str, Tensor]:
 
 def _arguments(p: FamilyPipeline, x: Tensor, timestep: Tensor, cond: Conditioning) -> dict[str, Any]:
     tensors = cond.tensors
-    if "beside" in tensors:
-        x = torch.cat([x, tensors["beside"].to(x)], dim=1)
-    if "first_frame" in tensors:  # fed as it is, at time 0; without an image one time for all tokens is the same
-        x = common.shown(x, cond, 2)
-        per_frame, patch = x[0, 0, 0].numel(), p.card.network.patch_size
-        tokens = per_frame // (patch[1] * patch[2])
-        timestep = timestep[:, None].repeat(1, x.shape[2] // patch[0] * tokens)
-        timestep[:, :tokens] = 0
+    tokens = [side // patch for side, patch in zip(x.shape[2:], p.card.network.patch_size, strict=True)]
     return {
-        "hidden_states": x,
-        "timestep": timestep,
+        "hidden_states": torch.cat([x, tensors["beside"].to(x)], dim=1) if "beside" in tensors else x,
+        "timestep": common.token_times(timestep, cond, tokens),
         "encoder_hidden_states": tensors["embeds"],
         "encoder_hidden_states_image": tensors.get("image"),
     }
@@ -133,10 +119,8 @@ def _evaluate(p: FamilyPipeline, x: Tensor, timestep: Tensor, cond: Conditioning
         for name, own in zip(_EXPERTS, rows, strict=True):
             asked = own if len(own) else own.new_zeros(1)  # one of no rows is called all the same, and has a graph
             parts.append(p.call(x[asked], timestep[asked], cond[asked], name)[: len(own)])
-        velocity = torch.cat(parts)[torch.cat(rows).argsort()]
-    else:
-        velocity = p.call(x, timestep, cond, _EXPERTS[called.index(True)])
-    return common.held(velocity.float(), x, timestep / p.pipe.scheduler.config.num_train_timesteps, cond, 2)
+        return torch.cat(parts)[torch.cat(rows).argsort()].float()
+    return p.call(x, timestep, cond, _EXPERTS[called.index(True)]).float()
 
 
 def _which_called(p: FamilyPipeline, high: Tensor) -> list[bool]:
@@ -151,25 +135,21 @@ def boundary(p: FamilyPipeline) -> float:
 
 def _guided(p: FamilyPipeline, asked: Guidance) -> Velocity:
     """In two passes; below the boundary the scale is `guidance_scale_2`, where given and the first's is not 1."""
-    above = common.two_pass_guidance(asked)
-    below, limit, second = above, boundary(p), p.options.guidance_scale_2
-    if asked.scale != 1 and second is not None:
-        below = common.two_pass_guidance(replace(asked, scale=second))
+    above, limit, second = common.two_pass_guidance(asked), boundary(p), p.options.guidance_scale_2
+    if asked.scale == 1 or second is None:
+        return above
+    below = common.two_pass_guidance(replace(asked, scale=second))
 
     def velocity(x: Tensor, sigma: Tensor, timestep: Tensor) -> Tensor:
         high = timestep >= limit
-        called = [True, False] if below is above else _which_called(p, high)
-        if called == [True, False]:
-            found = above(x, sigma, timestep)
-        elif called == [False, True]:
-            found = below(x, sigma, timestep)
-        else:  # a batch of several times, which only forward recipes have
-            with uncounted(not bool(high.any())):
-                first = above(x, sigma, timestep)
-            with uncounted(bool(high.all())):
-                second = below(x, sigma, timestep)
-            found = torch.where(high.view(-1, 1, 1, 1, 1).to(x.device), first, second)
-        return common.held(found, x, sigma, asked.cond, 2)  # by the exact sigma: timesteps may be rounded
+        called = _which_called(p, high)
+        if not all(called):
+            return (above if called[0] else below)(x, sigma, timestep)
+        with uncounted(not bool(high.any())):  # a batch of several times, which only forward recipes have
+            first = above(x, sigma, timestep)
+        with uncounted(bool(high.all())):
+            second = below(x, sigma, timestep)
+        return torch.where(high.view(-1, 1, 1, 1, 1).to(x.device), first, second)
 
     return velocity
 
@@ -179,15 +159,14 @@ def encode(p: FamilyPipeline, x: Tensor) -> Tensor:
     return common.normalise(p, p.pipe.vae.encode(x).latent_dist.mode())
 
 
-def has_part(card: Card, name: str) -> bool:
-    """Whether a checkpoint has a part, by its model_index.json."""
+def _has_part(card: Card, name: str) -> bool:
     return (card.index.get(name) or [None])[0] is not None
 
 
 def _refuse(card: Card) -> None:
     if _EXPERTS[0] not in card.index:  # published checkpoints are whole
         return
-    first, second = (has_part(card, name) for name in _EXPERTS)
+    first, second = (_has_part(card, name) for name in _EXPERTS)
     ratio = card.index.get("boundary_ratio")
     if not first or second != (ratio is not None):
         raise ValueError(
@@ -202,10 +181,15 @@ def _refuse(card: Card) -> None:
         )
 
 
-def _suits(card: Card, options: Any) -> None:
-    config, scale, length = card.network, options.guidance_scale_2, options.max_sequence_length
-    if scale is not None and not has_part(card, "transformer_2"):
+def suits_experts(card: Card, options: Any) -> None:
+    """Refuses a second expert's scale where there is one expert."""
+    if (scale := options.guidance_scale_2) is not None and not _has_part(card, _EXPERTS[1]):
         raise ValueError(f"pipeline.options.guidance_scale_2 ({scale}) is for two experts, {card.model} has one")
+
+
+def _suits(card: Card, options: Any) -> None:
+    suits_experts(card, options)
+    config, length = card.network, options.max_sequence_length
     if config.added_kv_proj_dim is not None and length is not None and length > _IMAGE_TEXT:
         raise ValueError(f"pipeline.max_sequence_length ({length}) must be at most {_IMAGE_TEXT} for {card.model}")
     stock = _SOURCES["stock_class"](card, options)
@@ -236,7 +220,11 @@ class _ExactTimestepEmbedding(TimestepEmbedding):  # type: ignore[misc]  # diffu
 FAMILY = Family(
     name="wan", title="Wan", network=WanTransformer3DModel, lora_targets=SELF_AND_CROSS_ATTENTION, denoisers=_EXPERTS,
     exact=("vae", "image_encoder"), options=WanOptions, encoders=("text_encoder",),
-    own_size=_own_size, grid=_grid,
+    own_size=_own_size,
+    grid=lambda config: Grid(
+        channels=config.out_channels, patch=max(config.patch_size[1:]), most=config.rope_max_seq_len,
+        frame_patch=config.patch_size[0],
+    ),
     factors=lambda vae: (int(vae.get("scale_factor_spatial", 8)), int(vae.get("scale_factor_temporal", 4))),
     embed=_embed, embed_sources=_embed_sources, arguments=_arguments,
     conditioning=_conditioning, evaluate=_evaluate, guided=_guided, schedule=flow_levels_of(),

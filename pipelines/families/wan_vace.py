@@ -122,13 +122,6 @@ def _refuse(card: Card) -> None:
         )
 
 
-def _suits(card: Card, options: Any) -> None:
-    if options.guidance_scale_2 is not None and not wan.has_part(card, "transformer_2"):
-        raise ValueError(
-            f"pipeline.options.guidance_scale_2 ({options.guidance_scale_2}) is for two experts, {card.model} has one"
-        )
-
-
 FAMILY = replace(
     wan.FAMILY, name="wan_vace", title="Wan VACE", network=WanVACETransformer3DModel, exact=("vae",),
     options=VaceOptions, clips=_CLIPS, embed_sources=_embed_sources, arguments=_arguments,
@@ -141,5 +134,5 @@ FAMILY = replace(
     # Latent frames of the references, then those of the clip
     state=lambda p: (p.grid_shape[0], p.options.num_references + p.grid_shape[1], *p.grid_shape[2:]),
     decode=lambda p, z: wan.FAMILY.decode(p, z[:, :, p.options.num_references :]), encode=_encode, refuse=_refuse,
-    suits=_suits, stock_class=lambda card, options: card.stock,
+    suits=wan.suits_experts, stock_class=lambda card, options: card.stock,
 )  # fmt: skip

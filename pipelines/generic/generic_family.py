@@ -14,18 +14,10 @@ from flowrl.config.options import build_options
 from flowrl.pipelines.arithmetic.attention_words import Known
 from flowrl.pipelines.arithmetic.compiling import check_compile, compile_blocks, experts_of
 from flowrl.pipelines.arithmetic.wide_products import checkpoint_blocks
+from flowrl.pipelines.generic import stock_classes
 from flowrl.pipelines.generic.generic_pipeline import GenericPipeline, found_targets
 from flowrl.pipelines.generic.self_test import PROMPTS, check_reproduces, describe_error
-from flowrl.pipelines.generic.stock_classes import (
-    GUIDER_PARTS,
-    OTHER,
-    call_arguments,
-    check_guider,
-    scale_argument,
-    stock_class,
-    takes_frames,
-    usual_sources,
-)
+from flowrl.pipelines.generic.stock_classes import OTHER
 from flowrl.pipelines.generic.stock_levels import is_flow
 from flowrl.pipelines.generic.stock_recording import Recorder, recorder
 from flowrl.pipelines.places.known_checkpoints import published
@@ -82,8 +74,8 @@ class GenericFamily:
         outside."""
         if not (index := self._index(model)):
             return GenericFamily()
-        taken = call_arguments(self._stock_class(model, index))
-        return GenericFamily(videos=takes_frames(taken), sources=usual_sources(taken))
+        taken = stock_classes.call_arguments(self._stock_class(model, index))
+        return GenericFamily(videos=stock_classes.takes_frames(taken), sources=stock_classes.usual_sources(taken))
 
     def card(self, model: str) -> None:
         """Nothing is known of a checkpoint in the form that families know theirs."""
@@ -101,8 +93,8 @@ class GenericFamily:
 
     def _stock_class(self, model: str, index: Mapping[str, Any]) -> Any:
         if (Path(model) / "modular_model_index.json").is_file():
-            return stock_class("ModularPipeline", model)
-        return stock_class(str(index.get("_class_name")), model)
+            return stock_classes.stock_class("ModularPipeline", model)
+        return stock_classes.stock_class(str(index.get("_class_name")), model)
 
     def check(self, model: str, targets: Sequence[str] | None, rank: int | None = None) -> None:
         """Refuses a class that cannot be called from outside, and a LoRA that binds to nothing."""
@@ -112,9 +104,9 @@ class GenericFamily:
         cls = self._stock_class(model, index)
         if published(model) is None and not denoiser_parts(index):
             raise ValueError(f"{cls.__name__} has no part named transformer or unet that could be trained: {OTHER}")
-        for part in GUIDER_PARTS:
+        for part in stock_classes.GUIDER_PARTS:
             if (kind := (index.get(part) or [None, None])[1]) is not None:
-                check_guider(cls.__name__, str(kind), {})
+                stock_classes.check_guider(cls.__name__, str(kind), {})
         if Path(model).is_dir():
             away = dict.fromkeys(part for part in index if not (Path(model) / part).is_dir())
             check_parts(model, index, given=away)  # a plan says what it does not know of those, and loading refuses
@@ -127,18 +119,13 @@ class GenericFamily:
     def sampling(self, model: str) -> dict[str, Any]:
         """`num_steps` and `guidance_scale` that stock's call has unless told otherwise. Raises ValueError: its class
         cannot be called from outside."""
-        taken = call_arguments(self._stock_class(model, self._index(model)))
-        name = scale_argument(taken)
+        taken = stock_classes.call_arguments(self._stock_class(model, self._index(model)))
+        name = stock_classes.scale_argument(taken)
         scale = 1.0 if name is None else taken[name].default
         return {
             "num_steps": int(taken["num_inference_steps"].default),
             "guidance_scale": float(scale) if isinstance(scale, (int, float)) else 1.0,
         }
-
-    def makes_videos(self, model: str) -> bool:
-        """Whether stock's call takes a number of frames. Raises ValueError: its class cannot be called from outside."""
-        taken = call_arguments(self._stock_class(model, self._index(model)))
-        return takes_frames(taken)
 
     def check_options(self, options: Mapping[str, Any]) -> None:
         """Checks `pipeline.options`, those that have no key of their own."""
@@ -177,7 +164,7 @@ class GenericFamily:
         if (own := self.chosen(options).max_sequence_length) is not None:
             return int(own)
         index = self._index(model)
-        taken = call_arguments(self._stock_class(model, index)) if index else {}
+        taken = stock_classes.call_arguments(self._stock_class(model, index)) if index else {}
         usual = taken["max_sequence_length"].default if "max_sequence_length" in taken else None
         return usual if isinstance(usual, int) else 512
 
@@ -273,9 +260,9 @@ def _check_loaded(pipe: Any, *, has_networks: bool) -> None:
     schedulers = [part for part, one in pipe.components.items() if isinstance(one, diffusers.SchedulerMixin)]
     if schedulers != ["scheduler"]:
         raise ValueError(f"{name} has the schedulers {', '.join(schedulers)}, and one can be taken: {OTHER}")
-    for part in GUIDER_PARTS:
+    for part in stock_classes.GUIDER_PARTS:
         if (guider := getattr(pipe, part, None)) is not None:
-            check_guider(name, type(guider).__name__, dict(guider.config))
+            stock_classes.check_guider(name, type(guider).__name__, dict(guider.config))
 
 
 FAMILY = GenericFamily()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from copy import copy
 from functools import partial, wraps
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from flowrl.config.strict_yaml import read_mapping
 from flowrl.pipelines.generic import stock_call
 from flowrl.pipelines.generic.stock_call import NEGATIVE, POSITIVE, Asked, Reached
 from flowrl.pipelines.generic.stock_classes import call_arguments, scale_argument, takes_frames, usual_sources
@@ -28,15 +29,7 @@ from flowrl.samplers.guidance import Network, TrainNegative, Velocity, condition
 from flowrl.trajectory import Conditioning, Schedule
 
 _ROW, _AGAINST, _SCALE = "text_on_host", "negative_text_on_host", "scale_on_host"
-
-_ATTENTION = (
-    ("to_q", "to_k", "to_v", "to_out.0", "to_out", "to_qkv", "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out"),
-    ("q_proj", "k_proj", "v_proj", "o_proj", "qkv", "qkv_proj", "img_qkv_proj", "txt_kv_proj", "wq", "wk", "wv", "wo"),
-    ("to_query", "to_key", "to_value", "out_layer", "query", "key", "value"),
-)
-"""Names of attention's projections, as diffusers usually has them and as some networks do."""
-_QUERIES = ("to_q", "to_qkv", "q_proj", "qkv", "qkv_proj", "img_qkv_proj", "wq", "to_query", "query")
-"""Those of which there has to be one, so that not its last layer alone has a usual name."""
+_NAMES = read_mapping(Path(__file__).with_suffix(".yaml"))
 
 
 def found_targets(network: nn.Module) -> tuple[str, ...]:
@@ -49,9 +42,9 @@ def found_targets(network: nn.Module) -> tuple[str, ...]:
         return any(name.endswith(f".{end}") for name in names)
 
     found: tuple[str, ...] = ()
-    for ends in _ATTENTION:
+    for ends in _NAMES["projections"]:
         found += tuple(end for end in ends if ending(end, linear) and not ending(end, others))  # PEFT takes no list
-        if set(found) & set(_QUERIES):
+        if set(found) & set(_NAMES["queries"]):
             return found
     in_blocks = [name.split(".")[-2:] for name in linear if re.search(r"(^|\.)\d+(\.|$)", name)]
     if last := dict.fromkeys(".".join(part for part in parts if not part.isdigit()) for parts in in_blocks):
@@ -200,9 +193,7 @@ class GenericPipeline:
 
     def network(self, x: Tensor, timestep: Tensor, cond: Conditioning) -> Tensor:
         """Velocity in float32: one stock call for all rows of one level and source whose prompts have one length.
-
-        `alone` is one for each row, of classes that take one prompt at a time.
-        """
+        `alone` is one for each row, of classes that take one prompt at a time."""
         texts = cond.tensors[_ROW].tolist()
         against = cond.tensors[_AGAINST].tolist() if _AGAINST in cond.tensors else None
         scale = float(cond.tensors[_SCALE][0]) if _SCALE in cond.tensors else 1.0
@@ -293,19 +284,11 @@ class GenericPipeline:
         """Drops the text encoders, unless stock's call reads something of them at each step."""
         self.texts.freed = True
         if not self.keeps_encoders:
-            with self.without_encoders(forever=True):
-                pass
+            self.pipe.register_modules(**dict.fromkeys(self.encoders))
 
-    @contextmanager
-    def without_encoders(self, *, forever: bool = False) -> Iterator[None]:
-        """Inside, or from then on, the text encoders are gone."""
-        gone = dict.fromkeys(self.encoders)
-        if forever:
-            self.pipe.register_modules(**gone)
-            yield
-        else:
-            with common.standing_in(self.pipe, **gone):
-                yield
+    def without_encoders(self) -> AbstractContextManager[None]:
+        """Inside, the text encoders are gone."""
+        return common.standing_in(self.pipe, **dict.fromkeys(self.encoders))
 
     # ---- guidance and levels -----------------------------------------------------------------------------------------
 
@@ -446,11 +429,8 @@ class GenericPipeline:
         )
 
     def save_lora(self, folder: Path, tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> Path:
-        """Writes `pytorch_lora_weights.safetensors`.
-
-        Stock loads it with `load_lora_weights(folder)`. Where its class has none a PEFT adapter lies beside it, for
-        `peft.PeftModel.from_pretrained(pipe.transformer, folder)`.
-        """
+        """Writes `pytorch_lora_weights.safetensors`. Stock loads it with `load_lora_weights(folder)`. Where its class
+        has none a PEFT adapter lies beside it, for `peft.PeftModel.from_pretrained(pipe.transformer, folder)`."""
         part, *_ = self.experts
         if len(self.experts) == 1 and not common.takes_lora(type(self.pipe), part):
             from peft import LoraConfig

@@ -35,17 +35,14 @@ class Reached(Exception):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Asked:
-    """What a stock call asks for before its network.
-
-    Attributes:
-        made: latents of one sample, as `prepare_latents` gave them: noise, but for what it holds of a source image.
-        levels: arguments of `set_timesteps` by name, without the device.
-        negative: whether embeddings of a negative prompt are read.
-    """
+    """What a stock call asks for before its network."""
 
     made: Tensor
+    """Latents of one sample, as `prepare_latents` gave them: noise, but for what it holds of a source image."""
     levels: dict[str, Any]
+    """Arguments of `set_timesteps` by name, without the device."""
     negative: bool
+    """Whether embeddings of a negative prompt are read."""
 
 
 def with_members(scheduler: Any, **members: Any) -> Any:
@@ -100,10 +97,8 @@ class _Stepped:
 
 
 def call(pipe: Any, arguments: Mapping[str, Any]) -> Any:
-    """Stock's `__call__` with gradient where the caller has it; what it gives, or what it reached.
-
-    A `guider` among the arguments is no argument: it stands where the pipeline has its own.
-    """
+    """Stock's `__call__` with gradient where the caller has it; what it gives, or what it reached. A `guider` among the
+    arguments is no argument: it stands where the pipeline has its own."""
     guider = {key: value for key, value in arguments.items() if key == "guider"}
     arguments = {key: value for key, value in arguments.items() if key not in guider}
     with common.standing_in(pipe, **guider), warnings.catch_warnings():

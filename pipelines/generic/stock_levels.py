@@ -30,19 +30,14 @@ def is_flow(name: str, config: Mapping[str, Any]) -> bool:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Levels:
-    """The noise levels of a stock scheduler.
-
-    Attributes:
-        scheduler: the stock scheduler.
-        flow: whether it is a flow's.
-        inverted: whether its sigmas rise from noise at 0.
-        table: `flow_levels` of a diffusion model.
-    """
+    """The noise levels of a stock scheduler."""
 
     scheduler: Any
     flow: bool
     inverted: bool
+    """Whether its sigmas rise from noise at 0."""
     table: Tensor | None
+    """`flow_levels` of a diffusion model."""
 
     @staticmethod
     def of(scheduler: Any) -> Levels:
@@ -101,12 +96,8 @@ class Levels:
         return velocity_from_prediction(x.float(), output.float(), self.sigma(timestep).reshape(()), prediction).float()
 
     def schedule(self, num_steps: int, grid: str, shift: float | None, named: Mapping[str, Any]) -> Schedule:
-        """Levels that the stock pipeline visits, or ("linspace") evenly spaced ones shifted once.
-
-        Args:
-            shift: in place of the scheduler's own; None leaves it.
-            named: what the stock call hands to `set_timesteps`.
-        """
+        """Levels that the stock pipeline visits, or ("linspace") evenly spaced ones shifted once. `shift` takes the
+        place of the scheduler's own; `named` is what the stock call hands to `set_timesteps`."""
         config, name = dict(self.scheduler.config), type(self.scheduler).__name__
         if shift is not None and not (self.flow and shift > 0):
             raise ValueError(

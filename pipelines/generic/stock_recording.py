@@ -32,38 +32,31 @@ WORD = "a "
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Recorded:
-    """One evaluation of one sample without guidance, and what finished latents are decoded by.
-
-    Attributes:
-        call: keyword arguments of the network, tensors on the meta device.
-        size: height, width and frames of what is decoded; frames None of an image.
-        vae: the autoencoder, on the meta device.
-        decoded: arguments and named arguments of `vae.decode`, likewise.
-        text: tokens that the network reads, where its argument `encoder_hidden_states` says so.
-    """
+    """One evaluation of one sample without guidance, and what finished latents are decoded by; all on the meta
+    device."""
 
     call: dict[str, Any]
+    """Keyword arguments of the network."""
     size: tuple[int, int, int | None]
+    """Height, width and frames of what is decoded; frames None of an image."""
     vae: nn.Module
     decoded: tuple[tuple[Any, ...], dict[str, Any]]
+    """Arguments and named arguments of `vae.decode`."""
     text: int | None
+    """Tokens that the network reads, where its argument `encoder_hidden_states` says so."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Recorder:
-    """A stock pipeline without weights.
-
-    Attributes:
-        pipeline: as recipes have it.
-        calls: named arguments of each call of a denoiser, in the order of calls.
-        parts: name of a part that is no denoiser -> number of its parameters.
-        uncounted: parts of no library here, whose size is not known.
-    """
+    """A stock pipeline without weights."""
 
     pipeline: GenericPipeline
     calls: list[dict[str, Any]]
+    """Named arguments of each call of a denoiser, in the order of calls."""
     parts: dict[str, int]
+    """Name of a part that is no denoiser -> number of its parameters."""
     uncounted: tuple[str, ...]
+    """Parts of no library here, whose size is not known."""
 
     def sized(self, height: int, width: int) -> Recorder:
         """The same drawing another size."""
@@ -195,10 +188,8 @@ def _part(model: str, name: str, entry: Any) -> Any:
 
 
 def _answering_zeros(network: nn.Module, calls: list[dict[str, Any]] | None) -> nn.Module:
-    """What takes and gives tensors on the CPU in the place of a network on the meta device; `calls` gets arguments.
-
-    The network itself stays of its very class, by which transformers knows what it has to give.
-    """
+    """What takes and gives tensors on the CPU in the place of a network on the meta device; `calls` gets arguments. The
+    network itself stays of its very class, by which transformers knows what it has to give."""
     signature = inspect.signature(type(network).forward)
     rest = next((key for key, one in signature.parameters.items() if one.kind is one.VAR_KEYWORD), "")
 

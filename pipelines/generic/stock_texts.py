@@ -56,11 +56,9 @@ BY_ROW = "by row"
 
 
 def layout(one: Any, two: Any) -> Any:
-    """Where the rows of a value lie, of what one text and twice that text gave.
-
-    An int is the dimension of a tensor, "list" a list with an entry for each row, None what is the same for all rows,
-    a list or dict the layouts of what is in it, `BY_ROW` what cannot be joined.
-    """
+    """Where the rows of a value lie, of what one text and twice that text gave. An int is the dimension of a tensor,
+    "list" a list with an entry for each row, None what is the same for all rows, a list or dict the layouts of what is
+    in it, `BY_ROW` what cannot be joined."""
     if type(one) is not type(two):
         return BY_ROW
     if isinstance(one, Tensor):
@@ -125,23 +123,20 @@ def _send(value: Any, device: torch.device | str, floats: torch.dtype | None = N
 
 @dataclass(kw_only=True, slots=True)
 class Texts:
-    """Texts that were encoded, by their numbers.
-
-    Attributes:
-        encode: the stock function, bound.
-        rows: what each text gave, on the host.
-        layouts: of what it returns, one for each; empty before the first text.
-        names: of what it returns.
-        bare: whether it returns one thing and no tuple.
-        freed: whether the encoders are gone.
-    """
+    """Texts that were encoded, by their numbers."""
 
     encode: Callable[..., Any]
+    """The stock function, bound."""
     rows: dict[int, Text] = field(default_factory=dict)
+    """What each text gave, on the host."""
     layouts: tuple[Any, ...] = ()
+    """Of what it returns, one for each; empty before the first text."""
     names: tuple[str, ...] = ()
+    """Of what it returns."""
     bare: bool = False
+    """Whether it returns one thing and no tuple."""
     freed: bool = False
+    """Whether the encoders are gone."""
 
     def keep(self, number: int, one: Any, two: Callable[[], Any]) -> None:
         """Keeps what a text gave; `two` gives what it gives twice in one call, which is asked for the first text."""

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from flowrl.config.locations import split_revision
+from flowrl.config.strict_yaml import read_mapping
 from flowrl.pipelines.places.known_checkpoints import AGAIN, checkpoints
 from flowrl.runtime.files import read_json
 
@@ -40,6 +41,7 @@ class ModelCard:
     files: tuple[str, ...]
 
 
+_REFUSALS = read_mapping(Path(__file__).with_suffix(".yaml"))
 _ANSWERS: dict[tuple[str, ...], Answer] = {}
 _CARDS: dict[tuple[str, ...], ModelCard | None] = {}
 _SILENT: set[str] = set()  # hubs that did not answer
@@ -94,29 +96,24 @@ def _answers(repo: str, revision: str | None, name: str) -> bool:
 def _ask(repo: str, revision: str | None, name: str, *, offline: bool) -> Answer:
     from huggingface_hub import constants, errors, hf_hub_download
 
+    told: tuple[tuple[type[Exception], Why], ...] = (  # the narrower kind of error first
+        (errors.HFValidationError, "no id"),
+        (errors.GatedRepoError, "gated"),
+        (errors.RepositoryNotFoundError, "no repository"),
+        (errors.RevisionNotFoundError, "no revision"),
+        (errors.LocalEntryNotFoundError, "offline"),
+        (errors.EntryNotFoundError, "no file"),
+    )
     try:
         path = hf_hub_download(
             repo, name, revision=revision, etag_timeout=TIMEOUT, local_files_only=offline, endpoint=constants.ENDPOINT
         )
-    except errors.HFValidationError:
-        return Answer(why="no id")
-    except errors.GatedRepoError:
-        return Answer(why="gated")
-    except errors.RepositoryNotFoundError:
-        return Answer(why="no repository")
-    except errors.RevisionNotFoundError:
-        return Answer(why="no revision")
-    except errors.LocalEntryNotFoundError:
-        found = Answer(why="offline")
-    except errors.EntryNotFoundError:
-        return Answer(why="no file")
-    except Exception:  # a proxy, a broken answer, a full disk: the transport raises errors of every kind
-        found = Answer(why="offline")
-    else:
-        return Answer(why="found", path=Path(path))
-    if not offline:
-        _SILENT.add(constants.ENDPOINT)
-    return found
+    except Exception as error:  # a proxy, a broken answer, a full disk: the transport raises errors of every kind
+        why: Why = next((why for kind, why in told if isinstance(error, kind)), "offline")
+        if why == "offline" and not offline:
+            _SILENT.add(constants.ENDPOINT)
+        return Answer(why=why)
+    return Answer(why="found", path=Path(path))
 
 
 def model_card(model: str) -> ModelCard | None:
@@ -144,34 +141,15 @@ def model_card(model: str) -> ModelCard | None:
 
 def refusal(model: str, asked: Answer, families: Sequence[str]) -> str:
     """Why nothing is known of a hub id, and what to do about it."""
-    repo, revision = split_revision(model)
-    meant = did_you_mean(repo)
-    if asked.why == "no repository":
-        return (
-            f"the hub has no model {repo}, or it is private and HF_TOKEN does not let you see it{meant}: correct "
-            "pipeline.model, or set HF_TOKEN"
-        )
-    if asked.why == "no revision":
-        return f"{repo} on the hub has no revision {revision}: set pipeline.revision to a branch, tag or commit of it"
-    if asked.why == "gated":
-        return (
-            f"{repo} is gated: accept its licence at https://huggingface.co/{repo} and set HF_TOKEN to a token of the "
-            "account that did, or download it to a folder and set pipeline.model to that"
-        )
-    if asked.why == "no file":
-        return f"{repo} on the hub is no diffusers pipeline: it has no {INDEX}{_instead(model)}"
-    name = f"set pipeline.name to its family, one of {', '.join(families)}"
-    if asked.why == "offline":
-        from huggingface_hub import constants
+    from huggingface_hub import constants
 
-        switched_off = constants.is_offline_mode()
-        silence = "HF_HUB_OFFLINE is set" if switched_off else f"{constants.ENDPOINT} does not answer"
-        return (
-            f"{repo} is not a folder here, and not a hub id whose family is known{meant}; it is not in the hub's cache "
-            f"on this machine, and {silence}: {name}, or have it downloaded first (`flowrl sample` and `flowrl "
-            "eval` take a run, or a folder that it was downloaded to)"
-        )
-    return f"{model} is neither a folder or file here nor a hub id (OWNER/NAME){meant}: correct pipeline.model"
+    repo, revision = split_revision(model)
+    silence = "HF_HUB_OFFLINE is set" if constants.is_offline_mode() else f"{constants.ENDPOINT} does not answer"
+    told: str = _REFUSALS.get(asked.why, _REFUSALS["no id"])
+    return told.format(
+        model=model, repo=repo, revision=revision, meant=did_you_mean(repo), silence=silence,
+        families=", ".join(families), instead=_instead(model) if asked.why == "no file" else "",
+    )  # fmt: skip
 
 
 def _instead(model: str) -> str:

@@ -32,14 +32,10 @@ def is_lora(place: Path) -> bool:
 
 
 def lora_files(place: Path) -> dict[str, Path]:
-    """The files with the weights of a LoRA, one for each network of a model of two experts, else under the name "".
-
-    Args:
-        place: a file; a folder with one (as diffusers, PEFT or `flowrl export` write it, or any one safetensors file);
-            a folder with such a folder, which is how PEFT saves an adapter that has a name; a run folder.
-
-    Raises ValueError: nothing is there, no LoRA is, or more than one.
-    """
+    """The files with the weights of a LoRA, one for each network of a model of two experts, else under the name "". A
+    place is a file; a folder with one (as diffusers, PEFT or `flowrl export` write it, or any one safetensors file); a
+    folder with such a folder, which is how PEFT saves an adapter that has a name; a run folder. Raises ValueError:
+    nothing is there, no LoRA is, or more than one."""
     folder = place.parent if place.name in _NAMED or place.name == CARD else place
     second = folder / EXPERTS[1]
     if place.name in (*_NAMED, CARD) and place.is_file() and not _named(second):

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from flowrl.config.locations import split_revision
+from flowrl.config.strict_yaml import read_mapping
 from flowrl.pipelines.places.hub_files import INDEX
 from flowrl.pipelines.places.known_checkpoints import AGAIN
 from flowrl.prompts.tokenizer_checks import check_tokenizer_files
@@ -24,6 +25,7 @@ _READS_TEXT = re.compile(r"Tokenizer|(?<!Image)(?<!Video)Processor")
 _WEIGHTS = re.compile(r"\.(safetensors|bin)$")
 _VARIANT = re.compile(r"\w+(-\d+-of-\d+)?\.(?P<variant>[A-Za-z]\w*)(-\d+-of-\d+)?\.(safetensors|bin)")
 _PICKLES = (".ckpt", ".pt", ".pth", ".bin")
+_FILES: Mapping[str, str] = read_mapping(Path(__file__).with_suffix(".yaml"))
 
 
 class Faulty(ValueError):
@@ -155,24 +157,8 @@ def no_pipeline(model: str) -> str:
         else:
             cure = f"give the folder that holds {INDEX}; {AGAIN}"
         return f"{model} is not a diffusers pipeline: it has no {INDEX}; {cure}"
-    if ending == ".gguf":
-        return (
-            f"{model} is a GGUF file, whose weights are kept in few bits and are not trained on: take the model's "
-            "diffusers folder or its .safetensors file in bfloat16 or float16, and set pipeline.quantize=nf4 or fp8 "
-            "where memory is short"
-        )
-    if ending == ".sft":
-        return f"{model} is a file of safetensors under another ending: rename it to {path.with_suffix('.safetensors')}"
-    if ending in _PICKLES:
-        return (
-            f"{model} is a pickle, which can run code when it is read: convert it to a diffusers folder, once, where "
-            "you trust it (diffusers' class, `from_single_file(FILE).save_pretrained(FOLDER)`), or take the model's "
-            ".safetensors file"
-        )
-    return (
-        f"{model} is no diffusers pipeline: give a folder with {INDEX}, a .safetensors file of a whole model, or a hub "
-        "id"
-    )
+    told = _FILES.get(ending, _FILES["pickle" if ending in _PICKLES else "other"])
+    return f"{model} {told.format(renamed=path.with_suffix('.safetensors'))}"
 
 
 def _texts(entry: Any) -> bool:

@@ -38,9 +38,7 @@ def is_single_file(model: str) -> bool:
 
 def check_plain(model: str) -> None:
     """Refuses a file whose weights are scaled, or otherwise not what they say by themselves: loaders drop the scales.
-
-    No layer has anything beside `weight` but a bias and running statistics.
-    """
+    No layer has anything beside `weight` but a bias and running statistics."""
     keys = header(model)
     layers = {key.removesuffix(".weight") for key in keys if key.endswith(".weight")}
     weights = {f"{layer}.weight" for layer in layers}

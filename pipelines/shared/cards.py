@@ -203,28 +203,16 @@ def tokens(grid: Grid, card: Card, size: Size, *, videos: bool) -> int:
     return math.prod(latent[1:]) // (grid.patch**2 * (grid.frame_patch if videos else 1))
 
 
-def two_passes(card: Card | None, scale: float) -> int:
-    """Two where guidance is on, at any scale but 1."""
-    return 1 if scale == 1 else 2
-
-
-def one_pass(card: Card | None, scale: float) -> int:
-    """One at every scale."""
-    return 1
-
-
 Embed = Callable[[Any, str, Sequence[Tensor]], dict[str, Tensor]]
 """Tensors of one row for a prompt and its source images, of a pipeline."""
 
 
 def given(
-    embeds: str, *, pooled: str | None = None, mask: bool = False, length: bool = False
+    embeds: str, *, pooled: str | None = None, mask: bool = False, length: bool = False, first_frame: bool = False
 ) -> Callable[[Any, int], dict[str, Tensor]]:
-    """A `conditioning` of embeddings, and perhaps pooled ones, a mask and the prompt's length, of widths that the
-    denoiser's entries say.
-
-    Where its guidance is an input, the scale is among them.
-    """
+    """A `conditioning` of embeddings, and perhaps pooled ones, a mask, the prompt's length and a first frame that is
+    held where there are sources, of widths that the denoiser's entries say. Where its guidance is an input, the scale
+    is among them."""
 
     def conditioning(p: Any, tokens: int) -> dict[str, Tensor]:
         config = vars(p.card.network)
@@ -237,6 +225,8 @@ def given(
             found["pooled"] = common.meta(1, config[pooled])
         if config.get("guidance_embeds"):
             found["guidance"] = common.meta(1)
+        if first_frame and p.num_sources[1]:
+            found["first_frame"] = common.meta(1, p.grid_shape[0], 1, *p.grid_shape[2:])
         return found
 
     return conditioning
@@ -271,9 +261,7 @@ def check_class(card: Card, family: str, stock: Sequence[str]) -> None:
 
 def read_part(model: str, name: str) -> dict[str, Any] | None:
     """A small JSON file of a folder, of a hub id that is not published here, or that goes with a single file; or None.
-
-    Of published checkpoints `published.json` says what is needed, and nothing is asked of the hub.
-    """
+    Of published checkpoints `published.json` says what is needed, and nothing is asked of the hub."""
     if not Path(model).exists():
         return None if published(model) is not None or is_path(model) else small_json(model, name)
     if is_single_file(model):

@@ -48,9 +48,7 @@ def check_frames(model: str, num_frames: int, factor: int, multiple: int = 1) ->
 
 def covering(image: Tensor, height: int, width: int) -> Tensor:
     """An image `[3, h, w]` at a size: scaled (antialiased) until it covers it, cut off evenly where it sticks out.
-
-    Nothing is stretched, and an image of that size already stays what it is: prompts' images are read so.
-    """
+    Nothing is stretched, and an image of that size already stays what it is: prompts' images are read so."""
     h, w = image.shape[1:]
     if (h, w) == (height, width):
         return image
@@ -73,12 +71,9 @@ def check_mask(source: Tensor, mask: Tensor, what: str) -> None:
 
 
 def autocast(device: torch.device, dtype: torch.dtype) -> AbstractContextManager[Any]:
-    """The network's arithmetic in a low dtype, while LoRA weights stay float32.
-
-    Without a cache of casts: a call reads each LoRA weight once, and inside a caller's own autocast region the cache
-    would keep the weights of the slot that ran before. On a CPU without instructions for the dtype, products are taken
-    in float32 and rounded.
-    """
+    """The network's arithmetic in a low dtype, while LoRA weights stay float32. Without a cache of casts: a call reads
+    each LoRA weight once, and inside a caller's own autocast region the cache would keep the weights of the slot that
+    ran before. On a CPU without instructions for the dtype, products are taken in float32 and rounded."""
     if dtype == torch.float32:
         return nullcontext()
     region = torch.autocast(device.type, dtype, cache_enabled=False)
@@ -165,26 +160,34 @@ def masked_arguments(x: Tensor, timestep: Tensor, cond: Conditioning) -> dict[st
     }
 
 
-def shown(x: Tensor, cond: Conditioning, dim: int) -> Tensor:
-    """Latents as a network sees them: with a first frame in its place, of a conditioning that has one."""
+def shown(x: Tensor, cond: Conditioning) -> Tensor:
+    """Latents `[b, C, F, h, w]` or tokens `[b, n, C]` as a network sees them: with a first frame in its place, of a
+    conditioning that has one."""
     if (first := cond.tensors.get("first_frame")) is None:
         return x
+    dim = 2 if x.ndim == 5 else 1
     return torch.cat([first.to(x), x.narrow(dim, first.shape[dim], x.shape[dim] - first.shape[dim])], dim)
 
 
-def held(velocity: Tensor, x: Tensor, sigma: Sigma, cond: Conditioning, dim: int) -> Tensor:
+def held(velocity: Tensor, x: Tensor, sigma: Sigma, cond: Conditioning) -> Tensor:
     """The velocity that leads straight to a first frame where a conditioning has one; beside it, the network's."""
     if (first := cond.tensors.get("first_frame")) is None:
         return velocity
-    x, count = x.to(velocity), first.shape[dim]
+    x, dim = x.to(velocity), 2 if x.ndim == 5 else 1
+    count = first.shape[dim]
     led = (x.narrow(dim, 0, count) - first) / column(sigma, x)
     return torch.cat([led, velocity.narrow(dim, count, velocity.shape[dim] - count)], dim)
 
 
-def held_guidance(asked: Guidance, dim: int, **how: Any) -> Velocity:
-    """Guidance in two passes of what `held` is; by the exact sigma, since timesteps may be rounded."""
-    guided = two_pass_guidance(asked, **how)
-    return lambda x, sigma, timestep: held(guided(x, sigma, timestep), x, sigma, asked.cond, dim)
+def token_times(timestep: Tensor, cond: Conditioning, grid: Sequence[int]) -> Tensor:
+    """Times `[b, n]` of tokens of a grid (frames, rows, columns), 0 in a first frame that is held; one for all of a
+    row, `[b]`, where there is none."""
+    if "first_frame" not in cond.tensors:
+        return timestep
+    frames, rows, columns = grid
+    times = timestep[:, None].repeat(1, frames * rows * columns)
+    times[:, : rows * columns] = 0
+    return times
 
 
 def pack(x: Tensor) -> Tensor:
@@ -208,9 +211,7 @@ def meta(*shape: int) -> Tensor:
 
 def decode_slices(latents: Tensor, size: int, decode: Callable[[Tensor], Tensor], *, gradient: bool) -> Tensor:
     """Images in [0, 1] of latents, `size` at a time in float32; without gradient memory does not grow with the batch.
-
-    `decode` gives images in [-1, 1].
-    """
+    `decode` gives images in [-1, 1]."""
     with torch.set_grad_enabled(gradient):
         return torch.cat([(decode(part.float()) / 2 + 0.5).clamp(0, 1) for part in latents.split(size)])
 
@@ -288,36 +289,21 @@ def takes_lora(cls: Any, part: str) -> bool:
     return write is not None and f"{part}_lora_layers" in inspect.signature(write).parameters
 
 
-def write_lora(
-    cls: Any, folder: Path, tensors: Mapping[str, Tensor], config: Mapping[str, Any], *, part: str = "transformer"
+def save_lora(
+    cls: Any, folder: Path, tensors: Mapping[str, Tensor], config: Mapping[str, Any], names: Sequence[str], part: str
 ) -> Path:
-    """Writes `pytorch_lora_weights.safetensors`; alpha travels in its metadata, without which it would halve.
-
-    A stock class that loads no LoRA has a denoiser that does: `load_lora_adapter(folder, weight_name=LORA_FILE)`.
-    """
+    """Writes the LoRA of a denoiser as `pytorch_lora_weights.safetensors`, those of further experts (`names`) each in a
+    folder of its name; alpha travels in its metadata, without which it would halve. A stock class that loads no LoRA
+    has a denoiser that does: `load_lora_adapter(folder, weight_name=LORA_FILE)`."""
     if not takes_lora(cls, part):
         import diffusers
 
         # they write what any class with such a part would
         cls = diffusers.StableDiffusionPipeline if part == "unet" else diffusers.StableDiffusion3Pipeline
-    layers = {f"{part}_lora_layers": lora_ready_for_diffusers(tensors)}
-    metadata = {f"{part}_lora_adapter_metadata": dict(config)}
-    cls.save_lora_weights(folder, **layers, **metadata)
-    return folder / LORA_FILE
-
-
-def save_lora(
-    cls: Any, folder: Path, tensors: Mapping[str, Tensor], config: Mapping[str, Any], names: Sequence[str], part: str
-) -> Path:
-    """Writes the LoRA of a denoiser, those of further experts (`names`) each in a folder of its name."""
-    if len(names) == 1:
-        return write_lora(cls, folder, tensors, config, part=part)
-    for name, own in split_experts(tensors, names):
-        write_lora(cls, folder if name == part else folder / name, own, config, part=part)
-    return folder / LORA_FILE
-
-
-def split_experts(tensors: Mapping[str, Tensor], names: Sequence[str]) -> Iterator[tuple[str, dict[str, Tensor]]]:
-    """LoRA tensors of a ModuleDict of networks, one mapping for each network, without its name."""
     for name in names:
-        yield name, {key.removeprefix(f"{name}."): t for key, t in tensors.items() if key.startswith(f"{name}.")}
+        start = f"{name}." if len(names) > 1 else ""
+        own = {key.removeprefix(start): tensor for key, tensor in tensors.items() if key.startswith(start)}
+        layers = {f"{part}_lora_layers": lora_ready_for_diffusers(own)}
+        metadata = {f"{part}_lora_adapter_metadata": dict(config)}
+        cls.save_lora_weights(folder if name == part else folder / name, **layers, **metadata)
+    return folder / LORA_FILE

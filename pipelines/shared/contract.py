@@ -83,11 +83,9 @@ class Pipeline(Protocol):
         scale: float,
         train_negative: TrainNegative = True,
     ) -> Velocity:
-        """The family's guidance of a network; `negative` may be None where `passes(scale)` is 1.
-
-        How the half with the negative prompt is trained (`flowrl.samplers.guidance.classifier_free_guidance`) has no
-        meaning there either: the one half is always trained.
-        """
+        """The family's guidance of a network; `negative` may be None where `passes(scale)` is 1. How the half with the
+        negative prompt is trained (`flowrl.samplers.guidance.classifier_free_guidance`) has no meaning there either:
+        the one half is always trained."""
 
     def schedule(self, num_steps: int, grid: str, shift: float | None = None) -> Schedule:
         """The model's own noise levels for a number of steps; `shift` replaces the model's own shift."""
@@ -96,10 +94,8 @@ class Pipeline(Protocol):
         """The same networks drawing another size; None is the checkpoint's own."""
 
     def decode(self, latents: Tensor, *, gradient: bool = False) -> Tensor:
-        """Images float32 `[b, 3, H, W]` or videos `[b, F, 3, H, W]` in [0, 1] of finished latents.
-
-        With `gradient` they carry that of `latents`.
-        """
+        """Images float32 `[b, 3, H, W]` or videos `[b, F, 3, H, W]` in [0, 1] of finished latents. With `gradient` they
+        carry that of `latents`."""
 
     @property
     def sound_rate(self) -> int | None:
@@ -170,10 +166,8 @@ class ModelFamily(Protocol):
         """Blocks of the denoiser that are alike, by kind (`like_blocks.block_kinds`); none where nothing is known."""
 
     def meta_denoiser(self, model: str, kinds: Mapping[str, int] | None = None) -> nn.Module | None:
-        """The denoiser without weights, or experts by name; None where nothing is known of the model.
-
-        With `kinds` it has so many blocks of each kind.
-        """
+        """The denoiser without weights, or experts by name; None where nothing is known of the model. With `kinds` it
+        has so many blocks of each kind."""
 
     def planned_size(self, model: str, options: Mapping[str, Any]) -> Any:
         """Height, width and frames (`cards.Size`) that a model draws with options; None where nothing is known."""

@@ -14,11 +14,9 @@ from flowrl.trajectory import Conditioning
 
 
 class FamilyEmbeddings:
-    """What a `FamilyPipeline` `p` has embedded, each distinct prompt and image once.
-
-    All sizes of a pipeline share the prompts. Source images become latents of the drawn size, so that each size has its
-    own of them, which can be made after the text encoders are freed too.
-    """
+    """What a `FamilyPipeline` `p` has embedded, each distinct prompt and image once. All sizes of a pipeline share the
+    prompts. Source images become latents of the drawn size, so that each size has its own of them, which can be made
+    after the text encoders are freed too."""
 
     def __init__(self, p: Any, *, like: FamilyEmbeddings | None = None) -> None:
         """Of a pipeline, or of one that draws another size than that of `like`."""

@@ -96,7 +96,7 @@ class Family:
     """Velocity in float32."""
     guided: Callable[[FamilyPipeline, common.Guidance], Velocity] = lambda p, asked: common.two_pass_guidance(asked)
     """Guidance of a network."""
-    passes: Callable[[Card | None, float], int] = cards.two_passes
+    passes: Callable[[Card | None, float], int] = lambda card, scale: 1 if scale == 1 else 2
     """Network rows of guidance at a scale; the card is None where nothing is known of the checkpoint."""
     decode: Callable[[FamilyPipeline, Tensor], Tensor] = lambda p, z: common.decode(p.pipe.vae, z)
     """Images in [-1, 1] as the autoencoder gives them."""
@@ -190,10 +190,8 @@ class Family:
         return nn.ModuleDict(found) if len(found) > 1 else found.get(self.denoisers[0])
 
     def check(self, model: str, targets: Sequence[str] | None, rank: int | None = None) -> None:
-        """Checks what is known before weights load: the model is of this family, every LoRA target binds, at a rank.
-
-        A hub id of which nothing can be known is left to `load`.
-        """
+        """Checks what is known before weights load: the model is of this family, every LoRA target binds, at a rank. A
+        hub id of which nothing can be known is left to `load`."""
         card = self.card(model)
         if card is None:
             return
@@ -237,12 +235,10 @@ class Family:
         self, model: str, *, dtype: torch.dtype = torch.bfloat16, device: torch.device | str = "cpu",
         attention: str = "auto", compile: str = "none", how: Loading = AT_ONCE, **options: Any,
     ) -> FamilyPipeline:  # fmt: skip
-        """Loads a checkpoint from a folder or the hub.
-
-        `dtype` is that of denoiser and text encoders (autoencoders are float32), `attention` a word of `KERNELS` or
-        "auto"; `compile="blocks"` compiles the denoisers' repeated blocks at their first call. Raises ValueError:
-        nothing loadable there, an option that it does not have, or nothing to compile or quantise with.
-        """
+        """Loads a checkpoint from a folder or the hub. `dtype` is that of denoiser and text encoders (autoencoders are
+        float32), `attention` a word of `KERNELS` or "auto"; `compile="blocks"` compiles the denoisers' repeated blocks
+        at their first call. Raises ValueError: nothing loadable there, an option that it does not have, or nothing to
+        compile or quantise with."""
         check_compile(compile, device)
         check_quantize(how.quantize, device, compile=compile)
         chosen = self.chosen(options)
@@ -378,10 +374,8 @@ class FamilyPipeline:
         self.positions = self.family.positions(self)
 
     def resized(self, height: int | None, width: int | None) -> FamilyPipeline:
-        """The same networks drawing another size; None is the checkpoint's own.
-
-        Embeddings of prompts are shared. Sources are encoded again, which works after the text encoders are freed too.
-        """
+        """The same networks drawing another size; None is the checkpoint's own. Embeddings of prompts are shared;
+        sources are encoded again, which works after the text encoders are freed too."""
         other = copy(self)
         self.sizes.add(other)
         own = self.family.own_size(self.card)
@@ -437,13 +431,14 @@ class FamilyPipeline:
         """The denoiser's prediction in the pipeline's dtype, while LoRA weights stay float32."""
         network = self.experts[expert or self.family.denoisers[0]]
         with common.autocast(self.device, self.dtype):
-            given = self.family.arguments(self, x.to(self.dtype), timestep, cond)
+            given = self.family.arguments(self, common.shown(x.to(self.dtype), cond), timestep, cond)
             output = network(**given, return_dict=False)[0]
         return self.family.read(self, output, x)
 
     def network(self, x: Tensor, timestep: Tensor, cond: Conditioning) -> Tensor:
-        """Velocity in float32."""
-        return self.family.evaluate(self, x, timestep, cond)
+        """Velocity in float32; where a first frame is held, it leads straight there."""
+        velocity = self.family.evaluate(self, x, timestep, cond)
+        return common.held(velocity, x, timestep / self.pipe.scheduler.config.num_train_timesteps, cond)
 
     def passes(self, scale: float) -> int:
         """Network rows that guidance at a scale needs per sample and step."""
@@ -457,8 +452,11 @@ class FamilyPipeline:
         scale: float,
         train_negative: TrainNegative = True,
     ) -> Velocity:
-        """The family's guidance of a network."""
-        return self.family.guided(self, common.Guidance(network, cond, negative, scale, train_negative))
+        """The family's guidance of a network; a first frame is held by sigma, since timesteps may be rounded."""
+        guided = self.family.guided(self, common.Guidance(network, cond, negative, scale, train_negative))
+        if "first_frame" not in cond.tensors:
+            return guided
+        return lambda x, sigma, timestep: common.held(guided(x, sigma, timestep), x, sigma, cond)
 
     def schedule(self, num_steps: int, grid: str, shift: float | None = None) -> Schedule:
         """Noise levels; grid "diffusers" is what the stock pipeline visits."""
@@ -493,8 +491,6 @@ class FamilyPipeline:
             return common.encode_slices(images, self.image_shape, self.options.vae_slice, turned, self.device)
 
     def save_lora(self, folder: Path, tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> Path:
-        """Writes a LoRA as stock diffusers loads it with `load_lora_weights(folder)`.
-
-        A second expert's is in a folder: `load_lora_weights(folder / "transformer_2", load_into_transformer_2=True)`.
-        """
+        """Writes a LoRA as stock diffusers loads it with `load_lora_weights(folder)`; a second expert's is in a folder,
+        for `load_lora_weights(folder / "transformer_2", load_into_transformer_2=True)`."""
         return common.save_lora(type(self.pipe), folder, tensors, config, tuple(self.experts), self.family.denoisers[0])

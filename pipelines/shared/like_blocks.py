@@ -57,10 +57,8 @@ def with_blocks(config: Mapping[str, Any], kinds: Mapping[str, int]) -> dict[str
 
 
 def fewest(kinds: Mapping[str, int]) -> dict[str, int]:
-    """As few blocks of each kind as still have the network's first one and its last one among them.
-
-    Of two kinds the first one is of the one, the last one of the other; no level of a UNet has the network's ends.
-    """
+    """As few blocks of each kind as still have the network's first one and its last one among them. Of two kinds the
+    first one is of the one, the last one of the other; no level of a UNet has the network's ends."""
     least = 2 if len(kinds) == 1 and not any(kind.startswith(_STACKS) for kind in kinds) else 1
     return {kind: min(count, least) for kind, count in kinds.items()}
 

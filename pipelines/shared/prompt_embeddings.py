@@ -105,11 +105,9 @@ def keeping_all() -> Iterator[None]:
 
 
 def num_cut(parts: Mapping[str, Any], limit: int, prompts: Sequence[str]) -> int:
-    """How many prompts have more than `limit` tokens, of which the rest is not read.
-
-    Where a CLIP encoder with its short context stands beside another one, the other's tokens are counted; where a
-    processor of words and images stands in place of tokenizers, those of its own.
-    """
+    """How many prompts have more than `limit` tokens, of which the rest is not read. Where a CLIP encoder with its
+    short context stands beside another one, the other's tokens are counted; where a processor of words and images
+    stands in place of tokenizers, those of its own."""
     found = [part for name, part in parts.items() if name.startswith("tokenizer") and part is not None]
     found = found or [part for part in (getattr(parts.get("processor"), "tokenizer", None),) if part is not None]
     chosen = next((one for one in found if "CLIP" not in type(one).__name__), next(iter(found), None))
@@ -128,15 +126,8 @@ def digest(image: Tensor) -> str:
 def check_sources(
     sources: Sources | None, prompts: Sequence[str], allowed: tuple[int, int], family: str, option: str | None
 ) -> Sources:
-    """The source images of each prompt, or none for each.
-
-    Args:
-        sources: those of each prompt, if any.
-        allowed: least and most source images of a prompt.
-        option: of `pipeline.options` that sets how many there are; None where nothing does.
-
-    Raises ValueError: a prompt has more or fewer images than the loaded pipeline takes.
-    """
+    """The source images of each prompt, or none for each. Raises ValueError: a prompt has more or fewer images than the
+    loaded pipeline takes; see `source_fault`."""
     given = [()] * len(prompts) if sources is None else sources
     for prompt, images in zip(prompts, given, strict=True):
         if fault := source_fault(len(images), allowed, family, option):
@@ -146,12 +137,8 @@ def check_sources(
 
 def source_fault(count: int, allowed: tuple[int, int], family: str, option: str | None, key: str = "") -> str:
     """What is wrong with a number of source images, as the end of a sentence about a prompt; empty where nothing is.
-
-    Args:
-        count: source images of the prompt.
-        option: of `pipeline.options` that sets how many there are; None where nothing does.
-        key: of the prompt's row that names them.
-    """
+    `allowed` are the least and the most, `option` is that of `pipeline.options` which sets how many there are, if any,
+    and `key` the one of the prompt's row that names them."""
     least, most = allowed
     if least <= count <= most:
         return ""

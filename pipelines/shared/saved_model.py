@@ -15,21 +15,36 @@ from typing import Any
 from safetensors.torch import load_file
 from torch import Tensor
 
+from flowrl.config.train import TrainConfig
+from flowrl.pipelines.arithmetic.compiling import experts_of
 from flowrl.pipelines.places.hub_files import INDEX
 from flowrl.pipelines.places.model_folders import SMALL, stock_folder, take_frozen
-from flowrl.pipelines.shared.contract import Pipeline
-from flowrl.pipelines.weights.full_weights import FullWeights
+from flowrl.pipelines.places.single_files import is_single_file
+from flowrl.pipelines.shared.contract import ModelFamily, Pipeline
+from flowrl.pipelines.weights.full_weights import FullWeights, trained_names
 from flowrl.pipelines.weights.loading_choices import Split
 from flowrl.pipelines.weights.parallelize import put_together
 from flowrl.runtime.files import sync, sync_tree
 
 
-def save_model(folder: Path, pipeline: Pipeline, split: Split | None = None) -> None:
-    """Replaces the model in a folder by the one that the network holds now, in one step.
+def check_full(config: TrainConfig, known: ModelFamily, location: str) -> None:
+    """Refuses models and layers of which the own weights cannot be trained, before a model loads."""
+    if is_single_file(location):
+        raise ValueError(
+            f"policy.train=full ships a folder with all parts of its model, and {location} is a single file: write it "
+            "as a folder first (from_single_file and save_pretrained in stock diffusers), or train a LoRA "
+            "(policy.train=lora)"
+        )
+    targets = config.policy.target_modules
+    known.check(location, None)
+    for expert in experts_of(None if targets is None else known.meta_denoiser(location)):
+        trained_names(expert, targets)
 
-    Where a process is killed between the two renames of that step, `put_back` has what was there before. Of networks
-    that are split all processes of one copy come here: the first writes, and has a whole one on its host at a time.
-    """
+
+def save_model(folder: Path, pipeline: Pipeline, split: Split | None = None) -> None:
+    """Replaces the model in a folder by the one that the network holds now, in one step. Where a process is killed
+    between the two renames of that step, `put_back` has what was there before. Of networks that are split all processes
+    of one copy come here: the first writes, and has a whole one on its host at a time."""
     if split is not None and split.mesh.get_local_rank() > 0:
         for network in pipeline.experts.values():
             put_together(network)

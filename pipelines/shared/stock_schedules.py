@@ -6,34 +6,22 @@ import inspect
 import math
 import warnings
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from flowrl.config.strict_yaml import read_mapping
 from flowrl.samplers.flow_coordinates import alpha_bars, diffusion_schedule, diffusion_timesteps, flow_levels
 from flowrl.samplers.schedules import build_schedule, dynamic_mu
 from flowrl.trajectory import Schedule
 
 EULER = "FlowMatchEulerDiscreteScheduler"
-_MULTISTEP = (
-    "UniPCMultistepScheduler",
-    "DPMSolverMultistepScheduler",
-    "DPMSolverSinglestepScheduler",
-    "DEISMultistepScheduler",
-    "SASolverScheduler",
-)
-"""Schedulers that can have the sigmas of a flow, and visit each once."""
-_MOVED = ("use_karras_sigmas", "use_exponential_sigmas", "use_beta_sigmas", "use_lu_lambdas", "thresholding")
-"""Settings of theirs that move levels or change predictions."""
+_KNOWN = read_mapping(Path(__file__).with_suffix(".yaml"))
 _TRIED = 10
 """Steps in which a folder's scheduler is tried before anything loads."""
 _SAME = 1e-5
 """Difference of sigmas that are the same."""
-
-
-def with_shift(config: Mapping[str, Any], shift: float | None) -> dict[str, Any]:
-    """A flow scheduler's configuration with another static shift; None leaves it."""
-    return dict(config) if shift is None else {**config, "shift": shift}
 
 
 def own_mu(config: Mapping[str, Any], num_tokens: int) -> float:
@@ -94,7 +82,7 @@ def stock_schedule(
         )
     grid = visited if grid == "diffusers" else grid
     if not config.get("use_dynamic_shifting"):
-        return build_schedule(with_shift(config, shift), num_steps, grid=grid)
+        return build_schedule(config if shift is None else {**config, "shift": shift}, num_steps, grid=grid)
     return build_schedule(config, num_steps, grid=grid, mu=mu if shift is None else math.log(shift))
 
 
@@ -119,14 +107,14 @@ def check_flow_scheduler(model: str, config: Mapping[str, Any]) -> None:
         return
     what = f"the scheduler of {model} is {name}"
     cure = "take the scheduler folder of the published checkpoint"
-    if name not in _MULTISTEP or not config.get("use_flow_sigmas"):
+    if name not in _KNOWN["multistep"] or not config.get("use_flow_sigmas"):
         raise ValueError(f"{what} without use_flow_sigmas, and this family is a flow model: {cure}")
     if config.get("prediction_type") != "flow_prediction":
         raise ValueError(
             f"{what} with prediction_type {config.get('prediction_type', 'epsilon')!r}, and the network of this family "
             f"predicts flow_prediction: {cure}"
         )
-    if moved := [key for key in _MOVED if config.get(key)]:
+    if moved := [key for key in _KNOWN["moved"] if config.get(key)]:
         raise ValueError(f"{what} with {', '.join(moved)}, which is not followed here: set it to false, or {cure}")
     try:
         levels = flow_schedule(make_scheduler(model, config), 4, "diffusers", mu=1.0)
@@ -199,12 +187,10 @@ def check_diffusion_scheduler(model: str, config: Mapping[str, Any]) -> None:
 
 
 def diffusion_levels(model: str, scheduler: Any, num_steps: int, grid: str = "diffusers") -> Schedule:
-    """The levels that a stock scheduler of a diffusion model visits, or ("linspace") evenly spaced ones.
-
-    The scheduler itself is asked for its timesteps, since classes space them differently under the same settings. A
-    solver that goes back to a level has it once here. Raises ValueError: it visits levels that are between or beside
-    those of the training timesteps.
-    """
+    """The levels that a stock scheduler of a diffusion model visits, or ("linspace") evenly spaced ones. The scheduler
+    itself is asked for its timesteps, since classes space them differently under the same settings. A solver that goes
+    back to a level has it once here. Raises ValueError: it visits levels that are between or beside those of the
+    training timesteps."""
     config = plain_config(scheduler.config)
     if grid != "diffusers":
         return diffusion_schedule(config, num_steps, grid=grid)
@@ -259,13 +245,8 @@ def flow_schedule(
     "linspace" where the pipeline passes sigmas in. Multistep schedulers with flow sigmas (UniPC, DPM-Solver) are asked
     themselves, since their grid differs between versions of diffusers: now it starts at .999999, formerly, and in
     Flow-GRPO's published runs, at .99967, which is "unipc_flow". Their timesteps are whole numbers. "linspace" is
-    evenly spaced and shifted once.
-
-    Args:
-        grid: "diffusers", "linspace" or "unipc_flow".
-        shift: replaces the scheduler's own.
-        sigmas: which grid of FlowMatchEulerDiscreteScheduler the stock pipeline visits.
-        mu: logarithm of the shift, for schedulers that shift by resolution.
+    evenly spaced and shifted once. `shift` replaces the scheduler's own; `mu` is the logarithm of the shift, for
+    schedulers that shift by resolution.
     """
     config = dict(scheduler.config)
     if not config.get("use_flow_sigmas"):

@@ -13,28 +13,22 @@ Where the network is split over processes (`parallel.shard`), its parts are the 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
 from flowrl.pipelines.weights.loading_choices import Split
-from flowrl.pipelines.weights.lora import check_same, endings_of
+from flowrl.pipelines.weights.lora import endings_of
 from flowrl.pipelines.weights.parallelize import own_part
-from flowrl.pipelines.weights.trained_weights import holding, move_towards
+from flowrl.pipelines.weights.trained_weights import TrainedWeights
 
 
 def trained_names(network: nn.Module, targets: Sequence[str] | None) -> list[str]:
-    """Names of the weights that are trained, biases and norms among them, in the network's order.
-
-    Args:
-        network: any copy of it, also one on the meta device.
-        targets: endings of the names of modules, of which all weights are trained: "attn.to_q" fits every module whose
-            name ends in ".attn.to_q". None trains all weights.
-
-    Raises ValueError: a target matches no module with weights; names some that exist.
-    """
+    """Names of the weights that are trained, biases and norms among them, in the network's order; of any copy of it,
+    also one on the meta device. `targets` are endings of the names of modules, of which all weights are trained:
+    "attn.to_q" fits every module whose name ends in ".attn.to_q". None trains all weights. Raises ValueError: a target
+    matches no module with weights; names some that exist."""
     names = [name for name, _ in network.named_parameters()]
     if targets is None:
         return names
@@ -51,16 +45,11 @@ def trained_names(network: nn.Module, targets: Sequence[str] | None) -> list[str
     return [name for name in names if name in chosen]
 
 
-class FullWeights:
-    """A network's own weights as a policy; see the file's docstring.
+class FullWeights(TrainedWeights):
+    """A network's own weights as a policy; see the file's docstring. `parameters` are masters, `slots` copies where the
+    masters lie, or on the host, and `scale` is the largest weight in magnitude before training, at least 1."""
 
-    Attributes:
-        network: whose weights are trained.
-        split: the processes of which each has a part of all that follows; None where this one has the whole.
-        parameters: masters by name, float32, in a fixed order.
-        slots: float32 copies of the masters by slot name, where the masters lie, or on the host.
-        scale: the largest weight in magnitude before training, at least 1.
-    """
+    saved = "the saved model"
 
     def __init__(
         self,
@@ -70,24 +59,19 @@ class FullWeights:
         offload: bool = False,
         split: Split | None = None,
     ) -> None:
-        """Takes the network's weights as they are.
-
-        Args:
-            network: loaded; what is not trained of it is frozen.
-            targets: see `trained_names`.
-            offload: whether copies lie in the host's memory, and masters that the network does not compute with.
-            split: the processes that it is split over, with masters.
-        """
+        """Takes the weights of a loaded network as they are, those of `trained_names`; what is not trained is frozen.
+        With `offload` copies lie in the host's memory, and masters that the network does not compute with. `split` are
+        the processes that it is split over, with masters."""
         chosen, own = trained_names(network, targets), dict(network.named_parameters())
         network.requires_grad_(False)
         self.network, self.split = network, split
         self._working = {name: own[name] for name in chosen}
-        self._rest = torch.device("cpu") if offload else None  # where copies lie
+        self.rest = torch.device("cpu") if offload else None
         self._rounded = dict[str, nn.Parameter]()  # those that are not masters
         self.parameters = dict[str, nn.Parameter]()
         for name, weight in self._working.items():
             weight.requires_grad_(True)
-            device = self._rest or weight.device
+            device = self.rest or weight.device
             if split is not None:
                 self.parameters[name] = nn.Parameter(own_part(weight))
             elif weight.dtype == torch.float32 and weight.device == device:
@@ -99,7 +83,6 @@ class FullWeights:
         self.scale = max(largest if split is None else split.each(max(largest)))
         self.slots: dict[str, dict[str, Tensor]] = {}
         self._reference: dict[str, Tensor] | None = None
-        self.running = "policy"
 
     def _held(self) -> dict[str, Tensor]:
         """What the network has of the policy, rounded or the masters."""
@@ -107,12 +90,12 @@ class FullWeights:
 
     @property
     def trained(self) -> list[Tensor]:
-        """What the network computes with, and gradients are taken of, in the order of `parameters`."""
+        """What the network computes with."""
         return list(self._working.values())
 
     def sum_dtype(self, device: torch.device) -> torch.dtype:
-        """The dtype of gradient sums, float32: float64 would take 4 bytes more of every weight of the network, where a
-        LoRA has few. Sums then depend in their last digits on how a batch is split into micro-batches."""
+        """Float32: float64 would take 4 bytes more of every weight of the network, where a LoRA has few. Sums then
+        depend in their last digits on how a batch is split into micro-batches."""
         return torch.float32
 
     def settle(self) -> None:
@@ -125,44 +108,16 @@ class FullWeights:
         """Copies of the masters by name, on the host."""
         return {name: master.detach().to("cpu", copy=True) for name, master in self.parameters.items()}
 
-    def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Copies tensors into the masters, and so into the network. The ValueError names or shapes differ."""
-        check_same(self.parameters, tensors, what="the saved model")
-        for name, master in self.parameters.items():
-            master.data.copy_(tensors[name])
-        self.settle()
-
     def keep_reference(self) -> None:
         """Keeps the weights as they are now for the slot "reference", in the network's dtype; of parts as masters."""
         self._reference = {
-            name: weight.to(self._rest or weight.device, copy=True) for name, weight in self._held().items()
+            name: weight.to(self.rest or weight.device, copy=True) for name, weight in self._held().items()
         }
-
-    def add_slot(self, slot: str) -> None:
-        """Keeps a copy of the policy under a name."""
-        self.slots[slot] = {
-            name: master.detach().to(self._rest or master.device, copy=True) for name, master in self.parameters.items()
-        }
-
-    def blend(self, slot: str, decay: float) -> None:
-        """Moves a slot towards the policy: `slot <- decay * slot + (1 - decay) * policy`."""
-        move_towards(self.slots[slot], self.parameters, decay)
-
-    @contextmanager
-    def under(self, slot: str) -> Iterator[None]:
-        """Runs the network under a slot: "policy", "reference" (the weights as they were kept) or one that was added;
-        may be nested.
-
-        Do not enter or leave it between a forward pass and its backward pass. Raises ValueError: there is no such slot,
-        or no reference was kept.
-        """
-        if slot == "reference" and self._reference is None:
-            raise ValueError("the weights before training were not kept: call keep_reference before they change")
-        with holding(self, slot):
-            yield
 
     def change(self, old: str, new: str) -> None:
-        """Leaves one slot and enters another; between the two the network holds the policy."""
+        """Slots are copied over the network's weights, or change places with masters that it computes with."""
+        if new == "reference" and self._reference is None:
+            raise ValueError("the weights before training were not kept: call keep_reference before they change")
         self.running = new
         for slot, entered in ((old, False), (new, True)) if old != new else ():
             if slot == "policy":

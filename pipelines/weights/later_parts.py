@@ -32,10 +32,8 @@ class Later:
     compile: str
 
     def text_encoders(self, p: Any) -> bool:
-        """Loads text encoders that are not there onto the device; whether there were such.
-
-        They come together: stock classes ask all of them for every prompt.
-        """
+        """Loads text encoders that are not there onto the device; whether there were such. They come together: stock
+        classes ask all of them for every prompt."""
         names = [name for name in _present(p, p.family.encoders) if getattr(p.pipe, name) is None]
         if names:
             stock_loading.load_parts(p.pipe, self.read, names)

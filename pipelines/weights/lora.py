@@ -7,19 +7,17 @@ own switch, which costs microseconds per layer; the base weights are never touch
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from flowrl.pipelines.weights.loading_choices import Split
 from flowrl.pipelines.weights.lora_files import Lora, read_lora
 from flowrl.pipelines.weights.lora_names import Stock
-from flowrl.pipelines.weights.trained_weights import holding, move_towards
-from flowrl.runtime.placement import gathered, widest
+from flowrl.pipelines.weights.trained_weights import TrainedWeights, check_same
+from flowrl.runtime.placement import gathered
 from flowrl.runtime.private_names import switch_adapters
 from flowrl.runtime.randomness import counter_normal
 
@@ -54,14 +52,11 @@ def endings_of(names: Iterable[str]) -> str:
 
 
 def check_targets(network: nn.Module, targets: Sequence[str], rank: int | None = None) -> None:
-    """Refuses LoRA targets that bind to nothing, and a rank that no layer among them has.
+    """Refuses LoRA targets that bind to nothing in any copy of a network, and a rank that no layer among them has.
 
-    Args:
-        network: any copy of the network, also one on the meta device.
-        targets: name endings, as PEFT takes them: "attn.to_q" fits every module whose name ends in ".attn.to_q".
-
-    Raises ValueError: a target matches no linear layer; names the closest that exist. Or the rank is above the width of
-    every layer that would get it, where more of it says nothing more.
+    Targets are name endings, as PEFT takes them: "attn.to_q" fits every module whose name ends in ".attn.to_q". Raises
+    ValueError: a target matches no linear layer; names the closest that exist. Or the rank is above the width of every
+    layer that would get it, where more of it says nothing more.
     """
     linear = {name: module for name, module in network.named_modules() if isinstance(module, nn.Linear)}
     widest = 0
@@ -79,27 +74,17 @@ def check_targets(network: nn.Module, targets: Sequence[str], rank: int | None =
         )
 
 
-class Policy:
-    """LoRA weights of one network, in float32 whatever the base's dtype.
+class Policy(TrainedWeights):
+    """LoRA weights of one network, in float32 whatever the base's dtype; every process holds the whole. `scale` is 1,
+    which weights of a LoRA that has not diverged stay near; the largest magnitude at the start of a DoRA."""
 
-    Attributes:
-        network: the network that the LoRA was added to.
-        parameters: trainable tensors by name, in a fixed order.
-        config: rank, alpha and targets.
-        slots: copies of the tensors by slot name.
-        scale: 1, which weights of a LoRA that has not diverged stay near; the largest magnitude at the start of a DoRA.
-    """
-
-    scale = 1.0
-    split: Split | None = None  # every process holds the whole
+    saved = "the saved LoRA"
 
     def __init__(
         self, network: nn.Module, *, rank: int, alpha: float, targets: Sequence[str], seed: int, variant: str = "lora"
     ) -> None:
-        """Adds a LoRA: A Gaussian with standard deviation 1/rank, drawn from (seed, tensor name), and B zero.
-
-        `variant` is one of `VARIANTS`.
-        """
+        """Adds a LoRA: A Gaussian with standard deviation 1/rank, drawn from (seed, tensor name), and B zero. `variant`
+        is one of `VARIANTS`."""
         from peft import LoraConfig  # seconds, which what only plans or checks does without
 
         from flowrl.pipelines.arithmetic.lora_linear import add_lora
@@ -130,36 +115,6 @@ class Policy:
             magnitude.data.copy_(torch.linalg.norm(gathered(layer.get_base_layer().weight).float(), dim=1))
             self.scale = max(self.scale, float(magnitude.detach().max()))
         self.slots: dict[str, dict[str, Tensor]] = {}
-        self.running = "policy"
-
-    @property
-    def trained(self) -> list[Tensor]:
-        """What gradients are taken of: the parameters themselves."""
-        return list(self.parameters.values())
-
-    def sum_dtype(self, device: torch.device) -> torch.dtype:
-        """The dtype of gradient sums: the widest, since a LoRA has few weights."""
-        return widest(device)
-
-    def settle(self) -> None:
-        """Nothing is left to do after the parameters have changed: the network computes with them."""
-
-    def keep_reference(self) -> None:
-        """Nothing has to be kept: the reference is the network without the LoRA."""
-
-    def tensors(self) -> dict[str, Tensor]:
-        """Detached copies of the trained tensors by name."""
-        return {name: parameter.detach().clone() for name, parameter in self.parameters.items()}
-
-    def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Copies tensors into the trained ones. The ValueError names or shapes differ."""
-        check_same(self.parameters, tensors)
-        for name, parameter in self.parameters.items():
-            parameter.data.copy_(tensors[name])
-
-    def add_slot(self, slot: str) -> None:
-        """Keeps a copy of the policy under a name."""
-        self.slots[slot] = self.tensors()
 
     def add_lora(self, slot: str, lora: Lora) -> None:
         """Keeps another LoRA under a name in this policy's shapes, with zeros for ranks and layers that it lacks and B
@@ -174,21 +129,8 @@ class Policy:
             if (own := lora.tensors.get(portable_name(name))) is not None:
                 held[: own.shape[0], : own.shape[1]] = own.float() * (factor if "lora_B" in name else 1)
 
-    def blend(self, slot: str, decay: float) -> None:
-        """Moves a slot towards the policy: `slot <- decay * slot + (1 - decay) * policy`."""
-        move_towards(self.slots[slot], self.parameters, decay)
-
-    @contextmanager
-    def under(self, slot: str) -> Iterator[None]:
-        """Runs the network under a slot: "policy", "reference" (LoRA off) or one that was added; may be nested.
-
-        Do not enter or leave it between a forward pass and its backward pass. Raises ValueError: there is no such slot.
-        """
-        with holding(self, slot):
-            yield
-
     def change(self, old: str, new: str) -> None:
-        """Leaves one slot and enters another; between the two the network holds the policy."""
+        """Slots change places with the policy; the reference is the LoRA off."""
         self.running = new
         for slot, entered in ((old, False), (new, True)) if old != new else ():
             if slot == "reference":
@@ -236,10 +178,8 @@ def refuse_other_variant(lora: Lora, variant: str) -> None:
 
 
 def refuse_unheld(lora: Lora, *, rank: int, targets: Sequence[str], variant: str) -> None:
-    """Refuses a LoRA for which the shapes of a policy's LoRA have no room; the last three are the policy's.
-
-    Raises ValueError: one of the two is a DoRA; its rank is larger; or it is on layers that the policy has none on.
-    """
+    """Refuses a LoRA for which the shapes of a policy's LoRA have no room; the last three are the policy's. Raises
+    ValueError: one of the two is a DoRA; its rank is larger; or it is on layers that the policy has none on."""
     what, why = f"the LoRA in {lora.place}", "it is held in the shapes of the policy's LoRA"
     if "dora" in (lora.variant, variant):
         raise ValueError(
@@ -258,11 +198,8 @@ def refuse_unheld(lora: Lora, *, rank: int, targets: Sequence[str], variant: str
 
 
 def refuse_other_network(network: nn.Module, lora: Lora) -> None:
-    """Refuses a LoRA of another network: of another family, another size, or on layers that are not linear.
-
-    Args:
-        network: any copy of it, also one on the meta device, also one of few blocks of which the LoRA has all.
-    """
+    """Refuses a LoRA of another network: of another family, another size, or on layers that are not linear. Any copy of
+    the network will do, also one on the meta device, also one of few blocks of which the LoRA has all."""
     from flowrl.runtime.private_names import LoraLayer
 
     layers = dict(network.named_modules())
@@ -288,23 +225,6 @@ def refuse_other_network(network: nn.Module, lora: Lora) -> None:
             raise ValueError(
                 f"the LoRA in {lora.place} is of another model: {layer} has shape {wanted} in {name}, and the LoRA "
                 f"changes one of {found}; give one that was trained on pipeline.model"
-            )
-
-
-def check_same(wanted: Mapping[str, Tensor], given: Mapping[str, Tensor], what: str = "the saved LoRA") -> None:
-    """Refuses tensors of other names or shapes than those wanted."""
-    missing, extra = sorted(wanted.keys() - given.keys()), sorted(given.keys() - wanted.keys())
-    if missing or extra:
-        raise ValueError(
-            f"{what} does not fit this policy: {len(missing)} tensors missing (first: {missing[:1]}), {len(extra)} "
-            f"unknown (first: {extra[:1]}). Set policy.target_modules to the layers that it was trained on"
-        )
-    for name, tensor in wanted.items():
-        if tensor.shape != given[name].shape:
-            narrow = min(tensor.shape) != min(given[name].shape)
-            raise ValueError(
-                f"{what} has shape {tuple(given[name].shape)} at {name}, this policy {tuple(tensor.shape)}: "
-                f"{'set policy.lora_rank to its rank' if narrow else 'it was trained on another model'}"
             )
 
 

@@ -24,27 +24,16 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
+from flowrl.config.strict_yaml import read_mapping
 from flowrl.pipelines.places.lora_places import CARD, PEFT_FILE, lora_files
 from flowrl.pipelines.weights.lora_names import Stock, plain_name, portable
 from flowrl.runtime.files import parse_json, read_json
 
-_FREE = frozenset({
-    "auto_mapping", "base_model_name_or_path", "revision", "inference_mode", "peft_version", "task_type",  # no numbers
-    "target_modules", "exclude_modules", "layers_to_transform", "layers_pattern",  # which layers: the tensors say it
-    "lora_dropout", "runtime_config", "megatron_core", "qalora_group_size",  # of its training, or of what is off
-    "loftq_config", "eva_config", "corda_config", "lora_ga_config",  # of `init_lora_weights`
-    "r", "rank_pattern", "lora_alpha", "alpha_pattern", "use_rslora", "use_dora", "init_lora_weights",  # read
-})  # fmt: skip
-"""Keys of PEFT's card that may say anything, or are read; any other may only say what PEFT says by default."""
-_KINDS = (
-    ("use_rslora", bool, "true or false"),
-    ("use_dora", bool, "true or false"),
-    ("alpha_pattern", dict, "an object of names and numbers"),
-    ("rank_pattern", dict, "an object of names and numbers"),
-)
-"""What keys of a card that are read have to be."""
-_STARTS: tuple[object, ...] = (True, False, None, "gaussian", "orthogonal", "eva")
-"""Values of `init_lora_weights` that leave the base's weights as they are."""
+_CARDS = read_mapping(Path(__file__).with_suffix(".yaml"))
+_KINDS = {
+    **dict.fromkeys(_CARDS["switches"], (bool, "true or false")),
+    **dict.fromkeys(_CARDS["objects"], (dict, "an object of names and numbers")),
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,15 +64,9 @@ class Lora:
 
 
 def read_lora(place: Path, stock: Stock | None = None) -> Lora:
-    """Reads a LoRA of any program.
-
-    Args:
-        place: as `flowrl.pipelines.places.lora_places.lora_files` takes it.
-        stock: of the model that it is for; None reads the spellings of diffusers and PEFT alone.
-
-    Raises ValueError: there is none, it is damaged, or something else than LoRA, rsLoRA or DoRA on linear layers of the
-    denoiser.
-    """
+    """Reads a LoRA of any program from a place of `lora_files`; where `stock`, that of its model, is None, in the
+    spellings of diffusers and PEFT alone. Raises ValueError: there is none, it is damaged, or something else than LoRA,
+    rsLoRA or DoRA on linear layers of the denoiser."""
     tensors, scales, alphas, variants = dict[str, Tensor](), dict[str, float](), set[float](), set[str]()
     for expert, path in lora_files(place).items():
         own, stated = _tensors(path), _read_card(path)
@@ -159,19 +142,19 @@ def _refuse_stated(stated: Mapping[str, Any], path: Path) -> None:
     """Refuses what a card states that would make another model of it than the tensors alone do."""
     if stated.get("peft_type", "LORA") != "LORA":
         raise ValueError(f"the adapter in {path} is of the type {stated['peft_type']}: only LORA is read")
-    for key, kind, named in _KINDS:
+    for key, (kind, named) in _KINDS.items():
         if not isinstance(stated.get(key) or kind(), kind):
             raise ValueError(
                 f"the LoRA in {path} states {key}={stated[key]!r}, which has to be {named}: correct it there"
             )
     start = stated.get("init_lora_weights", True)
-    if start not in _STARTS:
+    if start not in _CARDS["starts"]:
         raise ValueError(
             f"the LoRA in {path} was started with init_lora_weights={start!r}, which may change the base's weights "
             "too, and the file holds the LoRA alone: save it again by PEFT's save_pretrained(..., "
             "path_initial_model_for_weight_conversion=FOLDER), which makes an ordinary LoRA of it"
         )
-    other = {key: value for key, value in stated.items() if key not in (*_FREE, "peft_type")}
+    other = {key: value for key, value in stated.items() if key not in (*_CARDS["free"], "peft_type")}
     defaults = _defaults() if other else {}
     odd = {k: value for k, value in other.items() if value != defaults.get(k) and (value or defaults.get(k))}
     if odd:

@@ -98,14 +98,9 @@ def _number(name: str, tensor: Tensor, what: str) -> float:
 def portable(
     tensors: Mapping[str, Tensor], stock: Stock | None, what: str
 ) -> tuple[dict[str, Tensor], dict[str, float]]:
-    """Matrices and magnitudes under PEFT's portable names, and the alpha of each layer that has one of its own.
-
-    Args:
-        tensors: as they are in the file.
-        stock: whose layers they name; None reads the spellings of diffusers and PEFT alone.
-
-    Raises ValueError: something else than a LoRA on the denoiser's linear layers, or names that nobody knows.
-    """
+    """Matrices and magnitudes of a file under PEFT's portable names, and the alpha of each layer that has one of its
+    own; `stock` as for `read_lora`. Raises ValueError: something else than a LoRA on the denoiser's linear layers, or
+    names that nobody knows."""
     tensors = {name: tensor for name, tensor in tensors.items() if not _ADDED.search(name) or bool(tensor.any())}
     _refuse_numbers(tensors, what)
     tensors = _without_encoders(tensors, what)

@@ -53,12 +53,8 @@ def without_weights(cls: Any, config: Mapping[str, Any]) -> nn.Module:
 
 
 def done_by_first(split: Split, work: Callable[[], object]) -> bool:
-    """Has the first process of a group do some work; whether this is the one.
-
-    Raises:
-        Exception: on the first one what its work raised, whatever that is: the others would wait for it for ever.
-        ValueError: on the others then, with what `explain` says of it.
-    """
+    """Has the first process of a group do some work; whether this is the one. What the work raises, whatever that is,
+    is raised there, and on the others, which would wait for ever, a ValueError with what `explain` says of it."""
     first, failed = split.mesh.get_local_rank() == 0, cast("Exception | None", None)
     if first:
         try:
@@ -86,12 +82,9 @@ def split_over(network: nn.Module, split: Split, *, masters: bool = False) -> No
     """Splits a network in place over processes, each part on its device, and gives every process its part.
 
     Units that are gathered together are the blocks that a network repeats, as for `pipeline.compile`, and the rest; of
-    several experts each is split by itself, so that one that is not called is not gathered.
-
-    Args:
-        network: a denoiser or one of its experts, without a LoRA, on the host: whole on the first process of the group,
-            `without_weights` on the others.
-        masters: whether its weights are trained, see the file's docstring.
+    several experts each is split by itself, so that one that is not called is not gathered. A network has no LoRA yet
+    and is on the host: whole on the first process of the group, `without_weights` on the others. With `masters` its
+    weights are trained, see the file's docstring.
     """
     from torch.distributed.fsdp import fully_shard
 
@@ -193,9 +186,8 @@ def own_part(tensor: Tensor) -> Tensor:
 
 def put_together(network: nn.Module) -> nn.Module | None:
     """A split network as stock has it, on the host of the first process, in the dtype that it computes in; None on the
-    others, which give their parts. Every process of the group calls it.
-
-    Weights are gathered one after another, so that no device holds more than one whole."""
+    others, which give their parts. Every process of the group calls it. Weights are gathered one after another, so that
+    no device holds more than one whole."""
     from torch.distributed.fsdp import FSDPModule
 
     (split, dtypes), state = _KNOWN[network], dict[str, Tensor]()

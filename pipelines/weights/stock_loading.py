@@ -39,9 +39,8 @@ and gives a stock pipeline on the host."""
 
 def on_device(network: nn.Module, device: torch.device, how: Loading) -> nn.Module:
     """A denoiser that was read on the host, frozen on its device: the one place where it is turned into another form.
-
-    Every denoiser of every run passes here once, before it has a LoRA, a kernel for its attention or compiled blocks.
-    """
+    Every denoiser of every run passes here once, before it has a LoRA, a kernel for its attention or compiled
+    blocks."""
     network.requires_grad_(False).eval()
     if how.quantize != "none":
         quantize = partial(quantize_blocks, repeated_blocks(network), how.quantize, device)
@@ -58,10 +57,8 @@ def load_denoisers(
     pipe: Any, read: Read, cls: Any, model: str, names: Sequence[str], device: torch.device, how: Loading
 ) -> dict[str, nn.Module]:
     """Reads denoisers that were left out of a stock pipeline, one after another, each onto the device before the next.
-
     Where they are split over processes the first one reads, and the others get what is theirs from it. Raises as
-    `load_stock`.
-    """
+    `load_stock`."""
     found = {}
     for name in names:
         load = partial(load_parts, pipe, read, [name])
@@ -124,17 +121,10 @@ def load_stock(
     name: str, model: str, *, title: str, dtype: torch.dtype, exact: Sequence[str], how: Loading = AT_ONCE,
     **options: Any,
 ) -> Any:  # fmt: skip
-    """A stock pipeline from a folder or the hub, on the CPU.
-
-    Args:
-        model: folder or hub id, perhaps at a revision.
-        title: of the family, for the message.
-        exact: parts that stay in float32, never rounded on the way: the autoencoder.
-        how: whose `variant` says which files of weights are read.
-        options: further arguments of `from_pretrained`.
-
-    Raises ValueError: nothing loadable there, a file of it is damaged or lacks weights; names the file or part.
-    """
+    """A stock pipeline from a folder or the hub, perhaps at a revision, on the CPU. Parts of `exact` stay in float32,
+    never rounded on the way; `how.variant` says which files of weights are read, and `options` are further arguments of
+    `from_pretrained`. Raises ValueError: nothing loadable there, a file of it is damaged or lacks weights; names the
+    file or part."""
     quiet_libraries()
     parts, cls = {"default": dtype, **dict.fromkeys(exact, torch.float32)}, getattr(diffusers, name)
     try:
@@ -166,9 +156,8 @@ def _download(cls: Any, model: str, variant: str | None, options: Mapping[str, A
 
 
 def fetch(model: str, variant: str | None) -> None:
-    """Downloads what `load_stock` will read of a hub id; nothing of a folder or a file.
-
-    Raises ValueError: it cannot be downloaded."""
+    """Downloads what `load_stock` will read of a hub id; nothing of a folder or a file. Raises ValueError: it cannot be
+    downloaded."""
     if Path(model).is_dir() or is_single_file(model):
         return
     quiet_libraries()
@@ -244,9 +233,7 @@ def _fault(folder: Path) -> str:
 
 def freeze(pipe: Any, device: torch.device | str, names: Collection[str] | None = None) -> None:
     """Freezes networks of a stock pipeline on a device, those named or all that are there, the autoencoder in float32.
-
-    Images' autoencoders also get channels-last weights, a quarter faster to decode on CPU and GPU.
-    """
+    Images' autoencoders also get channels-last weights, a quarter faster to decode on CPU and GPU."""
     images = not any(isinstance(module, nn.Conv3d) for module in pipe.vae.modules())
     pipe.vae.to(torch.float32, memory_format=torch.channels_last if images else torch.preserve_format)
     for name, part in pipe.components.items():

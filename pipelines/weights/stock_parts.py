@@ -21,17 +21,10 @@ _SHOWN = 3
 def read_networks(
     folder: str, *, dtypes: Mapping[str, torch.dtype], given: Collection[str], variant: str | None
 ) -> dict[str, nn.Module]:
-    """The networks of a model folder on the host, by the names of their parts.
-
-    Args:
-        dtypes: of parts, and of all others under "default".
-        given: parts that are there already, or are not to be read.
-        variant: which files of weights are read of those parts that have them, as stock pipelines do; None takes those
-            without an ending.
-
-    Raises Faulty: a part lacks weights or a file of them, holds some that its network does not read, or some of another
-    shape; names part and weight.
-    """
+    """The networks of a model folder on the host, by the names of their parts, but for those of `given`. `dtypes` are
+    those of parts, and of all others under "default". `variant` says which files of weights are read of those parts
+    that have them, as stock pipelines do; None takes those without an ending. Raises Faulty: a part lacks weights or a
+    file of them, holds some that its network does not read, or some of another shape; names part and weight."""
     found: dict[str, nn.Module] = {}
     kinds = {part: part_class(*entry) for part, entry in part_entries(folder).items()}
     networks = {part: kind for part, kind in kinds.items() if kind is not None and issubclass(kind, nn.Module)}

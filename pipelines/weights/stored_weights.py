@@ -77,12 +77,8 @@ class Stored:
         }
 
     def left_over(self, unread: Collection[str], network: nn.Module, *, towers: bool) -> set[str]:
-        """Those of some keys without which the network computes what the file was made for.
-
-        Args:
-            unread: keys that the network did not read.
-            towers: whether a file may be of a larger model, of which the network is a part.
-        """
+        """Those of some keys, which the network did not read, without which it computes what the file was made for;
+        with `towers` a file may be of a larger model, of which the network is a part."""
         branches = {_branch(key) for key in self.place.keys() - set(unread)}
         computed = {name: one for name, one in network.named_buffers() if name not in network.state_dict()}
         return {
@@ -108,13 +104,9 @@ class Stored:
 
             weight = round_to_dtype(float32(stored) * scale)
 
-        A scale is a number, or one number for every row of the weight.
-
-        Args:
-            unread: keys that the network did not read.
-            network: it, loaded: its weights have the stored values, which every dtype of a network holds exactly.
-
-        Returns the keys that this did away with; none where any of them is in another form.
+        A scale is a number, or one number for every row of the weight. The loaded network's weights have the stored
+        values, which every dtype of a network holds exactly. Returns the keys, of those that it did not read, that this
+        did away with; none where any of them is in another form.
         """
         layers = {key.rpartition(".")[0] for key in unread if key.rpartition(".")[2] in _SCALES}
         named = (*_SCALES, *_INPUT_SCALES, _FORM)

@@ -3,84 +3,105 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
-from typing import Protocol
+from contextlib import contextmanager
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from flowrl.pipelines.weights.loading_choices import Split
+from flowrl.runtime.placement import widest
 
 
-class TrainedWeights(Protocol):
+class TrainedWeights:
     """What recipes and the loop need of a policy: `flowrl.pipelines.weights.lora.Policy`, or `FullWeights`."""
 
     network: nn.Module
     """The network that runs under it."""
-    split: Split | None
+    split: Split | None = None
     """The processes of which each holds a part of every parameter; None where this one holds the whole."""
     parameters: dict[str, nn.Parameter]
     """What the optimizer moves, float32, by name and in a fixed order."""
     slots: dict[str, dict[str, Tensor]]
     """Copies of `parameters` by slot name."""
-    scale: float
+    scale: float = 1.0
     """What the magnitude of a weight is compared with where it may show that training has diverged."""
+    saved: ClassVar[str]
+    """What its tensors are called in messages."""
+    running = "policy"
+    """The slot that the network holds now."""
+    rest: torch.device | None = None
+    """Where copies lie; None beside the parameters."""
 
     @property
     def trained(self) -> list[Tensor]:
-        """What gradients are taken of, in the order of `parameters`."""
+        """What gradients are taken of, in the order of `parameters`: these themselves, unless a policy has others."""
+        return list(self.parameters.values())
 
     def sum_dtype(self, device: torch.device) -> torch.dtype:
-        """The dtype that gradients of micro-batches are added up in."""
+        """The dtype that gradients of micro-batches are added up in: the widest, where weights are few."""
+        return widest(device)
 
     def settle(self) -> None:
-        """Gives the network what `parameters` have become; called after every change of them."""
+        """Gives the network what `parameters` have become, where it computes with others; called after every change."""
 
     def tensors(self) -> dict[str, Tensor]:
         """Detached copies of `parameters` by name."""
+        return {name: parameter.detach().clone() for name, parameter in self.parameters.items()}
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Copies tensors into `parameters`, and so into the network. The ValueError names or shapes differ."""
+        check_same(self.parameters, tensors, what=self.saved)
+        for name, parameter in self.parameters.items():
+            parameter.data.copy_(tensors[name])
+        self.settle()
 
     def keep_reference(self) -> None:
-        """Sees to it that the slot "reference" is the network as it is now, before anything is trained."""
+        """Sees to it that the slot "reference" is the network as it is now, before anything is trained: nothing to do
+        for a LoRA, without which the network is that."""
 
     def add_slot(self, slot: str) -> None:
         """Keeps a copy of the policy under a name."""
+        self.slots[slot] = {
+            name: own.detach().to(self.rest or own.device, copy=True) for name, own in self.parameters.items()
+        }
 
     def blend(self, slot: str, decay: float) -> None:
         """Moves a slot towards the policy: `slot <- decay * slot + (1 - decay) * policy`."""
+        for name, tensor in self.slots[slot].items():
+            tensor.lerp_(self.parameters[name].detach().to(tensor.device), 1.0 - decay)
 
-    def under(self, slot: str) -> AbstractContextManager[None]:
-        """Runs the network under a slot: "policy", "reference" or one that was added; may be nested. Raises ValueError:
-        there is no such slot."""
-
-
-class Switching(Protocol):
-    """A policy that can be changed for one of its slots."""
-
-    slots: dict[str, dict[str, Tensor]]
-    running: str
-    """The slot that the network holds now."""
+    @contextmanager
+    def under(self, slot: str) -> Iterator[None]:
+        """Runs the network under a slot: "policy", "reference" (what it was before training) or one that was added; may
+        be nested. Do not enter or leave it between a forward pass and its backward pass. Raises ValueError: there is no
+        such slot, or no reference was kept."""
+        if slot not in ("policy", "reference", *self.slots):
+            raise ValueError(f"no weight slot {slot!r}: there are policy, reference, {', '.join(self.slots)}")
+        outer = self.running
+        self.change(outer, slot)
+        try:
+            yield
+        finally:
+            self.change(slot, outer)
 
     def change(self, old: str, new: str) -> None:
-        """Leaves one slot and enters another."""
+        """Leaves one slot and enters another; between the two the network holds the policy."""
+        raise NotImplementedError
 
 
-@contextmanager
-def holding(policy: Switching, slot: str) -> Iterator[None]:
-    """Inside, the network holds a slot; see `TrainedWeights.under`. Raises ValueError: there is no such slot."""
-    if slot not in ("policy", "reference", *policy.slots):
-        raise ValueError(f"no weight slot {slot!r}: there are policy, reference, {', '.join(policy.slots)}")
-    outer = policy.running
-    policy.change(outer, slot)
-    try:
-        yield
-    finally:
-        policy.change(slot, outer)
-
-
-def move_towards(kept: Mapping[str, Tensor], parameters: Mapping[str, Tensor], decay: float) -> None:
-    """`kept <- decay * kept + (1 - decay) * parameters`, in place."""
-    for name, tensor in kept.items():
-        tensor.lerp_(parameters[name].detach().to(tensor.device), 1.0 - decay)
+def check_same(wanted: Mapping[str, Tensor], given: Mapping[str, Tensor], what: str) -> None:
+    """Refuses tensors of other names or shapes than those wanted."""
+    missing, extra = sorted(wanted.keys() - given.keys()), sorted(given.keys() - wanted.keys())
+    if missing or extra:
+        raise ValueError(
+            f"{what} does not fit this policy: {len(missing)} tensors missing (first: {missing[:1]}), {len(extra)} "
+            f"unknown (first: {extra[:1]}). Set policy.target_modules to the layers that it was trained on"
+        )
+    for name, tensor in wanted.items():
+        if tensor.shape != given[name].shape:
+            narrow = min(tensor.shape) != min(given[name].shape)
+            raise ValueError(
+                f"{what} has shape {tuple(given[name].shape)} at {name}, this policy {tuple(tensor.shape)}: "
+                f"{'set policy.lora_rank to its rank' if narrow else 'it was trained on another model'}"
+            )

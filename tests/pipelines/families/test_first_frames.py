@@ -175,11 +175,14 @@ def test_a_state_ends_at_its_first_frame(name: str, folders: Any) -> None:
 
 def test_held_and_shown_leave_what_has_no_first_frame() -> None:
     cond, x = Conditioning({"embeds": torch.zeros(1, 2)}), torch.ones(1, 3)
-    assert common.held(x, 2 * x, torch.tensor(0.5), cond, 1) is x
-    assert common.shown(x, cond, 1) is x
+    assert common.held(x, 2 * x, torch.tensor(0.5), cond) is x
+    assert common.shown(x, cond) is x
     first = Conditioning({"first_frame": torch.full((1, 1), 5.0)})
-    assert common.shown(x, first, 1).tolist() == [[5.0, 1.0, 1.0]]
-    assert common.held(x, 2 * x, torch.tensor(0.5), first, 1).tolist() == [[-6.0, 1.0, 1.0]]
+    assert common.shown(x, first).tolist() == [[5.0, 1.0, 1.0]]
+    assert common.held(x, 2 * x, torch.tensor(0.5), first).tolist() == [[-6.0, 1.0, 1.0]]
+    times = torch.tensor([3.0])
+    assert common.token_times(times, cond, (2, 1, 2)) is times
+    assert common.token_times(times, first, (2, 1, 2)).tolist() == [[0.0, 0.0, 3.0, 3.0]]
 
 
 @pytest.mark.slow

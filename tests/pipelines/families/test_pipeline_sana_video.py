@@ -225,8 +225,8 @@ def test_what_the_family_cannot_do_is_refused(folder: Path, tmp_path: Path) -> N
     edited(index, vae=["diffusers", "AutoencoderDC"])
     with pytest.raises(ValueError, match="AutoencoderDC, which decodes images alone"):
         FAMILY.check(str(copied), None)
-    edited(index, _class_name="SanaImageToVideoPipeline")
-    with pytest.raises(ValueError, match=r"is a SanaImageToVideoPipeline, and pipeline\.name=sana_video loads"):
+    edited(index, _class_name="SanaPipeline")
+    with pytest.raises(ValueError, match=r"is a SanaPipeline, and pipeline\.name=sana_video loads"):
         FAMILY.check(str(copied), None)
 
 

@@ -19,7 +19,7 @@ from toy_pipeline import Net
 from flowrl.config.train import load_config
 from flowrl.pipelines import family
 from flowrl.pipelines.families.sd3 import FAMILY
-from flowrl.pipelines.shared.full_checks import check_full
+from flowrl.pipelines.shared.saved_model import check_full
 from flowrl.pipelines.weights.full_weights import FullWeights, trained_names
 from flowrl.runtime.randomness import counter_normal
 from flowrl.training import learner

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from flowrl.cli import main
 from flowrl.generation.models import Source, find_source
 from flowrl.pipelines import family
-from flowrl.pipelines.shared.common import write_lora
+from flowrl.pipelines.shared.common import save_lora
 from flowrl.publishing.export import files_of_form
 from flowrl.publishing.lora_exports import SavedLora, comfyui_tensors, kohya_tensors
 
@@ -40,7 +40,8 @@ def write_random(pipe: Any, name: str, folder: Path, variant: str = "lora") -> d
             tensors |= {f"{layer}.lora_A.weight": down, f"{layer}.lora_B.weight": up}
             added[layer] = (ALPHA / (RANK**0.5 if variant == "rslora" else RANK)) * up @ down
     config = {"r": RANK, "lora_alpha": ALPHA, "target_modules": list(targets)}
-    write_lora(type(pipe), folder, tensors, config | ({"use_rslora": True} if variant == "rslora" else {}), part=part)
+    card = config | ({"use_rslora": True} if variant == "rslora" else {})
+    save_lora(type(pipe), folder, tensors, card, (part,), part)
     assert len(added) > 3
     return added
 
