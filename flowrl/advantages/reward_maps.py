@@ -124,8 +124,8 @@ def log_tame(raw_KM: Float[Tensor, " K M"]) -> Float[Tensor, " K M"]:
     Args:
         raw_KM: [K, M] float; NaN takes no part.
 
-    Raises:
-        ValueError: a channel that varies has a mean that is not positive; one to be tamed holds a value of -1 or less.
+    Raises ValueError: a channel that varies has a mean that is not positive; one to be tamed holds a value of -1 or
+    less.
     """
     value, valid = raw_KM.double(), ~raw_KM.isnan()
     count = valid.sum(1, keepdim=True).clamp(min=1)

@@ -23,14 +23,12 @@ class Routes:
     elements they have. `rewards[].routes` names the parts, recipe forward (nft, awm, rwr) or grpo takes the losses.
     One advantage for the whole would push a good sound away along with a bad clip, and where the two are opposed, a sum
     of 0, it would teach neither. Gradient surgery and region weights, the paper's two other proposals, are not here.
-
-    Attributes:
-        parts: name -> region; each element of a state lies in one.
-        speaks_PK: [P, K] whether a reward speaks of a part.
     """
 
     parts: Mapping[str, Region]
+    """Name -> region; each element of a state lies in one."""
     speaks_PK: Bool[Tensor, " P K"]
+    """[P, K] whether a reward speaks of a part."""
 
     @staticmethod
     def of(routes: Sequence[Sequence[str]], parts: Mapping[str, Region]) -> Routes | None:

@@ -24,8 +24,8 @@ def read_with_base(path: str | Path | Mapping[str, Any]) -> dict[str, Any]:
     merged key by key; everything else, lists too, replaces what the base says. A base may have a base. That of settings
     which are no file's is a path, seen from the working folder, or the name of one that ships.
 
-    Raises:
-        ConfigError: a file cannot be read, ``base`` is not text or names no file, or files name each other in a circle.
+    Raises ConfigError: a file cannot be read, ``base`` is not text or names no file, or files name each other in a
+    circle.
     """
     chain: list[Path] = []
     layers: list[dict[str, Any]] = []

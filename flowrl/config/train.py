@@ -350,8 +350,7 @@ def load_config(path: str | Path | Mapping[str, Any], overrides: Settings = ()) 
         overrides: ``a.b=value`` words with YAML values, later ones win, or values by their keys; list items by index,
             ``rewards.0.weight=2``.
 
-    Raises:
-        ConfigError: a ValueError that names the file or the override, the key, and what to change.
+    Raises ConfigError: a ValueError that names the file or the override, the key, and what to change.
     """
     data = read_with_base(path)
     origins = apply_settings(data, overrides)
@@ -381,8 +380,7 @@ def resolve_path(text: str, base: Path | None = None) -> Path:
         text: a path, or ``asset:NAME`` for a file or folder that ships with flowrl.
         base: folder that relative paths start at; default the current one.
 
-    Raises:
-        ConfigError: nothing is there; says what was looked for.
+    Raises ConfigError: nothing is there; says what was looked for.
     """
     if not text.startswith("asset:"):
         path = (Path.cwd() if base is None else base) / Path(text).expanduser()

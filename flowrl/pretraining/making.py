@@ -55,8 +55,7 @@ def encode_once(
         size: examples encoded at a time.
         encode: tensors by name, and prompts, of examples by number.
 
-    Raises:
-        ValueError: the file is of an older version.
+    Raises ValueError: the file is of an older version.
     """
     if path.exists():
         saved = torch.load(path, weights_only=True)

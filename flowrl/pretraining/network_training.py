@@ -67,21 +67,18 @@ class WrongCaptions(Making):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Noised:
-    """A batch for flow matching.
-
-    Attributes:
-        x: `(1 - sigma) clean + sigma noise`, as clean.
-        sigma: [b], noise levels.
-        velocity: `noise - clean`, what is learned.
-        prompts: [b], some of them empty.
-        generator: what further random numbers of the update come from.
-    """
+    """A batch for flow matching."""
 
     x: Tensor
+    """`(1 - sigma) clean + sigma noise`, as clean."""
     sigma: Tensor
+    """[b], noise levels."""
     velocity: Tensor
+    """`noise - clean`, what is learned."""
     prompts: list[str]
+    """[b], some of them empty."""
     generator: torch.Generator
+    """What further random numbers of the update come from."""
 
 
 def add_noise(

@@ -119,11 +119,8 @@ def head_config(overrides: Sequence[str]) -> HeadConfig:
 
 
 def train_head(pairs: Path, config: HeadConfig) -> dict[str, Any]:
-    """Trains a head and writes its folder; returns what report.json holds.
-
-    Raises:
-        ValueError: bad pairs, too few of them, no backbone, or `out` is taken; before anything is trained.
-    """
+    """Trains a head and writes its folder; returns what report.json holds. Raises ValueError: bad pairs, too few of
+    them, no backbone, or `out` is taken; before anything is trained."""
     from safetensors.torch import save
 
     out, start = Path(config.out), time.monotonic()

@@ -174,11 +174,8 @@ def joined(sides: Sequence[Side], scores: Sequence[float]) -> list[float]:
 
 
 def main(config: VerifierConfig) -> Path:
-    """Trains a verifier; returns its folder, which holds `report.json`.
-
-    Raises:
-        ValueError: bad pairs or too few, no model, supervision without answers, or `out` was begun with other settings.
-    """
+    """Trains a verifier; returns its folder, which holds `report.json`. Raises ValueError: bad pairs or too few, no
+    model, supervision without answers, or `out` was begun with other settings."""
     out = prepare(config.out)
     report = read_report(out, config)
     trained = begin(config)

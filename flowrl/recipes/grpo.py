@@ -126,22 +126,16 @@ def iterate(loop: Loop, iteration: int, graphs: KeptGraphs | KeptGradients | Non
 
 
 def objective_of(config: TrainConfig) -> tuple[Any, Any]:
-    """The entry of `OBJECTIVES` that is trained with, and its loss with the configured options.
-
-    Raises:
-        ValueError: an unknown objective or option, or a bad value.
-    """
+    """The entry of `OBJECTIVES` that is trained with, and its loss with the configured options. Raises ValueError: an
+    unknown objective or option, or a bad value."""
     name = config.objective.name or "clip"
     objective = entry_of(OBJECTIVES, name, "objective of recipe grpo", owner="objective.name")
     return objective, build_options(objective.options, config.objective.options, owner=f"objective {name!r}")
 
 
 def check(config: TrainConfig) -> None:
-    """Refuses settings of this recipe that cannot work, before a model loads.
-
-    Raises:
-        ValueError: an unknown method or option, or a combination without meaning, with what to change.
-    """
+    """Refuses settings of this recipe that cannot work, before a model loads. Raises ValueError: an unknown method or
+    option, or a combination without meaning, with what to change."""
     objective, name = objective_of(config)[0], config.objective.name or "clip"
     method = entry_of(CREDIT, config.credit.method, "credit method", owner="credit.method")
     check_density(config.sampler, "recipe grpo")
@@ -416,11 +410,7 @@ def loss_weights(loop: Loop, rows: Rows, counted_M: Tensor, blocks: list[Tensor]
 def first_deviation(stats: Statistics, run: Run, iteration: int, *, stale: bool) -> float:
     """Largest distance, in nats per latent dimension, between the log-densities that the rollout stored and those that
     the update computes with the same weights, or with later ones where the rollout is stale. Other batches, kernels and
-    graphs round otherwise; it is 0 where they do not.
-
-    Raises:
-        ValueError: it is more than rounding can be.
-    """
+    graphs round otherwise; it is 0 where they do not. Raises ValueError: it is more than rounding can be."""
     # A process without a row that is trained has neither.
     deviation = stats.largest_of_all("ratio_first_deviation", run, "ratio_max_deviation")
     if deviation > FAULT and not stale:

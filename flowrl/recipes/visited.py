@@ -281,11 +281,8 @@ def counts(config: TrainConfig) -> RecipeCounts:
 
 
 def check(config: TrainConfig) -> None:
-    """Refuses settings of this recipe that cannot work, before a model loads.
-
-    Raises:
-        ValueError: an unknown loss or option, teachers that cannot teach, or a combination without meaning.
-    """
+    """Refuses settings of this recipe that cannot work, before a model loads. Raises ValueError: an unknown loss or
+    option, teachers that cannot teach, or a combination without meaning."""
     objective, kernel = objective_of(config), kernel_of(config.sampler)
     if isinstance(objective, Art):
         refuse_unread(config, ["directions", "rollout"], "objective art of recipe visited")

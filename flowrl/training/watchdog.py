@@ -270,8 +270,8 @@ def stop_on_broken(run: Run, broken: int, total: int, iteration: int, *, learned
         total: images of this process.
         learned: whether weights were changed before; otherwise it is the model that draws them.
 
-    Raises:
-        ValueError: says so, and how to go on; `lora/` or `model/` then holds the last weights whose images were finite.
+    Raises ValueError: says so, and how to go on; `lora/` or `model/` then holds the last weights whose images were
+    finite.
     """
     broken = total_of(run, broken)
     if not broken:

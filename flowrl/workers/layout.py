@@ -19,8 +19,7 @@ def check_workers(config: TrainConfig, only_here: str, *, here: bool = True) -> 
         only_here: why the recipe can draw in its own process alone; empty where it is not so.
         here: whether this machine trains.
 
-    Raises:
-        ValueError: names the key, and what to set instead.
+    Raises ValueError: names the key, and what to set instead.
     """
     workers = config.workers
     if not workers.rollouts:
@@ -46,8 +45,7 @@ def local_gpus(config: TrainConfig, device: torch.device, processes: int) -> lis
         device: of this process.
         processes: that learn, also those that share the tokens of an image: each has a GPU.
 
-    Raises:
-        ValueError: they are too few for the workers.
+    Raises ValueError: they are too few for the workers.
     """
     if device.type != "cuda":
         return []

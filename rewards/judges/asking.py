@@ -102,11 +102,8 @@ def judge_items(
 
 
 def ask_all(chat: Chat, questions: Sequence[Question]) -> list[Answer]:
-    """The answers to some questions; a judge is not called for none.
-
-    Raises:
-        ValueError: the judge gave another number of answers.
-    """
+    """The answers to some questions; a judge is not called for none. Raises ValueError: the judge gave another number
+    of answers."""
     answers = chat.ask(questions) if questions else []
     if len(answers) != len(questions):
         raise ValueError(
@@ -230,11 +227,8 @@ def weighted_geometric_mean(scores: Mapping[str, float], weights: Mapping[str, f
 
 
 def full_weights(weights: Mapping[str, Any] | None, names: Sequence[str]) -> dict[str, float]:
-    """The option `weights` with 0 for what it leaves out; None gives 1 to all.
-
-    Raises:
-        ValueError: for another name, a negative or infinite weight, or none above 0.
-    """
+    """The option `weights` with 0 for what it leaves out; None gives 1 to all. Raises ValueError: for another name, a
+    negative or infinite weight, or none above 0."""
     if weights is None:
         return dict.fromkeys(names, 1.0)
     good = all(

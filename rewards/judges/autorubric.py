@@ -45,25 +45,21 @@ OWNER = "rubric training"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainedRubric:
-    """A learned rubric.
-
-    Attributes:
-        path: the rubric's file.
-        rules: those kept, heaviest first.
-        accuracy: fraction of the pairs it was fitted to whose winner scores higher.
-        held_out_accuracy: of pairs that it has not seen, NaN where none were held out.
-        num_pairs: pairs fitted to.
-        num_candidates: rules that were tried.
-        errors: failed answers by reason.
-    """
+    """A learned rubric."""
 
     path: Path
     rules: tuple[Rule, ...]
+    """Those kept, heaviest first."""
     accuracy: float
+    """Fraction of the pairs it was fitted to whose winner scores higher."""
     held_out_accuracy: float
+    """Of pairs that it has not seen, NaN where none were held out."""
     num_pairs: int
+    """Pairs fitted to."""
     num_candidates: int
+    """Rules that were tried."""
     errors: dict[str, int]
+    """Failed answers by reason."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -130,12 +126,8 @@ class RubricTraining:
 def train_rubric(
     pairs: str | Path, out: str | Path, options: RubricTraining, *, device: torch.device | str = "cpu"
 ) -> TrainedRubric:
-    """Learns a rubric and writes it to `out`, for the reward `rubric`.
-
-    Raises:
-        ValueError: for bad pairs, before the judge is asked; if the judge proposes or answers nothing that can be used;
-            if the penalty leaves no rule.
-    """
+    """Learns a rubric and writes it to `out`, for the reward `rubric`. Raises ValueError: for bad pairs, before the
+    judge is asked; if the judge proposes or answers nothing that can be used; if the penalty leaves no rule."""
     require_scikit_learn()
     fitted, unseen = _split(read_pairs(Path(pairs).expanduser()), options.num_pairs, options.held_out, options.seed)
     out = Path(out).expanduser()

@@ -42,8 +42,7 @@ def fit_weights(delta: Float64[np.ndarray, " n m"], penalty: float) -> Float64[n
     scikit-learn fits two classes, so every pair is entered twice, once turned round: label 1 with delta and label 0
     with -delta. That doubles the sum of losses and changes no minimum; its C is `1 / (2 n penalty)`.
 
-    Raises:
-        ValueError: without scikit-learn, for a penalty that is not positive, or differences that are not finite.
+    Raises ValueError: without scikit-learn, for a penalty that is not positive, or differences that are not finite.
     """
     require_scikit_learn()
     from sklearn.linear_model import LogisticRegression  # type: ignore[import-untyped]

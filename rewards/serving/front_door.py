@@ -64,11 +64,7 @@ def make_door(
 
 
 async def look(backend: ServerBackend, inner: str) -> None:
-    """Asks a server what it serves.
-
-    Raises:
-        OSError, ValueError, asyncio.TimeoutError: it does not answer.
-    """
+    """Asks a server what it serves. Raises OSError, ValueError, asyncio.TimeoutError: it does not answer."""
     async with asyncio.timeout(_HEALTH_SECONDS):
         said = json.loads((await _ask(backend, "GET", "/health", inner)).content)
     about: dict[str, Any] = said["rewards"]
@@ -156,11 +152,7 @@ async def _ask(
     body: bytes = b"",
     content_type: str = "application/json",
 ) -> RawReply:
-    """One request on a connection of its own.
-
-    Raises:
-        OSError, EOFError, ValueError: there is no whole answer.
-    """
+    """One request on a connection of its own. Raises OSError, EOFError, ValueError: there is no whole answer."""
     reader, writer = await asyncio.open_connection("127.0.0.1", backend.port)
     try:
         head = (

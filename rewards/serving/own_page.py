@@ -48,8 +48,7 @@ def page_server(
         owner: what has printed the address.
         posts: whether it takes POST, which is answered for its own page alone.
 
-    Raises:
-        ValueError: the port is taken, or a package is not installed.
+    Raises ValueError: the port is taken, or a package is not installed.
     """
     check_extra(owner, ("starlette", "uvicorn"))
     import uvicorn

@@ -30,19 +30,16 @@ ALIKE = 3
 
 @dataclass(kw_only=True, slots=True, eq=False)
 class VoteQuestion:
-    """A question about samples of one prompt.
-
-    Attributes:
-        about: what it is called in the journal: iteration, group, samples, prompt.
-        looks: [8 * 8 * 3] levels of each sample.
-        page: what the page is told of it: `shown`, `candidates` and `sources` are numbers of files.
-        answers: by voter; None for the time that was over.
-    """
+    """A question about samples of one prompt."""
 
     about: tuple[int, int, list[int], str]
+    """What it is called in the journal: iteration, group, samples, prompt."""
     looks: Sequence[bytes]
+    """[8 * 8 * 3] levels of each sample."""
     page: Mapping[str, Any]
+    """What the page is told of it: `shown`, `candidates` and `sources` are numbers of files."""
     answers: dict[str | None, str | None] = field(default_factory=dict)
+    """By voter; None for the time that was over."""
 
     @property
     def value(self) -> float:
@@ -60,11 +57,7 @@ class Ballot:
     """The questions of a run. One thread asks and waits, those of a server answer."""
 
     def __init__(self, folder: Path, identity: Mapping[str, Any], *, voters: int, timeout: float | None) -> None:
-        """Opens the journal.
-
-        Raises:
-            ValueError: it holds something that is no answer.
-        """
+        """Opens the journal. Raises ValueError: it holds something that is no answer."""
         self.voters, self.timeout, self.changed = voters, timeout, threading.Condition()
         self.journal = Journal(folder, identity)
         self._kept: dict[str, list[tuple[str | None, Row]]] = {}
@@ -96,11 +89,8 @@ class Ballot:
 
     def wait(self, asked: Sequence[VoteQuestion], tell: Callable[[int, float], None]) -> None:
         """Waits until questions are answered or time is over, and closes them. Time counts from the first wait after
-        questions were put, which is when all images of an iteration are there.
-
-        Raises:
-            ValueError: an answer could not be written.
-        """
+        questions were put, which is when all images of an iteration are there. Raises ValueError: an answer could not
+        be written."""
         with self.changed:
             if self._left(asked) and self._deadline == math.inf:
                 self._deadline = time.monotonic() + (self.timeout or math.inf)
@@ -114,11 +104,8 @@ class Ballot:
             self._open = {number: ask for number, ask in self._open.items() if ask not in asked}
 
     def answer(self, number: int, voter: str, said: str) -> None:
-        """Takes an answer.
-
-        Raises:
-            WireError: there is no such question, time is over, the voter has answered, or nothing can be written.
-        """
+        """Takes an answer. Raises WireError: there is no such question, time is over, the voter has answered, or
+        nothing can be written."""
         with self.changed:
             if not 0 <= number < len(self._asked):
                 raise WireError(404, "unknown", f"there is no question {number}: load the page again.")

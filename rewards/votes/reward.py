@@ -102,8 +102,7 @@ class VotesReward:
             iterations: of the run.
             closing: closes the page.
 
-        Raises:
-            ValueError: the port is taken, a package is not installed, or the folder holds something else.
+        Raises ValueError: the port is taken, a package is not installed, or the folder holds something else.
         """
         options = self.options
         self.ballot = Ballot(folder, {"asked": self.version}, voters=options.voters, timeout=options.timeout)

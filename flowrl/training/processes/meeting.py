@@ -159,8 +159,8 @@ def meet(said: Said, judge: Judge, *, patience: float = 0.0) -> None:
 
     The others are waited for for `patience` seconds at least.
 
-    Raises:
-        ValueError: as `Meeting.agree`; process 0 is not reached, or cannot be; the launcher's variables make no sense.
+    Raises ValueError: as `Meeting.agree`; process 0 is not reached, or cannot be; the launcher's variables make no
+    sense.
     """
     if (who := launched()) is not None:
         _meeting(who, max(_limit(), patience)).agree(said, judge)
