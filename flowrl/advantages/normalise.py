@@ -260,11 +260,8 @@ def whiten(a_M: Float[Tensor, " M"], *, eps: float = 1e-4, correction: int = 1) 
     """Standardise a whole batch, `(a - mean) / (std + eps)`: the last stage of GDPO (arXiv 2601.05242).
 
     NaN is left out and stays NaN; equal values get 0. It makes every prompt's advantage depend on all the others, and
-    where the mean is not 0 it can turn the sign of small ones.
-
-    Args:
-        a_M: [M] advantages of the batch, of all processes.
-        eps, correction: As `normalise`, which it raises as; correction 1 as released by the authors.
+    where the mean is not 0 it can turn the sign of small ones. `a_M` are those of all processes; raises as `normalise`.
+    Correction 1 is that of the authors' code.
     """
     together = torch.zeros(len(a_M), dtype=torch.long, device=a_M.device)
     return normalise(a_M[None], together, eps=eps, correction=correction)[0]

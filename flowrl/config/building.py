@@ -30,13 +30,8 @@ Setting = TypeVar("Setting")
 
 
 def build_settings(cls: type[Setting], overrides: Sequence[str], *, command: str) -> Setting:
-    """Make the settings of a command without a file from `key=value` texts, as strictly as a configuration.
-
-    Args:
-        command: what messages call their place.
-
-    Raises ConfigError: as `build`.
-    """
+    """Make the settings of a command without a file from `key=value` texts, as strictly as a configuration. `command`
+    is what messages call their place. Raises ConfigError: as `build`."""
     data: dict[str, Any] = {}
     for text in overrides:
         apply_override(data, text)

@@ -47,27 +47,16 @@ def entry_of(table: Mapping[str, Entry], name: str, what: str, *, owner: str = "
 
 
 def build_options(cls: type[Options], options: Mapping[str, Any], *, owner: str) -> Options:
-    """Makes an options dataclass from plain values, as strictly as the configuration is read.
-
-    Args:
-        cls: the dataclass; lists become tuples and mappings become nested dataclasses where its fields say so.
-        owner: what messages begin with, such as "reward 'jpeg'".
-
-    Raises ValueError: an unknown or missing option, a wrong type, or what `cls` itself refuses.
-    """
+    """Makes an options dataclass from plain values, as strictly as the configuration is read. Lists become tuples and
+    mappings become nested dataclasses where its fields say so; messages begin with the `owner`, such as "reward
+    'jpeg'". Raises ValueError: an unknown or missing option, a wrong type, or what `cls` itself refuses."""
     made: Options = build(cls, options, ConfigSource(file=owner, own_keys=tuple(dotted_keys(cls))))
     return made
 
 
 def build_parts(classes: Sequence[type[Any]], options: Mapping[str, Any], *, owner: str) -> tuple[Any, ...]:
-    """Makes several options dataclasses from one mapping, which holds the options of all of them.
-
-    Args:
-        classes: the dataclasses; no option belongs to two.
-        owner: as `build_options`.
-
-    Raises ValueError: as `build_options`; an unknown option is answered with those of all classes.
-    """
+    """Makes several options dataclasses from one mapping, which holds the options of all of them. No option belongs to
+    two. Raises ValueError: as `build_options`; an unknown option is answered with those of all classes."""
     owners = {field.name: cls for cls in classes for field in dataclasses.fields(cls)}
     for name in options:
         if name not in owners:

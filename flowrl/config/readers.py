@@ -27,12 +27,8 @@ class UnreadError(ValueError):
 
 
 def refuse_unread(config: TrainConfig, readers: Collection[str], what: str) -> None:
-    """Refuses keys that were changed from their default although nothing would come of it.
-
-    Args:
-        readers: those of the run, words of the table.
-        what: names the run, for the message.
-    """
+    """Refuses keys that were changed from their default although nothing would come of it. `readers` are those of the
+    run, words of the table; `what` names it in the message."""
     for key, value in _changed_settings(config):
         wanted = _readers(key) or _readers(key.rpartition(".")[0])
         if wanted and not wanted & set(readers):

@@ -390,9 +390,7 @@ def old_decay(kind: str, step: int) -> float:
 
     `min(value + slope max(step - start, 0), highest)`.
 
-    Args:
-        kind: A name in `DECAYS`.
-        step: Optimiser steps taken so far; iterations where a method counts those.
+    `kind` is a name in `DECAYS`; steps are iterations where a method counts those.
     """
     start, value, slope, highest = DECAYS[kind]
     return min(value + slope * max(step - start, 0), highest)

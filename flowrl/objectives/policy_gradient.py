@@ -104,13 +104,9 @@ def kernel_sensitivity(kernel: Kernel, sigma: float | Tensor, sigma_next: float 
 
     Every kernel's mean is affine in the velocity, so two evaluations at numbers give it exactly:
     `c = mean(x=0, v=1) - mean(x=0, v=0)`. -h for the ODE, `-h (1 + g^2 (1 - sigma) / (2 sigma))` for Flow-SDE and
-    Dance. Negative for all kernels: a larger velocity leads to a smaller latent.
-
-    Args:
-        kernel: With noise_level and sigma_max bound.
-        sigma: Of the source, a number or a 0-d tensor.
-
-    Raises ValueError: not 0 <= sigma_next < sigma <= 1.
+    Dance. Negative for all kernels: a larger velocity leads to a smaller latent. The kernel has noise_level and
+    sigma_max bound; sigma is that of the source, a number or a 0-d tensor. Raises ValueError: not
+    0 <= sigma_next < sigma <= 1.
     """
     zero = torch.zeros(1, 1, dtype=torch.float64)
     return float(kernel(zero, zero + 1, sigma, sigma_next).mean - kernel(zero, zero, sigma, sigma_next).mean)

@@ -114,14 +114,9 @@ def t5_settings(tokenizer: T5TokenizerFast, width: int) -> dict[str, Any]:
 def build_tiny_sd3(
     seed: int = 0, *, width: int = 128, num_layers: int = 4, vae_channels: tuple[int, ...] = (24, 48, 64, 64)
 ) -> StableDiffusion3Pipeline:
-    """An untrained SD3 pipeline for 64 x 64 images, in float32 on the CPU.
-
-    Args:
-        seed: of the initial weights; the global random state is left as it was.
-        width: of the transformer (a multiple of 32).
-        num_layers: joint transformer blocks.
-        vae_channels: of the autoencoder's four resolutions; latents are `[8, 8, 8]`.
-    """
+    """An untrained SD3 pipeline for 64 x 64 images, in float32 on the CPU. `seed` is that of the initial weights; the
+    global random state is left as it was. The width of the transformer is a multiple of 32; `vae_channels` are those of
+    the autoencoder's four resolutions, latents `[8, 8, 8]`."""
     sizes = NETWORKS["sd3"]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

@@ -275,16 +275,10 @@ def descend(
     """Adds up the gradient of an update, micro-batch by micro-batch.
 
     Args:
-        record: of the rollout.
-        rows: the training table.
         blocks: its rows of each micro-batch.
         whole: `Recording.whole_paths` of them.
-        loss_of: from a `Scored` to losses.
-        cut_name: as for `update`.
         scales_M: weights of the losses, and of the KL within them.
         images: whose distribution is matched.
-        gradient: takes the sum.
-        stats: takes what is logged.
         anchored: the policy has not moved since the rollout, so that the ratio is 1 by construction. How far the
             log-densities that the rollout stored are from those of the update is logged, and not trained on.
     """

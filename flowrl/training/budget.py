@@ -26,7 +26,6 @@ class Budget:
         """Counts on from `counters`, which need `images`, `seconds`, `evals`, and `evaluated`, the last time it was.
 
         Args:
-            limits: the run's budget.
             counters: also changed by others: what was counted up to the last joined row.
             num_iterations: after which the run ends.
             eval_every: iterations between evaluations, where the budget does not spread them; 0 switches them off.

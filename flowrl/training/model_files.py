@@ -103,13 +103,8 @@ def named_files(options: Any, name: str = "") -> dict[str, str]:
 
 def encoders_digest(model: str, others: Sequence[str]) -> str:
     """What tells the parts of a model that embed prompts from those of another: a digest of files, or a hub's commit.
-
-    Args:
-        model: folder or hub id.
-        others: parts that do not embed, of which only the configuration counts.
-
-    Raises ValueError: a hub id that is not in this machine's cache, of which nothing tells which weights it has.
-    """
+    Of the `others`, which do not embed, only the configuration counts. Raises ValueError: a hub id that is not in this
+    machine's cache, of which nothing tells which weights it has."""
     if not Path(model).exists():
         commit = hub_commit(model)
         if commit is None:

@@ -34,7 +34,6 @@ class RewardWatch:
 
         Args:
             reward_B: [B] of all processes, NaN where an image failed.
-            iteration: for the message.
             errors: why images failed, on all processes.
             drawn: of how many images and prompts the rewards are, where completions on the way are scored too.
             compared: what is learned from where images are compared within their groups alone; None elsewhere.

@@ -329,11 +329,8 @@ def scored_beside(rewards: Sequence[RewardConfig], arithmetic: Sequence[str], de
     """Whether finished images are decoded and scored in a thread of their own while the next are sampled.
 
     On CUDA, where the sampling thread only hands out work. Not where a user's function is called, which may change
-    settings of the process that are put back after it, nor in TF32, which is such a setting.
-
-    Args:
-        rewards: that are trained on.
-        arithmetic: `reward_dtype` and `pipeline.vae_dtype`.
+    settings of the process that are put back after it, nor in TF32, which is such a setting. `arithmetic` is
+    `reward_dtype` and `pipeline.vae_dtype`.
     """
     if device.type != "cuda" or not torch.cuda.is_available():
         return False

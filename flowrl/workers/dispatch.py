@@ -133,8 +133,6 @@ class Dispatcher:
         """Starts the workers.
 
         Args:
-            backend: reaches them.
-            workers: how many.
             tell: is told in a line what a user wants to know of.
             patience: seconds that pieces wait for any worker before the run ends, and that a worker has for a piece
                 before it is taken for lost (or twenty times the usual, where that is longer).
@@ -193,12 +191,9 @@ class Dispatcher:
     # ---- answers -------------------------------------------------------------------------------------------------
 
     def handle(self, answers: Sequence[Answer]) -> None:
-        """Takes answers, starts workers again whose time has come, and gives out what waits.
-
-        Raises:
-            WorkersLost: nobody has been there for too long, or one piece was lost too often.
-            BaseException: what drawing raised, or loading before anything was drawn.
-        """
+        """Takes answers, starts workers again whose time has come, and gives out what waits. Raises WorkersLost: nobody
+        has been there for too long, or one piece was lost too often; BaseException: what drawing raised, or loading
+        before anything was drawn."""
         now = self.backend.now()
         for answer in answers:
             self.messages += 1

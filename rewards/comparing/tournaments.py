@@ -32,12 +32,9 @@ _NOBODY = -1  # a slot of a bracket that no member fills
 def win_rate(first_wins_NN: Float64[np.ndarray, " N N"], *, min_comparisons: int = 1) -> Keys:
     """Share of a member's comparisons that it won, a tie being half a win (Pref-GRPO, arXiv 2508.20751).
 
-    With all pairs judged the rates of a group sum to N / 2, whatever the verdicts.
-
-    Args:
-        first_wins_NN: Entry [i, j] is the probability that i beats j when i is shown first; NaN where that was not
-            asked or failed. A pair asked in both orders counts once, with the mean of `v[i, j]` and `1 - v[j, i]`.
-        min_comparisons: A member with fewer comparisons has no rate (NaN).
+    With all pairs judged the rates of a group sum to N / 2, whatever the verdicts. Entry [i, j] is the probability that
+    i beats j when i is shown first; NaN where that was not asked or failed. A pair asked in both orders counts once,
+    with the mean of `v[i, j]` and `1 - v[j, i]`. A member with fewer than `min_comparisons` has no rate (NaN).
     """
     wins_NN = _merge_orders(first_wins_NN)
     count_N = (~np.isnan(wins_NN)).sum(1)
@@ -50,18 +47,13 @@ def bradley_terry(
 ) -> Keys:
     """Strengths theta of the Bradley-Terry model, P(i beats j) = sigmoid(theta_i - theta_j), by Newton's method.
 
-    They maximise `sum_ij w_ij log sigmoid(theta_i - theta_j) - penalty / 2 |theta|^2` with w_ij the wins of i over j,
-    a tie being half a win for each. Unlike win rates they account for whom one has met, so a part of all pairs will do.
-    They sum to 0.
+    They maximise `sum_ij w_ij log sigmoid(theta_i - theta_j) - penalty / 2 |theta|^2` with w_ij the wins of i over j, a
+    tie being half a win for each. Unlike win rates they account for whom one has met, so a part of all pairs will do.
+    They sum to 0. `first_wins_NN` is as in `win_rate`; the penalty is positive, and keeps the strength of a member that
+    wins every comparison finite.
 
-    Args:
-        first_wins_NN: As in `win_rate`.
-        penalty: Positive; keeps the strength of a member that wins every comparison finite.
-        min_comparisons: A member with fewer comparisons has no strength (NaN), though its comparisons count.
-
-    Returns:
-        [N]; NaN for members that no chain of comparisons connects with the largest part of the group: strengths of
-        two parts cannot be compared.
+    A member with fewer than `min_comparisons` has no strength (NaN), though its comparisons count. Nor have members
+    that no chain of comparisons connects with the largest part of the group: strengths of two parts cannot be compared.
     """
     wins_NN = np.nan_to_num(_merge_orders(first_wins_NN))
     count_NN = wins_NN + wins_NN.T
@@ -131,10 +123,7 @@ def ring_pairs(order: Sequence[int], opponents: int) -> Matches:
     """Pairs in which everyone meets the same number of others: the nearest on a ring in the given order.
 
     All members are connected by chains of comparisons. With as many opponents as there are others, or more, every pair.
-
-    Args:
-        order: [N] the members, in the order of the ring; draw it at random.
-        opponents: Even, at least 2: N opponents / 2 pairs.
+    Draw the order [N] at random; `opponents` are even, at least 2, which makes N opponents / 2 pairs.
     """
     members = len(order)
     if opponents >= members - 1:
@@ -175,11 +164,9 @@ def single_elimination(num_members: int, *, byes: Byes = "top_seeds") -> Play:
     over all matches. After a tie the first slot of the pair goes on; without a verdict, who has had more of them before
     (else the first slot), and the other has no place.
 
-    Args:
-        num_members: N, at least 2.
-        byes: `top_seeds`: where N is not a power of two, the best seeds skip the first round. `published`: the missing
-            seeds are taken out before neighbours are paired, and the last slot of an odd round waits; the best seeds
-            then have no byes, and may meet early.
+    With `byes` "top_seeds", where N is not a power of two, the best seeds skip the first round. With "published" the
+    missing seeds are taken out before neighbours are paired, and the last slot of an odd round waits; the best seeds
+    then have no byes, and may meet early.
     """
     table = yield from _play(_against_anchor(num_members), num_members)
     strength_N = np.nan_to_num(table.rate(table.score), nan=-np.inf)
@@ -241,15 +228,9 @@ def swiss(num_members: int) -> Play:
 
 
 def hold(tournaments: Sequence[Play], play: Callable[[list[Matches]], list[Scores]]) -> list[Keys]:
-    """Plays tournaments side by side, a round of all of them at a time.
-
-    Args:
-        tournaments: Of any kinds and sizes.
-        play: Given the next matches [n, 2] of each tournament, (first, second), with n = 0 for one that is over;
-            returns the scores [n, 2] of both sides, NaN where there is no verdict.
-
-    Returns what each tournament returned.
-    """
+    """Plays tournaments side by side, a round of all of them at a time. `play` is given the next matches [n, 2] of
+    each, (first, second), with n = 0 for one that is over; it returns the scores [n, 2] of both sides, NaN where there
+    is no verdict. Returns what each tournament returned."""
     waiting: dict[int, Matches] = {k: next(tournament) for k, tournament in enumerate(tournaments)}
     keys: dict[int, Keys] = {}
     nothing = np.zeros((0, 2), dtype=np.int64)

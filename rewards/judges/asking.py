@@ -73,8 +73,6 @@ def judge_items(
     """Asks all questions about all items at once, and scores every item by its answers. Both may raise `NoScore`.
 
     Args:
-        inputs: the items.
-        chat: the judge.
         ask: the questions about the item at a place.
         read: what the answers to them, in their order, are worth.
         parts: names of the sub-scores; NaN where an item has none.
@@ -164,13 +162,11 @@ def draw_seed(name: str, inputs: RewardInputs, item: int, temperature: float, dr
 def number_list(
     text: str, count: int, low: float = -math.inf, high: float = math.inf, *, brackets: bool = True
 ) -> list[float] | None:
-    """The ratings of an answer such as `{"reasoning": "...", "score": [20, 18]}`, cut to low .. high.
+    """The `count` ratings of an answer such as `{"reasoning": "...", "score": [20, 18]}`, cut to low .. high; None
+    where there is no such list.
 
     They stand under score or scores in the last JSON object that has one; else, with `brackets`, in the last list of
     numbers in brackets, as some judges write no JSON.
-
-    Returns:
-        `count` numbers, or None where there is no such list.
     """
     record = json_record(text, "score", "scores")
     given = record.get("score", record.get("scores"))

@@ -143,14 +143,8 @@ def published_file(source: str, name: str) -> Path:
 
 
 def read_template(name: str, given: str | None, *, source: str | None = None, once: Collection[str] = ()) -> str:
-    """A template's text exactly as it stands in its file.
-
-    Args:
-        name: a shipped template.
-        given: the option `template`, see the module.
-        source: the folder of the published text, None where nothing is published.
-        once: what must stand in it exactly once.
-    """
+    """A template's text exactly as it stands in its file. `given` is the option `template`, see the module; `source`
+    the folder of the published text, None where nothing is published; `once` must stand in it exactly once."""
     path = template_path(name, given, source)
     try:
         text = path.read_bytes().decode("utf-8")  # not read_text, which would translate line breaks
@@ -187,7 +181,6 @@ def load_templates(images: Mapping[str, int], given: str | None, *, source: str 
         images: keys of `FIELDS`, and of how many images each asks.
         given: as the module says; a text file where there is one name; else a folder with `NAME.txt` for the names that
             it replaces.
-        source: the folder of the published texts, None where nothing is published.
 
     Raises ValueError: as `load_template`, a file is given where a folder is needed, or a folder with none of the names.
     """

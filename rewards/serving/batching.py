@@ -55,7 +55,6 @@ class RewardQueue:
     """The queue of one reward and the thread that empties it.
 
     Args:
-        name: under which it is served.
         reward: called by the thread only, without gradient.
         limits: how many items may wait and go into one call; requests that stay whole may be larger. A request is let
             in while there is room for its first item.

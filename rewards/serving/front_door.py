@@ -46,7 +46,6 @@ def make_door(
         backends: the servers; whoever watches them writes their ports.
         inner: the token that they ask for.
         token: the token that clients send; None for none.
-        limits: of the bodies that are read.
         hosts: as of `make_app`.
     """
     from fastapi import FastAPI

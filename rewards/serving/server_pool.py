@@ -39,12 +39,8 @@ class _Desk:
 
 
 class ServerPool(Generic[S]):
-    """See the module; any thread may ask.
-
-    Args:
-        servers: at least one; the only one is asked whatever happened before.
-        is_back: asks a server that was set aside whether it takes requests again.
-    """
+    """See the module; any thread may ask. There is at least one server; the only one is asked whatever happened before.
+    `is_back` asks one that was set aside whether it takes requests again."""
 
     def __init__(self, servers: Sequence[S], is_back: Callable[[S], bool]) -> None:
         self.servers, self._is_back = tuple(servers), is_back

@@ -95,15 +95,8 @@ class VotesReward:
         self.version = f"votes:{options.ask}:voters-{options.voters}:opponents-{opponents}:{self.words}"
 
     def open(self, folder: Path, iterations: int, closing: ExitStack) -> None:
-        """Opens the page of a run, and says where it is.
-
-        Args:
-            folder: keeps the answers.
-            iterations: of the run.
-            closing: closes the page.
-
-        Raises ValueError: the port is taken, a package is not installed, or the folder holds something else.
-        """
+        """Opens the page of a run, and says where it is. The `folder` keeps the answers. Raises ValueError: the port is
+        taken, a package is not installed, or the folder holds something else."""
         options = self.options
         self.ballot = Ballot(folder, {"asked": self.version}, voters=options.voters, timeout=options.timeout)
         closing.enter_context(self.ballot.journal)

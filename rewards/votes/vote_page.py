@@ -39,14 +39,8 @@ _HERE = Path(__file__).parent
 
 
 def make_app(ballot: Ballot, files: Path, answers: Sequence[str], facts: Mapping[str, Any]) -> ASGIApp:
-    """What answers below the token, for `page_server`.
-
-    Args:
-        ballot: takes the answers.
-        files: folder of the images and clips.
-        answers: that there are.
-        facts: `ask`, `words` and `iterations`, for the page.
-    """
+    """What answers below the token, for `page_server`. `files` is the folder of images and clips; `facts` are `ask`,
+    `words` and `iterations`, for the page."""
     from starlette.applications import Starlette
     from starlette.responses import FileResponse, HTMLResponse, JSONResponse
     from starlette.routing import Route

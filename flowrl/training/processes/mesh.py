@@ -155,12 +155,7 @@ def in_step(
 
     Where weights are split all processes of the group come here together, and take turns of one key together, keys
     ascending: `key` is what the calls of a turn depend on besides its rows. Else the turns are given as they are.
-
-    Args:
-        shards: the group, or None.
-        turns: what this process has to do.
-        idle: makes an idle turn of a key.
-        key: of a turn.
+    `idle` makes an idle turn of a key.
     """
     if shards is None:
         yield from ((turn, True) for turn in turns)
