@@ -43,7 +43,7 @@ class RewardWatch:
         failures = max(0, len(reward_B) - len(values) - absent)
         history: list[tuple[int, int]] = [*self.counters["failed"], (failures, len(reward_B))]
         recent = self.counters["failed"] = history[-WINDOW:]
-        if (len(values) == 0 and not absent) or too_many_failures(recent, self.max_invalid_ratio):
+        if len(values) + absent == 0 or too_many_failures(recent, self.max_invalid_ratio):
             failed, scored = (sum(column) for column in zip(*recent, strict=True))
             reasons = [
                 f"{word} {count}{' (NaN or infinity)' * word.endswith('not_finite')}"
