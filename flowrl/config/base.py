@@ -79,10 +79,8 @@ def _base_of(data: dict[str, Any], place: str | Path) -> str | None:
 
 
 def config_files() -> dict[str, Path]:
-    """The configurations that ship, by name: those of the embedded models first, then family by family.
-
-    Each lies in the folder of its family, and its name is given to no other.
-    """
+    """The configurations that ship, by name: those of the embedded models first, then family by family. Each lies in
+    the folder of its family, and its name is given to no other."""
     files = Path(str(resources.files("flowrl") / "configs")).glob("*/*.yaml")
     return {file.stem: file for file in sorted(files, key=lambda file: (file.parent.name != "embedded", file))}
 

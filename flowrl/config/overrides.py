@@ -23,11 +23,9 @@ Settings = Sequence[str] | Mapping[str, Any]
 
 
 def typed_settings(words: Sequence[str], taken: Sequence[str] = ()) -> dict[str, Any]:
-    """``key=value`` words by their keys, as arguments of a function; of one key the last word counts.
-
-    A key that is a parameter of the function, `taken`, is none of a configuration, so that it goes by another name and
-    the loader refuses it.
-    """
+    """``key=value`` words by their keys, as arguments of a function; of one key the last word counts. A key that is a
+    parameter of the function, `taken`, is none of a configuration, so that it goes by another name and the loader
+    refuses it."""
     found: dict[str, Any] = {}
     for word in words:
         key = word.partition("=")[0].strip()

@@ -192,10 +192,8 @@ def draw(
 
 
 def write_asset(pipe: Any, folder: Path, *, half: bool = True) -> Path:
-    """Writes a stock pipeline folder, in float16 (`half`), which keeps a shipped model small.
-
-    CLIP tokenizers get the plain vocabulary files that older readers expect.
-    """
+    """Writes a stock pipeline folder, in float16 (`half`), which keeps a shipped model small. CLIP tokenizers get the
+    plain vocabulary files that older readers expect."""
     staged = folder.with_name(f".{folder.name}.writing")
     if half:
         pipe.to(torch.float16)

@@ -84,10 +84,8 @@ class Noised:
 def add_noise(
     clean: Tensor, prompts: Sequence[str], *, seed: int, step: int, shift: float, prompt_dropout: float
 ) -> Noised:
-    """Latents at one random level each, `sigma = shift u / (1 + (shift - 1) u)` with u uniform.
-
-    Source: Esser et al., arXiv 2403.03206, eq. 23.
-    """
+    """Latents at one random level each, `sigma = shift u / (1 + (shift - 1) u)` with u uniform. Source: Esser et al.,
+    arXiv 2403.03206, eq. 23."""
     generator = torch.Generator().manual_seed(counter_seed(seed, "flow matching", step))
     noise = torch.randn(clean.shape, generator=generator)
     uniform = torch.rand(len(clean), generator=generator)
@@ -106,9 +104,7 @@ def velocity_error(
     clean: Tensor, prompts: Sequence[str], config: Any, step: int, predict: Callable[[Noised], Tensor]
 ) -> Tensor:
     """Mean squared error of the velocity at one random noise level per item (network in low precision, float32 loss).
-
-    `predict` gives the velocity of a batch; of `config` seed, shift and prompt_dropout are read.
-    """
+    `predict` gives the velocity of a batch; of `config` seed, shift and prompt_dropout are read."""
     batch = add_noise(
         clean, prompts, seed=config.seed, step=step, shift=config.shift, prompt_dropout=config.prompt_dropout
     )

@@ -48,10 +48,8 @@ _WORDS = (
 
 
 def _merges(words: Sequence[str]) -> list[tuple[str, str]]:
-    """Byte-pair merges that make every word one piece: the most frequent pair first, ties in alphabetical order.
-
-    The library's own trainer breaks ties by hash order, so that two processes get different token ids.
-    """
+    """Byte-pair merges that make every word one piece: the most frequent pair first, ties in alphabetical order. The
+    library's own trainer breaks ties by hash order, so that two processes get different token ids."""
     pieces = [[*word[:-1], word[-1] + "</w>"] for word in words]
     merges: list[tuple[str, str]] = []
     while any(len(parts) > 1 for parts in pieces):
@@ -75,9 +73,7 @@ def _merge(parts: list[str], pair: tuple[str, str]) -> list[str]:
 
 def clip_tokenizer(more: Sequence[str] = ()) -> CLIPTokenizer:
     """A CLIP tokenizer: all bytes, their word-end forms, and merges that make each of the world's words one token.
-
-    `more` are words of other prompts than the images'.
-    """
+    `more` are words of other prompts than the images'."""
     merges = _merges([*_WORDS, *more])
     # The 256 printable stand-ins for bytes that byte-level BPE uses, in byte order.
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]

@@ -147,11 +147,9 @@ def check(config: TrainConfig) -> None:
 
 
 def refuse_broken_chain(config: TrainConfig) -> None:
-    """Refuses a constant negative half where gradient has to come through it from later steps.
-
-    It is then left out of dv/dx as well, `scale dv_pos/dx` in the place of `scale dv_pos/dx + (1 - scale) dv_neg/dx`:
-    another chain than that of the samples. A single trained step and stopped inputs have no such product.
-    """
+    """Refuses a constant negative half where gradient has to come through it from later steps. It is then left out of
+    dv/dx as well, `scale dv_pos/dx` in the place of `scale dv_pos/dx + (1 - scale) dv_neg/dx`: another chain than that
+    of the samples. A single trained step and stopped inputs have no such product."""
     path_of, _ = objective_of(config)
     paths = (path_of(config.sampler.num_steps, seed=config.seed, iteration=i) for i in range(config.num_iterations))
     if any(len(path.train_steps) > 1 and not path.stop_input for path in paths):

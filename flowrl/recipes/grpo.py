@@ -221,10 +221,8 @@ def sample_rounds(loop: Loop, how: Paths) -> tuple[Recording, RewardOutput, Ends
 def update(
     record: Recording, rows: Rows, counted_M: Tensor, loss_of: Any, cut_name: str, kl_scale_M: Tensor, stats: Statistics
 ) -> None:
-    """All optimizer updates of an iteration: of the rows that are kept, in means over those that are counted.
-
-    The share of rows whose gradient the objective cuts is noted as `cut_name`.
-    """
+    """All optimizer updates of an iteration: of the rows that are kept, in means over those that are counted. The share
+    of rows whose gradient the objective cuts is noted as `cut_name`."""
     loop, config = record.loop, record.loop.config
     micro = loop.geometry.micro_batch_size
     subset = config.sampler.trained_fraction < 1 and config.sampler.trained_steps == "random"

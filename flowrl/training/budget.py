@@ -43,10 +43,8 @@ class Budget:
         return share_spent(self.limits, self.counters)
 
     def evaluation_due(self, done: int, *, last: bool) -> bool:
-        """Whether to evaluate after `done` iterations, which was not done yet.
-
-        What the budget asked for then counts as made.
-        """
+        """Whether to evaluate after `done` iterations, which was not done yet. What the budget asked for then counts as
+        made."""
         parts = self.limits.evals
         if parts:
             reached = min(parts, max(int(self.spent() * parts), done * parts // self.num_iterations))

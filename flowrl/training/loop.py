@@ -267,9 +267,7 @@ class Loop(Draws):
 
     def rewards_of_all(self, output: RewardOutput, *, compared: bool) -> Tensor:
         """[B] rewards of all processes' images, NaN where one failed; stops a run whose reward says nothing.
-
-        `compared`: whether images are compared within their groups alone.
-        """
+        `compared`: whether images are compared within their groups alone."""
         reward_B = self.scorer.of_all(output.values, output.valid)
         group_B = torch.arange(len(reward_B)) // self.config.group_size
         seen = reward_B

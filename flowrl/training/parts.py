@@ -207,11 +207,8 @@ def at_eval_size(config: TrainConfig, pipeline: Pipeline) -> Pipeline:
 
 
 def eval_schedule(config: TrainConfig, trained: Pipeline, drawn: Pipeline) -> Schedule:
-    """Noise levels of evaluations.
-
-    `eval.shift` "own" is what the model has at the drawn size, "training" the one that rollouts visit, and a number
-    that one.
-    """
+    """Noise levels of evaluations. `eval.shift` "own" is what the model has at the drawn size, "training" the one that
+    rollouts visit, and a number that one."""
     settings, sampler = config.eval, config.sampler
     steps, grid, shift = settings.num_steps or sampler.num_steps, settings.grid or sampler.grid, settings.shift
     if shift == "training":
@@ -266,10 +263,8 @@ def _members(
 
 
 def evaluation_rewards(ready: Ready, reward: WeightedSum, device: torch.device) -> WeightedSum | None:
-    """What evaluations measure: trained rewards that judge an image by itself, and those of `eval.rewards`.
-
-    A reward that compares the images of a group says nothing about a model: its mean is the same for every model.
-    """
+    """What evaluations measure: trained rewards that judge an image by itself, and those of `eval.rewards`. A reward
+    that compares the images of a group says nothing about a model: its mean is the same for every model."""
     more: WeightedSum | None = None
     workers = next(
         (term.reward.workers for term in reward.terms if isinstance(term.reward, ray_rewards.WorkerReward)), None

@@ -221,10 +221,8 @@ def draw_request(draws: Draws, request: Request | EvalRequest) -> Trajectory | S
 
 
 def sample_paths(loop: Loop, batch: Batch, method: Method, how: Paths, scoring: Scoring) -> Sampled:
-    """Samples what a credit method asks for, with the current weights, and hands finished latents to `scoring`.
-
-    Call it without gradient. Latents lie on the host; the device holds those of one batch.
-    """
+    """Samples what a credit method asks for, with the current weights, and hands finished latents to `scoring`. Call it
+    without gradient. Latents lie on the host; the device holds those of one batch."""
     if method.plan == "trajectories" and not method.values:
         sampled = sample_trajectories(sample(loop, batch, how, scoring), batch.group, None)
         if loop.config.sampler.sde_window_by == "prompt":

@@ -178,10 +178,8 @@ class Run:
         self.trackers.log(clean)
 
     def tell(self, iteration: int) -> Exception | None:
-        """Tells the watcher of an iteration that was logged; False from it asks for a stop.
-
-        Returns what it raised, which asks for a stop too: the run is to be saved before that goes on its way.
-        """
+        """Tells the watcher of an iteration that was logged; False from it asks for a stop. Returns what it raised,
+        which asks for a stop too: the run is to be saved before that goes on its way."""
         if self._watcher is None or not self.main:
             return None
         try:
@@ -313,10 +311,8 @@ class Run:
         self.note(**end, peak_memory_gib=round(peak / 2**30, 2))
 
     def watching_interrupts(self) -> AbstractContextManager[None]:
-        """Inside, the first Ctrl-C asks for a stop after this iteration; a second one stops at once.
-
-        SIGTERM and SIGHUP, a terminal that was closed, do the same; under nohup SIGHUP stays ignored.
-        """
+        """Inside, the first Ctrl-C asks for a stop after this iteration; a second one stops at once. SIGTERM and
+        SIGHUP, a terminal that was closed, do the same; under nohup SIGHUP stays ignored."""
 
         def stop() -> None:
             if self.stop_requested:
@@ -335,10 +331,8 @@ class Run:
     # ---- between processes ---------------------------------------------------------------------------------------
 
     def gather(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Joins a tensor `[b, ...]` of every rank along the batch, in rank order; it may live on the host.
-
-        All processes get the same, of each rank what its first process has.
-        """
+        """Joins a tensor `[b, ...]` of every rank along the batch, in rank order; it may live on the host. All
+        processes get the same, of each rank what its first process has."""
         if self.processes == 1:
             return tensor
         gathered: torch.Tensor = self.accelerator.gather(tensor.contiguous().to(self.device))

@@ -81,10 +81,8 @@ def look_at(images: Tensor) -> Look:
 
 def diversity_of(small: Tensor, group: Tensor) -> float | None:
     """How much the images of a group differ: mean over groups of the root of the mean squared distance of two images.
-
     `mean_g sqrt(mean_{i<j in g} |x_i - x_j|^2 / D)` with pixels in [0, 1]. Sums are of whole numbers, so that neither
-    order nor processes show. None without two images of one group. `small` are int32 [n, D] of `look_at`.
-    """
+    order nor processes show. None without two images of one group. `small` are int32 [n, D] of `look_at`."""
     _, place, count = group.unique(return_inverse=True, return_counts=True)
     pixels = small.long()
     total = torch.zeros(len(count), pixels.shape[1], dtype=torch.int64).index_add_(0, place, pixels)
@@ -98,11 +96,9 @@ def diversity_of(small: Tensor, group: Tensor) -> float | None:
 
 
 def comparable(config: TrainConfig) -> bool:
-    """Whether the images of a group differ for the same reasons in every iteration, so that less says something.
-
-    Images with one start noise, and branches, differ by the noise of the stochastic steps alone: a window that moves
-    changes how much.
-    """
+    """Whether the images of a group differ for the same reasons in every iteration, so that less says something. Images
+    with one start noise, and branches, differ by the noise of the stochastic steps alone: a window that moves changes
+    how much."""
     method = CREDIT[config.credit.method]
     own_noise = method.of_outcomes and not config.same_latent
     same_steps = config.sampler.sde_window_size == 0 and (method.plan != "tree" or config.credit.splits is not None)
@@ -200,10 +196,8 @@ def evaluation_warnings(
 def _blurred_since(
     then: Mapping[str, Sequence[float]], now: Mapping[str, Sequence[float]], weights: Mapping[str, float]
 ) -> dict[str, str]:
-    """The warning of images that have lost detail since the first evaluation, by the size of their JPEG files.
-
-    Rewards by that size are proportional to it; those that are trained on are meant to move it.
-    """
+    """The warning of images that have lost detail since the first evaluation, by the size of their JPEG files. Rewards
+    by that size are proportional to it; those that are trained on are meant to move it."""
     for name in now:
         was, size = abs(then[name][0]) if name in then else 0.0, abs(now[name][0])
         if name.startswith("jpeg_") and weights[name] == 0 and was:
@@ -238,10 +232,8 @@ def _in_errors(was: Sequence[float], now: Sequence[float]) -> float:
 
 
 def say(run: Run, history: dict[str, Any], found: Mapping[str, str], iteration: int, moment: int) -> None:
-    """Says warnings on standard error when they begin, and again where they come back after a pause.
-
-    `moment` counts the occasions at which they can be found: iterations, or evaluations.
-    """
+    """Says warnings on standard error when they begin, and again where they come back after a pause. `moment` counts
+    the occasions at which they can be found: iterations, or evaluations."""
     said: dict[str, int] = history["said"]
     for name, sentence in found.items():
         if run.main and (name not in said or moment - said[name] > LATELY):

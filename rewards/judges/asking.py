@@ -47,10 +47,8 @@ def judged_reward(
     version: str,
 ) -> FunctionReward:
     """A reward made of the answers of a judge, which `score` is given as `chat` and which is loaded if it runs here.
-
     One that asks a server runs beside the next rollout. `needs` is besides images and prompts, `version` besides the
-    reward's name and the judge's version.
-    """
+    reward's name and the judge's version."""
     chat, remote = build_chat(judge, device=device), is_server(judge)
     return FunctionReward(
         name=name,
@@ -163,11 +161,8 @@ def number_list(
     text: str, count: int, low: float = -math.inf, high: float = math.inf, *, brackets: bool = True
 ) -> list[float] | None:
     """The `count` ratings of an answer such as `{"reasoning": "...", "score": [20, 18]}`, cut to low .. high; None
-    where there is no such list.
-
-    They stand under score or scores in the last JSON object that has one; else, with `brackets`, in the last list of
-    numbers in brackets, as some judges write no JSON.
-    """
+    where there is no such list. They stand under score or scores in the last JSON object that has one; else, with
+    `brackets`, in the last list of numbers in brackets, as some judges write no JSON."""
     record = json_record(text, "score", "scores")
     given = record.get("score", record.get("scores"))
     found = given if isinstance(given, list) else None
@@ -183,10 +178,8 @@ def number_list(
 
 
 def json_record(text: str, *lists: str) -> dict[str, Any]:
-    """The widest JSON object in an answer, else the last without another in it; empty where there is none.
-
-    One that has no list under the first of the names `lists` that it holds is passed over.
-    """
+    """The widest JSON object in an answer, else the last without another in it; empty where there is none. One that has
+    no list under the first of the names `lists` that it holds is passed over."""
     whole = text[text.find("{") : text.rfind("}") + 1]
     for piece in (whole, *reversed(re.findall(r"\{[^{}]*\}", text))):
         try:

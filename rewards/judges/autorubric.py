@@ -216,10 +216,8 @@ def train_rubric(
 
 
 def _split(pairs: Sequence[Pair], num_pairs: int, held_out: float, seed: int) -> tuple[list[Pair], list[Pair]]:
-    """Pairs to fit to, and pairs to measure on; whole prompts are held out, or the same question would be in both.
-
-    As many are held out as the fraction asks of the pairs that are fitted to, since each costs as much.
-    """
+    """Pairs to fit to, and pairs to measure on; whole prompts are held out, or the same question would be in both. As
+    many are held out as the fraction asks of the pairs that are fitted to, since each costs as much."""
     by_prompt: dict[str, list[Pair]] = {}
     for pair in pairs:
         by_prompt.setdefault(pair.prompt, []).append(pair)

@@ -68,11 +68,8 @@ class Principle:
 
 
 def parse_principles(text: str, limit: int) -> Plan:
-    """The principles in a judge's list, each on a line such as "KEEP: the sky is unchanged".
-
-    At most `limit` distinct ones: where there are more, each kind is cut in turn, so that none is lost to the length of
-    another.
-    """
+    """The principles in a judge's list, each on a line such as "KEEP: the sky is unchanged". At most `limit` distinct
+    ones: where there are more, each kind is cut in turn, so that none is lost to the length of another."""
     found = re.findall(rf"(?im)^[^\w\n]*(?:\d+[^\w\n]+)?({'|'.join(KINDS)})[^\w\n:]*[:\uff1a][^\w\n]*(\w.*?)\s*$", text)
     distinct = dict.fromkeys(Principle(kind=kind.lower(), text=words) for kind, words in found)
     ranked = [

@@ -274,11 +274,9 @@ _PACES: dict[tuple[str, str | None, int, int], AskingPace] = {}
 
 
 def read_reply(reply: Any, question: Question) -> Answer | Failure:
-    """The answer in a chat completion.
-
-    "garbage" is a reply of another form, which is worth another try. "no_logprobs" is a server that does not give them.
-    "truncated" is an answer, text included, that reached `max_tokens` before its end; see `Question.is_text`.
-    """
+    """The answer in a chat completion. "garbage" is a reply of another form, which is worth another try. "no_logprobs"
+    is a server that does not give them. "truncated" is an answer, text included, that reached `max_tokens` before its
+    end; see `Question.is_text`."""
     try:
         (choice,) = reply["choices"]
         text = choice["message"].get("content")

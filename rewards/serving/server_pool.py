@@ -48,10 +48,8 @@ class ServerPool(Generic[S]):
         self._lock = threading.Lock()
 
     def ask(self, send: Callable[[S], T | Failure]) -> T | Failure:
-        """The first good result; where every server that is not set aside failed, the last failure.
-
-        Only what another server may do better is sent to another; what this one refuses for good is refused.
-        """
+        """The first good result; where every server that is not set aside failed, the last failure. Only what another
+        server may do better is sent to another; what this one refuses for good is refused."""
         tried: set[int] = set()
         while True:
             place = self._take(tried)

@@ -169,9 +169,7 @@ def meet(said: Said, judge: Judge, *, patience: float = 0.0) -> None:
 @contextmanager
 def telling_others() -> Iterator[None]:
     """What an error inside says is told to the processes that were launched beside this one, if they can be reached.
-
-    Before they have met, they end with it; later they find it when they notice that this process is gone.
-    """
+    Before they have met, they end with it; later they find it when they notice that this process is gone."""
     met = _met[0]
     try:
         yield

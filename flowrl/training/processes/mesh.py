@@ -79,21 +79,17 @@ def layout_of(settings: ParallelConfig, world: int) -> Layout:
 
 
 def data_ranks(config: TrainConfig) -> int:
-    """Groups of processes that draw images of their own, of a run that is launched as this process was.
-
-    Where fewer were launched than one copy of the model takes, as for `flowrl plan`, they are those of one copy.
-    """
+    """Groups of processes that draw images of their own, of a run that is launched as this process was. Where fewer
+    were launched than one copy of the model takes, as for `flowrl plan`, they are those of one copy."""
     settings = config.parallel
     return settings.shard * max(1, num_launched() // (settings.shard * settings.context))
 
 
 @cache
 def device_mesh(layout: Layout, device: str) -> DeviceMesh:
-    """The processes as a mesh with the dimensions `AXES`, each with groups of its own, which are made once.
-
-    Every process calls it, once the default group exists, whose backends and patience its groups have; `device` is
-    "cpu" or "cuda". (Groups that a mesh makes by itself would wait for ten minutes.)
-    """
+    """The processes as a mesh with the dimensions `AXES`, each with groups of its own, which are made once. Every
+    process calls it, once the default group exists, whose backends and patience its groups have; `device` is "cpu" or
+    "cuda". (Groups that a mesh makes by itself would wait for ten minutes.)"""
     from torch.distributed import new_subgroups_by_enumeration
     from torch.distributed.device_mesh import DeviceMesh
 
