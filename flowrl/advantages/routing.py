@@ -23,14 +23,12 @@ class Routes:
     elements they have. `rewards[].routes` names the parts, recipe forward (nft, awm, rwr) or grpo takes the losses.
     One advantage for the whole would push a good sound away along with a bad clip, and where the two are opposed, a sum
     of 0, it would teach neither. Gradient surgery and region weights, the paper's two other proposals, are not here.
-
-    Attributes:
-        parts: name -> region; each element of a state lies in one.
-        speaks_PK: [P, K] whether a reward speaks of a part.
     """
 
     parts: Mapping[str, Region]
+    """Name -> region; each element of a state lies in one."""
     speaks_PK: Bool[Tensor, " P K"]
+    """[P, K] whether a reward speaks of a part."""
 
     @staticmethod
     def of(routes: Sequence[Sequence[str]], parts: Mapping[str, Region]) -> Routes | None:
@@ -54,14 +52,9 @@ def by_part(
     weights_K: Float[Tensor, " K"],
     combined: Callable[[Tensor], Tensor],
 ) -> Float[Tensor, " P M"]:
-    """What several rewards make together of each part; P = 1, the whole, where there are no routes.
-
-    Args:
-        routes: of the K rewards.
-        value_KM: [C, M], of each reward one or several channels, reward by reward; NaN where one failed.
-        weights_K: [K] of the rewards.
-        combined: from weights of the channels to [M]. A part whose rewards all have weight 0 now gets 0 instead.
-    """
+    """What several rewards make together of each part; P = 1, the whole, where there are no routes. `value_KM` holds
+    one or several channels of each of the K rewards, reward by reward, NaN where one failed; `combined` makes [M] of
+    weights of the channels. A part whose rewards all have weight 0 now gets 0 instead."""
     each = len(value_KM) // len(weights_K)
     if routes is None:
         return combined(weights_K.repeat_interleave(each))[None]

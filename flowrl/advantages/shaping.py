@@ -67,12 +67,8 @@ def update_history(history: RewardHistory, reward_B: Float[Tensor, " B"], prompt
 
     "pooled": `mean = (N m + n m') / (N + n)` and `var = (N v + n v' + N n / (N + n) (m' - m)^2) / (N + n)`, which are
     the statistics of all rewards together. "release" weights visits equally, N = earlier visits and n = 1, and takes
-    sample variances for v, v'; its result lies off the pooled one.
-
-    Args:
-        history: Of P prompts; is not changed.
-        reward_B: [B] float; NaN takes no part, and a prompt with nothing else is not visited.
-        prompt_B: [B] integers in 0 .. P-1.
+    sample variances for v, v'; its result lies off the pooled one. NaN takes no part, and a prompt with nothing else is
+    not visited; prompts are numbers in 0 .. P-1 of the `history`, which is not changed.
     """
     _check_prompts(history, prompt_B, reward_B=reward_B)
     pooled, device = history.merge == "pooled", history.mean.device
@@ -106,15 +102,9 @@ def dcpo(
     With A the advantage within this visit's group and `A' = (r - mean) / (std + eps)` among all rewards of the prompt
     so far, at visit i: `S1 = ((i-1) A + A') / i`, `S2 = (A + (i-1) A') / i`, and the smaller of the two in magnitude is
     taken, S2 if they tie. A group of equal rewards (A = 0) gets A' / i. The first visit keeps A; a prompt whose rewards
-    never differed has A' = 0. Rewards of old visits come from older policies, so their mean lags.
-
-    Args:
-        reward_B: [B] float, one per sample; NaN gives NaN.
-        prompt_B: [B] integers, the prompts of the history.
-        history: It already holds this visit, see `update_history`.
-        eps: Added to the std, as for the advantages.
-
-    Raises ValueError: shapes differ, a prompt is unknown or has a reward but no visit, or eps is negative.
+    never differed has A' = 0. Rewards of old visits come from older policies, so their mean lags. The history holds
+    this visit already, see `update_history`; eps is added to the std. A NaN reward gives NaN. Raises ValueError: shapes
+    differ, a prompt is unknown or has a reward but no visit, or eps is negative.
     """
     _check_prompts(history, prompt_B, reward_B=reward_B, advantage_B=advantage_B)
     if not eps >= 0:
@@ -140,13 +130,8 @@ def dcpo_clip(
     """DCPO's bounds of the ratio for an action of old probability q: wide for rare actions (arXiv 2509.02333).
 
     `1/2 + sqrt(max(1 - 4 eps_low / q, 0)) / 2 <= ratio <= min(1/2 + sqrt(1 + 4 eps_high / q) / 2, 10)`. For small eps
-    that is `1 - eps_low / q <= ratio <= 1 + eps_high / q`.
-
-    Args:
-        probability: q in (0, 1].
-        eps_low, eps_high: Not negative; published .16 and .20 for words.
-
-    Returns lower and upper bound of the ratio itself, not distances from 1.
+    that is `1 - eps_low / q <= ratio <= 1 + eps_high / q`. `probability` is q in (0, 1], the eps are not negative;
+    published .16 and .20 for words. Returns lower and upper bound of the ratio itself, not distances from 1.
     """
     q = probability.double()
     if not bool(((q > 0) & (q <= 1)).all()):
@@ -258,12 +243,8 @@ def select_best(advantage_B: Float[Tensor, " B"], group_B: Int[Tensor, " B"], n:
 
     Advantages come from all samples; only then are the middling ones left out of training. Of equal ones the earlier
     are held for worse, so exactly n are kept. Samples that are NaN are never kept; a group with n valid samples or
-    fewer keeps them all.
-
-    Args:
-        n: Even, at least 2 and no more than the smallest group.
-
-    Returns [B] bool. Raises ValueError: n is odd, below 2, or greater than a group; shapes differ.
+    fewer keeps them all. n is even, at least 2 and no more than the smallest group. Returns [B] bool. Raises
+    ValueError: n is odd, below 2, or greater than a group; shapes differ.
     """
     check_columns(advantage_B=advantage_B, group_B=group_B)
     if n < 2 or n % 2:

@@ -24,8 +24,8 @@ def read_with_base(path: str | Path | Mapping[str, Any]) -> dict[str, Any]:
     key by key; everything else, lists too, replaces the base's value. A base may have a base. For settings without a
     file, it is a path from the working folder, or the name of a shipped configuration.
 
-    Raises:
-        ConfigError: a file cannot be read, ``base`` is not text or names no file, or files name each other in a circle.
+    Raises ConfigError: a file cannot be read, ``base`` is not text or names no file, or files name each other in a
+    circle.
     """
     chain: list[Path] = []
     layers: list[dict[str, Any]] = []

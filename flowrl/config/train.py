@@ -350,8 +350,7 @@ def load_config(path: str | Path | Mapping[str, Any], overrides: Settings = ()) 
         overrides: ``a.b=value`` words with YAML values (later ones win), or values by key; list items by index,
             ``rewards.0.weight=2``.
 
-    Raises:
-        ConfigError: a ValueError that names the file or the override, the key, and what to change.
+    Raises ConfigError: a ValueError that names the file or the override, the key, and what to change.
     """
     data = read_with_base(path)
     origins = apply_settings(data, overrides)

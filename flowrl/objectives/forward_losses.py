@@ -45,31 +45,26 @@ Weighed = tuple[Tensor, dict[str, Tensor]]
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Matched:
-    """b images noised once each, and what the networks say at the noisy latents.
-
-    Attributes:
-        clean: [b, *latent] finished latents.
-        noise: [b, *latent] standard normal.
-        sigma: [b] in (0, 1], on any device.
-        velocity: [b, *latent] of the trained policy, with its graph.
-        old: [b, *latent] velocity of the old policy at the same latents, or None.
-        reference: [b, *latent] velocity of the reference policy likewise, or None.
-        advantage: [b], clipped as the run clips advantages.
-        reward: [b].
-        group: [b] integers, images of one prompt alike.
-
-    Raises ValueError: shapes differ, or a sigma is outside (0, 1].
-    """
+    """b images noised once each, and what the networks say at the noisy latents. Raises ValueError: shapes differ, or a
+    sigma is outside (0, 1]."""
 
     clean: Float[Tensor, " b *latent"]
+    """Finished latents."""
     noise: Float[Tensor, " b *latent"]
+    """Standard normal."""
     sigma: Float[Tensor, " b"]
+    """In (0, 1], on any device."""
     velocity: Float[Tensor, " b *latent"]
+    """Of the trained policy, with its graph."""
     advantage: Float[Tensor, " b"]
+    """Clipped as the run clips advantages."""
     reward: Float[Tensor, " b"]
     group: Int[Tensor, " b"]
+    """Images of one prompt alike."""
     old: Float[Tensor, " b *latent"] | None = None
+    """Velocity of the old policy at the same latents, or None."""
     reference: Float[Tensor, " b *latent"] | None = None
+    """Velocity of the reference policy likewise, or None."""
 
     def __post_init__(self) -> None:
         names = ("clean", "noise", "velocity", "old", "reference")
@@ -108,29 +103,26 @@ class Loss(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ForwardMethod:
-    """An entry of `FORWARD`.
-
-    Attributes:
-        options: the class of the loss's options; `options(...)(matched) -> (loss [b], metrics of [b])`.
-        sampled_by: The copy of the policy that images are sampled with; None takes the old one where the loss reads it.
-        needs_reference: `Matched.reference` must be there.
-        group_complete: All images of a group must be in the same call.
-        shared_noise: Images of a group are meant to share noise.
-        one_level: Errors of a group's images are compared, which only means something at one noise level.
-        weighs_rewards: It reads rewards themselves, not advantages.
-        best_only: It trains the best images of each group only; they are chosen before.
-        by_parts: Each part of a state can have a loss of its own, from the rewards that speak of it.
-    """
+    """An entry of `FORWARD`."""
 
     options: type[Any]
+    """The class of the loss's options; `options(...)(matched) -> (loss [b], metrics of [b])`."""
     sampled_by: Literal["policy", "sampling"] | None = None
+    """The copy of the policy that images are sampled with; None takes the old one where the loss reads it."""
     needs_reference: bool = False
+    """`Matched.reference` must be there."""
     group_complete: bool = False
+    """All images of a group must be in the same call."""
     shared_noise: bool = False
+    """Images of a group are meant to share noise."""
     one_level: bool = False
+    """Errors of a group's images are compared, which only means something at one noise level."""
     weighs_rewards: bool = False
+    """It reads rewards themselves, not advantages."""
     best_only: bool = False
+    """It trains the best images of each group only; they are chosen before."""
     by_parts: bool = False
+    """Each part of a state can have a loss of its own, from the rewards that speak of it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -398,9 +390,7 @@ def old_decay(kind: str, step: int) -> float:
 
     `min(value + slope max(step - start, 0), highest)`.
 
-    Args:
-        kind: A name in `DECAYS`.
-        step: Optimiser steps taken so far; iterations where a method counts those.
+    `kind` is a name in `DECAYS`; steps are iterations where a method counts those.
     """
     start, value, slope, highest = DECAYS[kind]
     return min(value + slope * max(step - start, 0), highest)

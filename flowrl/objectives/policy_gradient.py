@@ -32,31 +32,25 @@ from flowrl.trajectory import check_columns
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Scored:
-    """A micro-batch of transitions of one denoising step, scored again by the trained policy.
-
-    Attributes:
-        log_ratio: [b] new minus old log-density, summed over dimensions or divided by them as the run's `log_ratio`
-            says.
-        advantage: [b].
-        clip_low, clip_high: [b] distances: the ratio is held within 1 - clip_low .. 1 + clip_high.
-        new: Transition of the trained policy; its mean carries the gradient.
-        old_mean: [b, *latent] mean under the policy that sampled, or None where the objective does not need it.
-        produced: [b, *latent] the latent that was drawn.
-        step_size: h = sigma - sigma_next > 0.
-        sensitivity: c of the kernel at this step (`kernel_sensitivity`); only its size counts.
-
-    Raises ValueError: shapes differ, the step size is not positive, or the sensitivity is 0.
-    """
+    """A micro-batch of transitions of one denoising step, scored again by the trained policy. Raises ValueError: shapes
+    differ, the step size is not positive, or the sensitivity is 0."""
 
     log_ratio: Float[Tensor, " b"]
+    """New minus old log-density, summed over dimensions or divided by them as the run's `log_ratio` says."""
     advantage: Float[Tensor, " b"]
     clip_low: Float[Tensor, " b"]
     clip_high: Float[Tensor, " b"]
+    """Distances: the ratio is held within 1 - clip_low .. 1 + clip_high."""
     new: Transition
+    """Of the trained policy; its mean carries the gradient."""
     old_mean: Float[Tensor, " b *latent"] | None
+    """The mean under the policy that sampled, or None where the objective does not need it."""
     produced: Float[Tensor, " b *latent"]
+    """The latent that was drawn."""
     step_size: float
+    """h = sigma - sigma_next > 0."""
     sensitivity: float
+    """c of the kernel at this step (`kernel_sensitivity`); only its size counts."""
 
     def __post_init__(self) -> None:
         rows = {name: tuple(getattr(self, name).shape) for name in ("log_ratio", "advantage", "clip_low", "clip_high")}
@@ -90,22 +84,19 @@ class Scored:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Objective:
-    """An entry of `OBJECTIVES`.
-
-    Attributes:
-        options: the class of its options; `options(...)(scored) -> loss [b]`.
-        needs_old_mean: Whether `Scored.old_mean` must be there: have the rollout keep its means.
-        needs_mean_log_ratio: Whether it is defined for log-ratios per latent dimension only.
-        of_whole_paths: Whether a ratio of whole trajectories is defined for it.
-        cut: What the log calls the share of rows in the mask `options(...).cut(scored)`, [b], whose gradient it takes
-            away; "" where it takes none.
-    """
+    """An entry of `OBJECTIVES`."""
 
     options: type[Any]
+    """The class of its options; `options(...)(scored) -> loss [b]`."""
     needs_old_mean: bool = False
+    """Whether `Scored.old_mean` must be there: have the rollout keep its means."""
     needs_mean_log_ratio: bool = False
+    """Whether it is defined for log-ratios per latent dimension only."""
     of_whole_paths: bool = False
+    """Whether a ratio of whole trajectories is defined for it."""
     cut: str = "clip_fraction"
+    """What the log calls the share of rows in the mask `options(...).cut(scored)`, [b], whose gradient it takes away;
+    "" where it takes none."""
 
 
 def kernel_sensitivity(kernel: Kernel, sigma: float | Tensor, sigma_next: float | Tensor) -> float:
@@ -113,13 +104,9 @@ def kernel_sensitivity(kernel: Kernel, sigma: float | Tensor, sigma_next: float 
 
     Every kernel's mean is affine in the velocity, so two evaluations at numbers give it exactly:
     `c = mean(x=0, v=1) - mean(x=0, v=0)`. -h for the ODE, `-h (1 + g^2 (1 - sigma) / (2 sigma))` for Flow-SDE and
-    Dance. Negative for all kernels: a larger velocity leads to a smaller latent.
-
-    Args:
-        kernel: With noise_level and sigma_max bound.
-        sigma: Of the source, a number or a 0-d tensor.
-
-    Raises ValueError: not 0 <= sigma_next < sigma <= 1.
+    Dance. Negative for all kernels: a larger velocity leads to a smaller latent. The kernel has noise_level and
+    sigma_max bound; sigma is that of the source, a number or a 0-d tensor. Raises ValueError: not
+    0 <= sigma_next < sigma <= 1.
     """
     zero = torch.zeros(1, 1, dtype=torch.float64)
     return float(kernel(zero, zero + 1, sigma, sigma_next).mean - kernel(zero, zero, sigma, sigma_next).mean)

@@ -24,16 +24,10 @@ PairLoss = tuple[Tensor, dict[str, Tensor]]
 def pairs_of_groups(
     value: Float[Tensor, " b"], group: Int[Tensor, " b"], *, valid: Bool[Tensor, " b"] | None = None
 ) -> tuple[Int[Tensor, " p"], Int[Tensor, " p"]]:
-    """The best and the worst image of every group, as indexes.
-
-    Args:
-        group: [b] integers, in any order.
-        valid: [b], images that may be chosen; all if None.
-
-    Returns winner [p] and loser [p], ordered by group number. Groups whose valid values are all equal, or with fewer
-    than two, have none: a pair without a difference is noise. Among equals the first is taken. Raises ValueError:
-    shapes differ, or a valid value is not finite.
-    """
+    """The best and the worst image of every group, as indexes. Groups [b] come in any order; only `valid` images [b]
+    may be chosen, all if None. Returns winner [p] and loser [p], ordered by group number. Groups whose valid values are
+    all equal, or with fewer than two, have none: a pair without a difference is noise. Among equals the first is taken.
+    Raises ValueError: shapes differ, or a valid value is not finite."""
     check_columns(value=value, group=group)
     usable = torch.ones_like(value, dtype=torch.bool) if valid is None else valid
     if usable.shape != value.shape or not bool(value[usable].isfinite().all()):
@@ -53,13 +47,9 @@ def pairs_of_groups(
 def preference_loss(
     score: Float[Tensor, " b"], winner: Int[Tensor, " p"], loser: Int[Tensor, " p"], *, dtype: torch.dtype
 ) -> PairLoss:
-    """Bradley-Terry loss `-log sigmoid(z)`, `z = score[winner] - score[loser]` (DPO, arXiv 2305.18290).
-
-    Args:
-        score: [b] implicit rewards, with their graph.
-
-    Returns the loss [p], and metrics margin (z), accuracy (1 where z > 0), winner_reward, loser_reward [p].
-    """
+    """Bradley-Terry loss `-log sigmoid(z)`, `z = score[winner] - score[loser]` (DPO, arXiv 2305.18290). Scores [b] are
+    implicit rewards, with their graph. Returns the loss [p], and metrics margin (z), accuracy (1 where z > 0),
+    winner_reward, loser_reward [p]."""
     check_columns(winner=winner, loser=loser)
     wide = widened(score)
     margin = wide[winner] - wide[loser]
@@ -163,11 +153,8 @@ def centred_distillation(
     group; with a temperature the loss is the mean of two, one about the centre with `w = softmax(r / temperature)` and
     one with `softmax(-r / temperature)`. Without a temperature, adding a number to all rho or all r of a group changes
     nothing. The published code's temperature 0 centres by the sign of r, which lies in [0, 1] there and has none; it is
-    not offered.
-
-    Args:
-        group: [b]; centred within a group, where the published code centres whatever is in the micro-batch.
-        temperature: Positive, or None.
+    not offered. It centres within a `group` [b], where the published code centres whatever is in the micro-batch; the
+    temperature is positive, or None.
     """
     check_columns(implicit=implicit, target=target, group=group)
     if temperature is not None and not temperature > 0:

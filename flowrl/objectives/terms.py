@@ -53,13 +53,8 @@ def clipped_surrogate(
 
     `max(-A r, -A clip(r, 1 - clip_low, 1 + clip_high))` with `r = exp(log_ratio)` (Schulman et al., PPO, arXiv
     1707.06347, eq. 7, negated). Its gradient is `-A r d log_prob` where the ratio is inside the range or moves back
-    towards it, and 0 where it has already gone too far in the direction the advantage asks for.
-
-    Args:
-        log_ratio: [b] new minus old log-probability, summed or per dimension as the clip range assumes.
-        clip_low, clip_high: Distances, one number or [b].
-
-    Returns [b], unreduced.
+    towards it, and 0 where it has already gone too far in the direction the advantage asks for. The log-ratio [b] is
+    summed or per dimension as the clip range assumes; distances are one number or [b]. Returns [b], unreduced.
     """
     _check_clip(log_ratio, advantage, clip_low, clip_high)
     ratio = log_ratio.exp()

@@ -35,11 +35,7 @@ class PairSplit:
 
 
 def split_pairs(rows: Sequence[Pair], held_out: float, *, seed: int) -> PairSplit:
-    """Three parts that share no unit, drawn from the seed.
-
-    Raises:
-        ValueError: there are fewer than `MIN_UNITS` units.
-    """
+    """Three parts that share no unit, drawn from the seed. Raises ValueError: they are fewer than `MIN_UNITS` units."""
     unit, by = _join(rows, by_prompt=True), "prompt"
     if unit.max() + 1 < MIN_UNITS:
         unit, by = _join(rows, by_prompt=False), "image"
@@ -72,11 +68,8 @@ def _join(rows: Sequence[Pair], *, by_prompt: bool) -> np.ndarray:
 def pair_features(
     rows: Sequence[Pair], features: Features, *, batch_size: int
 ) -> tuple[Float[Tensor, " n d"], Float[Tensor, " n d"]]:
-    """Features of all winners and all losers, on the host; what occurs in several pairs goes through once.
-
-    Raises:
-        ValueError: an image cannot be read, or its features are not finite.
-    """
+    """Features of all winners and all losers, on the host; what occurs in several pairs goes through once. Raises
+    ValueError: an image cannot be read, or its features are not finite."""
     keys = dict.fromkeys(
         key for row in rows for key in (_key(row, row.winner, features), _key(row, row.loser, features))
     )

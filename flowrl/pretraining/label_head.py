@@ -54,15 +54,8 @@ class LabelHead(nn.Module):
     def __init__(
         self, layer: nn.Module, width: int, tokens: Callable[[Any], Tensor], *, per_token: int = 1, seed: int = 0
     ) -> None:
-        """Hooks itself to a layer.
-
-        Args:
-            layer: of the denoiser.
-            width: of its tokens.
-            tokens: picks the image's tokens `[b, n, width]` of its output.
-            per_token: patches that a token covers.
-            seed: of the initial weights.
-        """
+        """Hooks itself to a layer. `tokens` picks the image's tokens `[b, n, width]` of its output, each of which
+        covers `per_token` patches."""
         super().__init__()
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)

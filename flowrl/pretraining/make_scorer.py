@@ -167,11 +167,9 @@ def scenes_for_prompts(seed: int) -> list[tuple[Record, tuple[Shape, ...]]]:
 
 @torch.no_grad()
 def accuracy(net: AttributeNet, seed: int, *, corrupted: bool) -> dict[str, float]:
-    """Shares of right answers on scenes drawn for prompts, against what was drawn.
-
-    `pairs`: all twelve counts of an image; `shapes`: one shape's count in any colour; `shapes 0` .. `shapes 4`: the
-    same where that many were drawn; `relation`: which of the four relations a position prompt's two objects have.
-    """
+    """Shares of right answers on scenes drawn for prompts, against what was drawn. `pairs`: all twelve counts of an
+    image; `shapes`: one shape's count in any colour; `shapes 0` .. `shapes 4`: the same where that many were drawn;
+    `relation`: which of the four relations a position prompt's two objects have."""
     scenes = scenes_for_prompts(seed)
     drawn = np.stack([draw_scene(shapes) for _, shapes in scenes])
     images = torch.from_numpy(drawn).permute(0, 3, 1, 2).float() / 255.0

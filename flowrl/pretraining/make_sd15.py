@@ -42,11 +42,9 @@ class Sd15Config(WrongCaptions):
 def noise_loss(
     pipe: StableDiffusionPipeline, clean: Tensor, prompts: list[str], config: Sd15Config, step: int
 ) -> Tensor:
-    """Mean squared error of the predicted noise at one random time per image (in low precision, float32 loss).
-
-    Times are drawn with a density that grows with them: late ones, of much noise, decide where things are and how many,
-    and the error there is too small to be heard among the others otherwise.
-    """
+    """Mean squared error of the predicted noise at one random time per image (in low precision, float32 loss). Times
+    are drawn with a density that grows with them: late ones, of much noise, decide where things are and how many, and
+    the error there is too small to be heard among the others otherwise."""
     generator = torch.Generator().manual_seed(counter_seed(config.seed, "noise", step))
     noise = torch.randn(clean.shape, generator=generator)
     count = pipe.scheduler.config.num_train_timesteps

@@ -69,17 +69,14 @@ class PretrainConfig(WrongCaptions):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scenes:
-    """Drawn scenes.
-
-    Attributes:
-        images: float32 `[n, 3, 64, 64]` in [-1, 1].
-        labels: uint8 `[n, 8, 8]`, what each patch shows.
-        records: the records under which they stand; all that are not wrong hold.
-    """
+    """Drawn scenes."""
 
     images: Tensor
+    """Float32 `[n, 3, 64, 64]` in [-1, 1]."""
     labels: Tensor
+    """Uint8 `[n, 8, 8]`, what each patch shows."""
     records: list[Record]
+    """The records under which they stand; all that are not wrong hold."""
 
 
 def scene_batch(indices: range, seed: int, stage: str, wrong: float = 0.0) -> Scenes:

@@ -81,12 +81,9 @@ class WanConfig(WrongCaptions):
 
 
 def clip_batch(numbers: range, seed: int, stage: str, wrong: float = 0.0) -> tuple[Tensor, Tensor, list[str]]:
-    """Draws clips by number, a share of them `wrong`: they go the opposite way to what their prompt says.
-
-    Returns:
-        Clips, float32 `[n, 3, 9, 64, 64]` in [-1, 1]; labels, uint8 `[n, 3, 8, 8]`, what each patch shows in the last
-        frame of each latent one; prompts, what their captions say.
-    """
+    """Draws clips by number, float32 `[n, 3, 9, 64, 64]` in [-1, 1], a share of them `wrong`: they go the opposite way
+    to what their prompt says. With labels, uint8 `[n, 3, 8, 8]`, what each patch shows in the last frame of each latent
+    one, and prompts, what their captions say."""
     train, held_out = motion_records()
     records = train + held_out
     clips, labels, prompts = [], [], []

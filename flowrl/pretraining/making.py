@@ -46,18 +46,8 @@ def prepare(out: str) -> Path:
 def encode_once(
     what: str, path: Path, total: int, size: int, encode: Callable[[range], tuple[dict[str, Tensor], list[str]]]
 ) -> tuple[dict[str, Tensor], list[str]]:
-    """Tensors by name, and prompts, of all examples; those of the file at `path` once it is there.
-
-    Args:
-        what: for the progress bar.
-        path: file to write or read.
-        total: examples.
-        size: examples encoded at a time.
-        encode: tensors by name, and prompts, of examples by number.
-
-    Raises:
-        ValueError: the file is of an older version.
-    """
+    """Tensors by name, and prompts, of all examples, which `encode` makes of a range of their numbers, `size` at a
+    time; those of the file at `path` once it is there. Raises ValueError: the file is of an older version."""
     if path.exists():
         saved = torch.load(path, weights_only=True)
         if "prompts" not in saved:
@@ -81,19 +71,14 @@ def learn(
     examples: Callable[[str, int, float], tuple[Sequence[Tensor], list[str]]], config: WrongCaptions, out: Path,
 ) -> float:  # fmt: skip
     """A denoiser's two courses: from right examples until it can, then from some wrong ones until it does so sometimes.
+    Returns its seconds, with earlier sessions. The pipeline after the first course is at `out/clean`.
 
     Args:
-        pipe: the pipeline; its autoencoder is finished.
-        parts: names of what learns.
+        parts: names of what learns; the autoencoder is finished.
         error: of an update, `error(pipe, *latents, prompts, config, step)`.
         head: hooked to the denoiser; taken away at the end.
         examples: latents and, last, labels by tokens, and prompts of so many examples, a share of them wrong; the name
             of the course tells the two apart.
-        config: settings.
-        out: folder of checkpoints; the pipeline after the first course is at `out/clean`.
-
-    Returns:
-        The seconds it took, earlier sessions included.
     """
 
     def loss(pipe: Any, *given: Any) -> Tensor:
@@ -126,14 +111,8 @@ def describe(
 
     Args:
         out: folder of the making; what could be drawn before wrong examples is measured at `out/clean`.
-        folder: the finished model.
-        config: settings, which the README states.
-        seconds: that training took.
-        load: makes the pipeline of a folder.
         prompts: an asset's file of held-out prompts.
         reward: 1 for a right sample, else 0.
-        num_steps: of sampling.
-        guidance_scale: of sampling.
         wrongs: by task, what a wrong example shows.
     """
 
@@ -213,10 +192,8 @@ def draw(
 
 
 def write_asset(pipe: Any, folder: Path, *, half: bool = True) -> Path:
-    """Writes a stock pipeline folder, in float16 (`half`), which keeps a shipped model small.
-
-    CLIP tokenizers get the plain vocabulary files that older readers expect.
-    """
+    """Writes a stock pipeline folder, in float16 (`half`), which keeps a shipped model small. CLIP tokenizers get the
+    plain vocabulary files that older readers expect."""
     staged = folder.with_name(f".{folder.name}.writing")
     if half:
         pipe.to(torch.float16)

@@ -67,30 +67,25 @@ class WrongCaptions(Making):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Noised:
-    """A batch for flow matching.
-
-    Attributes:
-        x: `(1 - sigma) clean + sigma noise`, as clean.
-        sigma: [b], noise levels.
-        velocity: `noise - clean`, what is learned.
-        prompts: [b], some of them empty.
-        generator: what further random numbers of the update come from.
-    """
+    """A batch for flow matching."""
 
     x: Tensor
+    """`(1 - sigma) clean + sigma noise`, as clean."""
     sigma: Tensor
+    """[b], noise levels."""
     velocity: Tensor
+    """`noise - clean`, what is learned."""
     prompts: list[str]
+    """[b], some of them empty."""
     generator: torch.Generator
+    """What further random numbers of the update come from."""
 
 
 def add_noise(
     clean: Tensor, prompts: Sequence[str], *, seed: int, step: int, shift: float, prompt_dropout: float
 ) -> Noised:
-    """Latents at one random level each, `sigma = shift u / (1 + (shift - 1) u)` with u uniform.
-
-    Source: Esser et al., arXiv 2403.03206, eq. 23.
-    """
+    """Latents at one random level each, `sigma = shift u / (1 + (shift - 1) u)` with u uniform. Source: Esser et al.,
+    arXiv 2403.03206, eq. 23."""
     generator = torch.Generator().manual_seed(counter_seed(seed, "flow matching", step))
     noise = torch.randn(clean.shape, generator=generator)
     uniform = torch.rand(len(clean), generator=generator)
@@ -109,9 +104,7 @@ def velocity_error(
     clean: Tensor, prompts: Sequence[str], config: Any, step: int, predict: Callable[[Noised], Tensor]
 ) -> Tensor:
     """Mean squared error of the velocity at one random noise level per item (network in low precision, float32 loss).
-
-    `predict` gives the velocity of a batch; of `config` seed, shift and prompt_dropout are read.
-    """
+    `predict` gives the velocity of a batch; of `config` seed, shift and prompt_dropout are read."""
     batch = add_noise(
         clean, prompts, seed=config.seed, step=step, shift=config.shift, prompt_dropout=config.prompt_dropout
     )
@@ -175,22 +168,9 @@ def train_denoiser(
     pipe: Any, parts: Sequence[str], loss: Callable[..., Tensor], latents: Sequence[Tensor], prompts: Sequence[str],
     config: Making, out: Path, *, name: str = "denoiser", head: nn.Module | None = None,
 ) -> float:  # fmt: skip
-    """Trains parts of a stock pipeline together; writes `pipeline-<step>` folders with the averaged weights.
-
-    Args:
-        pipe: the pipeline.
-        parts: names of what is trained.
-        loss: of an update: `loss(pipe, *latents, prompts, config, step)`, with float32 latents of its examples.
-        latents: of all examples, and what else is drawn with them.
-        prompts: of all examples.
-        config: settings.
-        out: folder of checkpoints.
-        name: of the checkpoint's file and of the progress bar.
-        head: learns along, and is no part of the pipeline.
-
-    Returns:
-        The seconds it took, earlier sessions included.
-    """
+    """Trains parts of a stock pipeline together, and a `head` that is none of them; writes `pipeline-<step>` folders
+    with the averaged weights. The loss of an update is `loss(pipe, *latents, prompts, config, step)`, with float32
+    latents of its examples. Returns its seconds, with earlier sessions."""
 
     def loss_of(step: int) -> Tensor:
         chosen = batch_of(len(prompts), config.batch_size, config.seed, step)
@@ -217,25 +197,19 @@ def train_network(
     betas: tuple[float, float] = (0.9, 0.98), weight_decay: float = 0.01, ema_decay: float = 0.998, muon: bool = False,
     note: Callable[[], str] = str,
 ) -> float:  # fmt: skip
-    """Minimises a loss, from the checkpoint at `path` if there is one.
+    """Minimises a loss, from the checkpoint at `path` if there is one. Returns its seconds, with earlier sessions.
 
     Args:
         name: for the progress bar.
         network: what is trained; holds the averaged weights afterwards, where there is an average.
         loss_of: the loss of an update by its number.
-        path: checkpoint file.
         save: called with the number of updates at every checkpoint, while the network holds the averaged weights.
-        steps: updates.
-        lr: peak learning rate, after a linear warm-up and before a cosine down to a fiftieth.
-        checkpoint_every: updates between checkpoints.
+        lr: peak learning rate, see `learning_rate`.
         betas: of AdamW.
         weight_decay: share of the weights, times the learning rate, that an update takes away.
         ema_decay: decay of the averaged weights; 0 keeps none.
         muon: whether Muon trains the hidden layers' matrices.
         note: what else is said after an update.
-
-    Returns:
-        The seconds that training took, earlier sessions included.
     """
     average = {key: value.detach().clone() for key, value in network.state_dict().items()} if ema_decay else {}
     learners = optimizers(network, lr=lr, betas=betas, weight_decay=weight_decay, muon=muon)

@@ -58,11 +58,7 @@ def pretrain(what: str = "sd3", *words: str, show: bool = True, **settings: Any)
 
 
 def check_numbers(config: Any) -> None:
-    """Refuses settings that would train for nothing or without an end.
-
-    Raises:
-        ValueError: names the setting.
-    """
+    """Refuses settings that would train for nothing or without an end. Raises ValueError: names the setting."""
     for name, value in asdict(config).items():
         if name == "seed" or isinstance(value, bool) or not isinstance(value, int | float):
             continue

@@ -104,11 +104,9 @@ def _paint(color: int, across: np.ndarray, flawed: bool, rng: np.random.Generato
 
 
 def labels_of(image: UInt8[np.ndarray, " 64 64 3"]) -> tuple[np.ndarray, np.ndarray]:
-    """What the judge sees: counts `[2, 15]` and cells `[12, 8, 8]`, the share of each cell that a pair covers.
-
-    Counts are at most 5. Row 0 takes all objects, row 1 those clear enough for GenEval's counting task: an unclear one
-    is a fraction of an object.
-    """
+    """What the judge sees: counts `[2, 15]` and cells `[12, 8, 8]`, the share of each cell that a pair covers. Counts
+    are at most 5. Row 0 takes all objects, row 1 those clear enough for GenEval's counting task: an unclear one is a
+    fraction of an object."""
     counts = np.zeros((2, len(PAIRS) + len(SHAPES)), dtype=np.int64)
     cells = np.zeros((len(PAIRS), GRID, GRID))
     side = SIZE // GRID

@@ -27,12 +27,9 @@ from flowrl.pretraining.tiny_sd3 import NETWORKS, clip_config, clip_tokenizer, t
 
 
 def build_tiny_sd15(vae: AutoencoderKL, seed: int = 0) -> StableDiffusionPipeline:
-    """An untrained Stable Diffusion 1 pipeline that predicts noise on the latents of a given autoencoder.
-
-    Args:
-        vae: autoencoder of 64 x 64 images with 8 x 8 latents; its shift_factor has no place in this family.
-        seed: of the initial weights; the global random state is left as it was.
-    """
+    """An untrained Stable Diffusion 1 pipeline that predicts noise on the latents of a given autoencoder, 8 x 8 of
+    images of 64 x 64; its shift_factor has no place in this family. `seed` is that of the initial weights; the global
+    random state is left as it was."""
     sizes = NETWORKS["sd15"]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -51,11 +48,8 @@ def build_tiny_sd15(vae: AutoencoderKL, seed: int = 0) -> StableDiffusionPipelin
 
 def build_tiny_wan(words: Sequence[str], seed: int = 0) -> WanPipeline:
     """An untrained Wan text-to-video pipeline for clips of 64 x 64 pixels, with latents [16, 3, 8, 8] of 9 frames.
-
-    Args:
-        words: of its prompts, beyond those of the images'.
-        seed: of the initial weights; the global random state is left as it was.
-    """
+    `words` are those of its prompts beyond the images'; `seed` is that of the initial weights, and the global random
+    state is left as it was."""
     sizes = NETWORKS["wan"]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -72,15 +66,10 @@ def build_tiny_wan(words: Sequence[str], seed: int = 0) -> WanPipeline:
 def build_tiny_kontext(
     vae: AutoencoderKL, words: Sequence[str], seed: int = 0, *, width: int = 128, blocks: tuple[int, int] = (3, 3)
 ) -> FluxKontextPipeline:
-    """An untrained FLUX.1 Kontext pipeline on the 8 x 8 latents of a given autoencoder of 64 x 64 images.
-
-    Args:
-        vae: the autoencoder; its latents are packed two by two.
-        words: of instructions, beyond those of the images' prompts.
-        seed: of the initial weights; the global random state is left as it was.
-        width: of the transformer (a multiple of 32).
-        blocks: double-stream and single-stream blocks.
-    """
+    """An untrained FLUX.1 Kontext pipeline on the 8 x 8 latents of a given autoencoder of 64 x 64 images. Latents are
+    packed two by two. `words` are those of instructions beyond the images' prompts; the width of the transformer is a
+    multiple of 32, and its `blocks` are double-stream and single-stream ones. `seed` is that of the initial weights;
+    the global random state is left as it was."""
     sizes = NETWORKS["kontext"]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

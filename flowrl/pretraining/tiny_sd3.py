@@ -48,10 +48,8 @@ _WORDS = (
 
 
 def _merges(words: Sequence[str]) -> list[tuple[str, str]]:
-    """Byte-pair merges that make every word one piece: the most frequent pair first, ties in alphabetical order.
-
-    The library's own trainer breaks ties by hash order, so that two processes get different token ids.
-    """
+    """Byte-pair merges that make every word one piece: the most frequent pair first, ties in alphabetical order. The
+    library's own trainer breaks ties by hash order, so that two processes get different token ids."""
     pieces = [[*word[:-1], word[-1] + "</w>"] for word in words]
     merges: list[tuple[str, str]] = []
     while any(len(parts) > 1 for parts in pieces):
@@ -75,9 +73,7 @@ def _merge(parts: list[str], pair: tuple[str, str]) -> list[str]:
 
 def clip_tokenizer(more: Sequence[str] = ()) -> CLIPTokenizer:
     """A CLIP tokenizer: all bytes, their word-end forms, and merges that make each of the world's words one token.
-
-    `more` are words of other prompts than the images'.
-    """
+    `more` are words of other prompts than the images'."""
     merges = _merges([*_WORDS, *more])
     # The 256 printable stand-ins for bytes that byte-level BPE uses, in byte order.
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
@@ -114,14 +110,9 @@ def t5_settings(tokenizer: T5TokenizerFast, width: int) -> dict[str, Any]:
 def build_tiny_sd3(
     seed: int = 0, *, width: int = 128, num_layers: int = 4, vae_channels: tuple[int, ...] = (24, 48, 64, 64)
 ) -> StableDiffusion3Pipeline:
-    """An untrained SD3 pipeline for 64 x 64 images, in float32 on the CPU.
-
-    Args:
-        seed: of the initial weights; the global random state is left as it was.
-        width: of the transformer (a multiple of 32).
-        num_layers: joint transformer blocks.
-        vae_channels: of the autoencoder's four resolutions; latents are `[8, 8, 8]`.
-    """
+    """An untrained SD3 pipeline for 64 x 64 images, in float32 on the CPU. `seed` is that of the initial weights; the
+    global random state is left as it was. The width of the transformer is a multiple of 32; `vae_channels` are those of
+    the autoencoder's four resolutions, latents `[8, 8, 8]`."""
     sizes = NETWORKS["sd3"]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

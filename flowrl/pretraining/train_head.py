@@ -119,11 +119,8 @@ def head_config(overrides: Sequence[str]) -> HeadConfig:
 
 
 def train_head(pairs: Path, config: HeadConfig) -> dict[str, Any]:
-    """Trains a head and writes its folder; returns what report.json holds.
-
-    Raises:
-        ValueError: bad pairs, too few of them, no backbone, or `out` is taken; before anything is trained.
-    """
+    """Trains a head and writes its folder; returns what report.json holds. Raises ValueError: bad pairs, too few of
+    them, no backbone, or `out` is taken; before anything is trained."""
     from safetensors.torch import save
 
     out, start = Path(config.out), time.monotonic()
@@ -168,9 +165,7 @@ def bradley_terry_loss(winner: Float[Tensor, " n"], loser: Float[Tensor, " n"]) 
 
 def fit(winner: Tensor, loser: Tensor, split: PairSplit, config: HeadConfig) -> Fitted:
     """Trains on the pairs of `split.learn`, keeps the head that is best on `split.stop`, and calibrates it there.
-
-    `winner` and `loser` are features [n, d].
-    """
+    `winner` and `loser` are features [n, d]."""
     known = torch.cat([winner[split.learn], loser[split.learn]])
     deviation = known.std(dim=0, unbiased=False)
     scale = torch.where(deviation > 1e-6 * (1 + known.abs().mean(dim=0)), deviation, torch.ones_like(deviation))
@@ -242,11 +237,9 @@ def _sigmoid(x: np.ndarray) -> np.ndarray:
 
 
 def calibration_error(probability: Float[np.ndarray, " n"], bins: int = 10) -> float:
-    """Expected calibration error of pairs whose first wins always: probabilities [n] that the model gave the winner.
-
-    A pair is told as its more probable side p >= 1/2, which is right where the winner had it. Mean over equal bins of
-    p in [1/2, 1], weighted by their pairs, of |share right - mean p|.
-    """
+    """Expected calibration error of pairs whose first wins always: probabilities [n] that the model gave the winner. A
+    pair is told as its more probable side p >= 1/2, which is right where the winner had it. Mean over equal bins of p
+    in [1/2, 1], weighted by their pairs, of |share right - mean p|."""
     confidence, right = np.maximum(probability, 1 - probability), (probability > 0.5) + 0.5 * (probability == 0.5)
     place = np.minimum(((confidence - 0.5) * 2 * bins).astype(np.int64), bins - 1)
     gap = np.bincount(place, weights=right - confidence, minlength=bins)

@@ -43,6 +43,7 @@ from flowrl.pretraining.verifier_data import (
 from flowrl.prompts.pairs import read_pairs
 from flowrl.rewards.judges.answers import parse_score
 from flowrl.rewards.judges.asking import mean, probability_of_yes
+from flowrl.rewards.judges.chat import Question
 from flowrl.rewards.judges.local_chat import LocalChat, LocalJudge, load_vision_language
 from flowrl.rewards.judges.principles import SCORE
 from flowrl.rewards.judges.templates import Template, load_templates
@@ -129,15 +130,18 @@ class VerifierConfig:
         return {"sft": self.sft_steps, "gcpo": gcpo}
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class LearningJudge:
     """The judge that learns, what it learns from, and what it is measured on with the unit of each pair."""
 
-    config: VerifierConfig
-    judge: LocalJudge
-    learn: list[Preference]
-    held: list[Preference]
-    unit: list[int]
+    def __init__(self, config: VerifierConfig) -> None:
+        """Reads or draws the pairs, and loads the model. Raises ValueError: as `main`."""
+        self.config, self.note = config, ""  # of the newest update
+        name, template = TEMPLATES[config.task], config.template or ("own" if config.model else config.out)
+        if not (config.template or config.model):
+            write_atomically(Path(config.out) / f"{name}.txt", TABLES["short"][config.task] + "\n")
+        words = load_templates({name: 2}, template)[name]
+        self.learn, self.held, self.unit = pairs_of(config, words)
+        self.judge = untrained_judge(config)
 
     def scores(self, sides: Sequence[Side]) -> list[float]:
         """Each image's score in [0, 1] by greedy answers, the mean over its questions; NaN where one has none."""
@@ -160,6 +164,67 @@ class LearningJudge:
         bounds = {"low": found.low, "high": found.high} if found.known else {}
         return {"agreement": found.mean, **bounds, "pairs": len(right)}
 
+    def sft(self) -> Callable[[int], Tensor]:
+        """The loss of an update of the supervised start by its number."""
+        config, judge = self.config, self.judge
+        sides = [side for pair in self.learn for side in (pair.winner, pair.loser)]
+        shown = [row for side in sides for row in zip(side.questions, side.answers, strict=True)]
+        first = config.first_weight if config.first_weight is not None or config.task == "edits" else 0.1
+        end = judge.processor.tokenizer.eos_token
+
+        def loss_of(step: int) -> Tensor:
+            chosen = [shown[i] for i in batch_of(len(shown), config.batch_size, config.seed, step)]
+            rows = [judge.processor.tokenizer(text + end)["input_ids"] for _, text in chosen]
+            log_prob, mask = judge.log_probs([question for question, _ in chosen], rows)
+            self.note = f"likelihood of a first token {float(log_prob[:, 0].detach().exp().mean()):.3f}"
+            return weighted_likelihood(log_prob, mask, first).mean()
+
+        return loss_of
+
+    def gcpo(self) -> Callable[[int], Tensor]:
+        """The loss of an update of GCPO by its number; every `updates` of them new traces are sampled."""
+        config, judge, kept = self.config, self.judge, dict[str, Any]()
+        start = replace(judge, network=copy.deepcopy(judge.network)) if config.kl_coef else None
+
+        def loss_of(step: int) -> Tensor:
+            if step % config.updates == 0:
+                kept["traces"], kept["advantage"] = self.sample(step)
+            log_prob, mask = judge.log_probs(*kept["traces"])
+            if step % config.updates == 0:
+                kept["old_log_prob"] = log_prob.detach()
+            with torch.no_grad():
+                reference = None if start is None else start.log_probs(*kept["traces"])[0]
+            how: dict[str, Any] = {"clip_range": config.clip_range, "reference": reference, "kl_coef": config.kl_coef}
+            return gcpo_loss(log_prob, kept["old_log_prob"], mask, kept["advantage"], **how).mean()
+
+        return loss_of
+
+    def sample(self, step: int) -> tuple[tuple[list[Question], list[list[int]]], Tensor]:
+        """Traces of both images of some pairs, as questions and tokens, and their advantages."""
+        config, judge = self.config, self.judge
+        pairs = [self.learn[i] for i in batch_of(len(self.learn), config.gcpo_pairs, config.seed + 1, step)]
+        sides = [side for pair in pairs for side in (pair.winner, pair.loser) for _ in range(config.traces)]
+        owner = [trace for trace, side in enumerate(sides) for _ in side.questions]
+        asked = [
+            replace(
+                question,
+                max_tokens=config.max_tokens,
+                temperature=config.temperature,
+                seed=counter_seed(config.seed, "trace", step, trace, number) % 2**31,
+            )
+            for trace, side in enumerate(sides)
+            for number, question in enumerate(side.questions)
+        ]
+        ends, rows, _, _ = judge.sample(asked)
+        whole = [row if row[-1] in ends else [] for row in rows]  # half an answer says no score
+        texts = judge.processor.tokenizer.batch_decode(whole, skip_special_tokens=True)
+        found = [math.nan if score is None else score for score in map(parsed, texts)]
+        scores = torch.tensor(joined(sides, found)).view(len(pairs), 2, config.traces)
+        advantage = contrast_advantages(scores[:, 0], scores[:, 1]).flatten()
+        right = (scores[:, 0, :, None] > scores[:, 1, None, :]).float().mean()
+        self.note = f"traces ordered rightly {float(right):.3f}"
+        return (asked, rows), advantage[owner].to(judge.device)
+
 
 def parsed(text: str) -> float | None:
     """The score that an answer ends with, over 10."""
@@ -174,39 +239,28 @@ def joined(sides: Sequence[Side], scores: Sequence[float]) -> list[float]:
 
 
 def main(config: VerifierConfig) -> Path:
-    """Trains a verifier; returns its folder, which holds `report.json`.
-
-    Raises:
-        ValueError: bad pairs or too few, no model, supervision without answers, or `out` was begun with other settings.
-    """
+    """Trains a verifier; returns its folder, which holds `report.json`. Raises ValueError: bad pairs or too few, no
+    model, supervision without answers, or `out` was begun with other settings."""
     out = prepare(config.out)
     report = read_report(out, config)
-    trained = begin(config)
+    trained = LearningJudge(config)
     judge, measured = trained.judge, report["measured"]
-    if "before" not in measured:
-        measured["before"] = trained.agreement("before training")
-        write_atomically(out / "report.json", json.dumps(report, indent=1) + "\n")
     learner = nn.ParameterList([weight for weight in judge.network.parameters() if weight.requires_grad])
-    said = {"note": ""}
-    losses: dict[str, Callable[[], Callable[[int], Tensor]]] = {
-        "sft": partial(sft_loss, trained, said),
-        "gcpo": partial(GcpoLoss, trained, said),
-    }
-    for stage, steps in config.stages.items():
+    for stage, steps in {"before": 0, **config.stages}.items():
         if steps:
             train_network(
                 stage,
                 learner,
-                losses[stage](),
+                trained.sft() if stage == "sft" else trained.gcpo(),
                 out / f"{stage}.pt",
                 steps=steps,
                 lr=config.lr if stage == "sft" else config.gcpo_lr,
                 checkpoint_every=config.checkpoint_every,
                 ema_decay=0.0,
-                note=lambda: said["note"],
+                note=lambda: trained.note,
             )
-        if steps and stage not in measured:
-            measured[stage] = trained.agreement(f"after {stage}")
+        if (steps or stage == "before") and stage not in measured:
+            measured[stage] = trained.agreement(f"after {stage}" if steps else "before training")
             write_atomically(out / "report.json", json.dumps(report, indent=1) + "\n")
     network = judge.network.merge_and_unload() if config.lora_rank else judge.network
     network.save_pretrained(out)
@@ -214,41 +268,24 @@ def main(config: VerifierConfig) -> Path:
     return out
 
 
-def begin(config: VerifierConfig) -> LearningJudge:
-    """The model as it is before training, and the pairs."""
-    learn, held, unit = pairs_of(config)
-    return LearningJudge(config=config, judge=untrained_judge(config), learn=learn, held=held, unit=unit)
-
-
-def pairs_of(config: VerifierConfig) -> tuple[list[Preference], list[Preference], list[int]]:
-    """The pairs to learn from and those held out, with the unit of each."""
-    name, template = TEMPLATES[config.task], config.template or ("own" if config.model else config.out)
-    if not (config.template or config.model):
-        write_atomically(Path(config.out) / f"{name}.txt", TABLES["short"][config.task] + "\n")
-    words = load_templates({name: 2}, template)[name]
+def pairs_of(config: VerifierConfig, words: Template) -> tuple[list[Preference], list[Preference], list[int]]:
+    """The pairs to learn from and those held out, with the unit of each: of a file prompts, or sets of pairs that share
+    images."""
     if config.pairs is None:
         draw = partial(drawn_edit if config.task == "edits" else drawn_set, words, config.seed)
         held = [draw("held out", number) for number in range(config.held_out)]
         return [draw("learn", number) for number in range(config.num_pairs)], held, list(range(len(held)))
-    return read_preferences(config, words, Path(config.pairs))
-
-
-def read_preferences(
-    config: VerifierConfig, words: Template, path: Path
-) -> tuple[list[Preference], list[Preference], list[int]]:
-    """The same of a file; units are prompts, or sets of pairs that share images."""
-    rows = read_pairs(path)
+    rows = read_pairs(Path(config.pairs))
     split = split_pairs(rows, 0.2, seed=config.seed)
     pairs = [pair_of_file(config.task, words, row) for row in rows]
-    places = [*split.stop.tolist(), *split.measure.tolist()]
-    learn, held = [pairs[i] for i in split.learn], [pairs[i] for i in places]
-    unit = [int(split.unit[i]) for i in places]
+    places = [*split.stop, *split.measure]
+    learn, held = ([pairs[i] for i in part] for part in (split.learn, places))
     if config.stages["sft"] and not all(pair.winner.answers and pair.loser.answers for pair in learn):
         raise ValueError(
             f"{config.pairs}: the supervised start needs winner_answers and loser_answers of every pair: add them, or "
             f"set sft_steps=0."
         )
-    return learn, held, unit
+    return learn, held, split.unit[places].tolist()
 
 
 def untrained_judge(config: VerifierConfig) -> LocalJudge:
@@ -285,79 +322,3 @@ def read_report(out: Path, config: VerifierConfig) -> dict[str, Any]:
             f"out={out} was begun with other settings ({', '.join(changed)}): give those, or another out=FOLDER."
         )
     return report
-
-
-def sft_loss(trained: LearningJudge, said: dict[str, str]) -> Callable[[int], Tensor]:
-    """The loss of an update of the supervised start by its number; `said` gets the share of tokens that are right."""
-    config, judge = trained.config, trained.judge
-    sides = [side for pair in trained.learn for side in (pair.winner, pair.loser)]
-    shown = [row for side in sides for row in zip(side.questions, side.answers, strict=True)]
-    first = config.first_weight if config.first_weight is not None or config.task == "edits" else 0.1
-    end = judge.processor.tokenizer.eos_token
-
-    def loss_of(step: int) -> Tensor:
-        chosen = [shown[i] for i in batch_of(len(shown), config.batch_size, config.seed, step)]
-        rows = [judge.processor.tokenizer(text + end)["input_ids"] for _, text in chosen]
-        log_prob, mask = judge.log_probs([question for question, _ in chosen], rows)
-        said["note"] = f"likelihood of a first token {float(log_prob[:, 0].detach().exp().mean()):.3f}"
-        return weighted_likelihood(log_prob, mask, first).mean()
-
-    return loss_of
-
-
-class GcpoLoss:
-    """The loss of an update of GCPO by its number; every `updates` of them new traces are sampled."""
-
-    def __init__(self, trained: LearningJudge, said: dict[str, str]) -> None:
-        self.trained, self.said, config = trained, said, trained.config
-        self.reference = (
-            replace(trained.judge, network=copy.deepcopy(trained.judge.network)) if config.kl_coef else None
-        )
-
-    def __call__(self, step: int) -> Tensor:
-        config, judge = self.trained.config, self.trained.judge
-        if step % config.updates == 0:
-            self.sample(step)
-        log_prob, mask = judge.log_probs(self.asked, self.rows)
-        if step % config.updates == 0:
-            self.old = log_prob.detach()
-        reference = None
-        if self.reference is not None:
-            with torch.no_grad():
-                reference = self.reference.log_probs(self.asked, self.rows)[0]
-        return gcpo_loss(
-            log_prob,
-            self.old,
-            mask,
-            self.advantage,
-            clip_range=config.clip_range,
-            reference=reference,
-            kl_coef=config.kl_coef,
-        ).mean()
-
-    def sample(self, step: int) -> None:
-        """Traces of both images of some pairs, and their advantages."""
-        config, judge = self.trained.config, self.trained.judge
-        places = batch_of(len(self.trained.learn), config.gcpo_pairs, config.seed + 1, step)
-        pairs = [self.trained.learn[i] for i in places]
-        sides = [side for pair in pairs for side in (pair.winner, pair.loser) for _ in range(config.traces)]
-        owner = [trace for trace, side in enumerate(sides) for _ in side.questions]
-        self.asked = [
-            replace(
-                question,
-                max_tokens=config.max_tokens,
-                temperature=config.temperature,
-                seed=counter_seed(config.seed, "trace", step, trace, number) % 2**31,
-            )
-            for trace, side in enumerate(sides)
-            for number, question in enumerate(side.questions)
-        ]
-        ends, self.rows, _, _ = judge.sample(self.asked)
-        whole = [row if row[-1] in ends else [] for row in self.rows]  # half an answer says no score
-        texts = judge.processor.tokenizer.batch_decode(whole, skip_special_tokens=True)
-        found = [math.nan if score is None else score for score in map(parsed, texts)]
-        scores = torch.tensor(joined(sides, found)).view(len(pairs), 2, config.traces)
-        advantage = contrast_advantages(scores[:, 0], scores[:, 1]).flatten()
-        self.advantage = advantage[owner].to(judge.device)
-        right = (scores[:, 0, :, None] > scores[:, 1, None, :]).float().mean()
-        self.said["note"] = f"traces ordered rightly {float(right):.3f}"

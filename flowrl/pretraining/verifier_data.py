@@ -104,11 +104,8 @@ def set_question(words: Template, first: Pixels, second: Pixels, prompt: str) ->
 
 
 def pair_of_file(task: Task, words: Template, row: Pair) -> Preference:
-    """A pair of a file: its images, its principles (one that follows the prompt where it has none), its answers.
-
-    Raises:
-        ValueError: there is no source, a principle cannot be read, or answers are not as many texts as questions.
-    """
+    """A pair of a file: its images, its principles (one that follows the prompt where it has none), its answers. Raises
+    ValueError: there is no source, a principle cannot be read, or answers are not as many texts as questions."""
     record = row.record
     if "source" not in record:
         raise ValueError(f"the pair of {row.winner} needs source, the image that both are compared with.")

@@ -129,11 +129,8 @@ def counts(config: TrainConfig) -> RecipeCounts:
 
 
 def check(config: TrainConfig) -> None:
-    """Refuses settings of this recipe that cannot work, before a model loads.
-
-    Raises:
-        ValueError: an unknown path or option, a reward without gradient, or a combination without meaning.
-    """
+    """Refuses settings of this recipe that cannot work, before a model loads. Raises ValueError: an unknown path or
+    option, a reward without gradient, or a combination without meaning."""
     sampler = config.sampler
     objective_of(config)[0](sampler.num_steps, seed=config.seed, iteration=0)
     for reward in config.rewards:
@@ -150,11 +147,9 @@ def check(config: TrainConfig) -> None:
 
 
 def refuse_broken_chain(config: TrainConfig) -> None:
-    """Refuses a constant negative half where gradient has to come through it from later steps.
-
-    It is then left out of dv/dx as well, `scale dv_pos/dx` in the place of `scale dv_pos/dx + (1 - scale) dv_neg/dx`:
-    another chain than that of the samples. A single trained step and stopped inputs have no such product.
-    """
+    """Refuses a constant negative half where gradient has to come through it from later steps. It is then left out of
+    dv/dx as well, `scale dv_pos/dx` in the place of `scale dv_pos/dx + (1 - scale) dv_neg/dx`: another chain than that
+    of the samples. A single trained step and stopped inputs have no such product."""
     path_of, _ = objective_of(config)
     paths = (path_of(config.sampler.num_steps, seed=config.seed, iteration=i) for i in range(config.num_iterations))
     if any(len(path.train_steps) > 1 and not path.stop_input for path in paths):
@@ -186,11 +181,8 @@ def _no_gradient(what: str) -> str:
 
 
 def objective_of(config: TrainConfig) -> tuple[Callable[..., Path], RewardLoss]:
-    """The path and the loss of a run; refl has the hinge and its published scale by default.
-
-    Raises:
-        ValueError: an unknown name or option, or a bad value.
-    """
+    """The path and the loss of a run; refl has the hinge and its published scale by default. Raises ValueError: an
+    unknown name or option, or a bad value."""
     name, options = config.objective.name or "draft", config.objective.options
     path = entry_of(PATHS, name, "objective of recipe backprop", owner="objective.name")
     if name == "refl" and options.get("loss", "hinge") == "hinge":

@@ -51,55 +51,49 @@ STEP = 8
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RolloutRecord:
-    """Latents of an iteration's rollout, of all processes.
-
-    Attributes:
-        columns: of each tensor that waits on the host for the update of a round; the host makes room for each.
-        rounds: of an iteration at most; the columns of several are joined when all are there.
-        batches: latents on the device of a row of the batches that are drawn, and how many rows there are.
-        held: latents on the devices until the update, whatever the batch.
-        finished: that are scored after all are drawn; 0 where each batch is as it is drawn.
-    """
+    """Latents of an iteration's rollout, of all processes."""
 
     columns: tuple[int, ...] = ()
+    """Of each tensor that waits on the host for the update of a round; the host makes room for each."""
     rounds: int = 1
+    """Of an iteration at most; the columns of several are joined when all are there."""
     batches: tuple[tuple[int, int], ...] = ()
+    """Latents on the device of a row of the batches that are drawn, and how many rows there are."""
     held: int = 0
+    """Latents on the devices until the update, whatever the batch."""
     finished: int = 0
+    """That are scored after all are drawn; 0 where each batch is as it is drawn."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RecipeCounts:
-    """What a configuration's recipe counts.
-
-    Attributes:
-        objective: its name, also where the configuration leaves it to the recipe.
-        credit: name of the credit method; empty where there is none.
-        of_iteration: evaluations of one iteration over all processes, from its number, the passes of guidance and how
-            images are split; with `curriculum.max_rounds` above 1, those of one of its rounds.
-        exact: whether updates are known exactly.
-        slots: copies of the trained weights that the recipe keeps, besides the average.
-        teachers: other LoRAs of their size, which no checkpoint has.
-        multiple: images that a micro-batch is a multiple of.
-        micro_batch_size: its size for so many processes that draw, where it is not that of `config.resolve_batch`.
-        graphs: network calls whose activations a trained image holds at once.
-        gradients: of the LoRA that are kept for each image: on the host, and on the device while it is drawn.
-        through_rewards: whether decoder and rewards keep activations too.
-        record: latents of an iteration's rollout.
-    """
+    """What a configuration's recipe counts."""
 
     objective: str
+    """Its name, also where the configuration leaves it to the recipe."""
     credit: str = ""
+    """Name of the credit method; empty where there is none."""
     of_iteration: Callable[[int, Passes, Geometry], Counts]
+    """Evaluations of one iteration over all processes, from its number, the passes of guidance and how images are
+    split; with `curriculum.max_rounds` above 1, those of one of its rounds."""
     exact: bool = False
+    """Whether updates are known exactly."""
     slots: int = 0
+    """Copies of the trained weights that the recipe keeps, besides the average."""
     teachers: int = 0
+    """Other LoRAs of their size, which no checkpoint has."""
     multiple: int = 1
+    """Images that a micro-batch is a multiple of."""
     micro_batch_size: Callable[[int], int] | None = None
+    """Its size for so many processes that draw, where it is not that of `config.resolve_batch`."""
     graphs: Callable[[], int] = lambda: 1
+    """Network calls whose activations a trained image holds at once."""
     gradients: Callable[[], tuple[int, int]] = lambda: (0, 0)
+    """Of the LoRA that are kept for each image: on the host, and on the device while it is drawn."""
     through_rewards: bool = False
+    """Whether decoder and rewards keep activations too."""
     record: Callable[[], RolloutRecord] = RolloutRecord
+    """Latents of an iteration's rollout."""
 
 
 def only_here(config: TrainConfig) -> str:

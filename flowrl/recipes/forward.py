@@ -186,11 +186,9 @@ def images_of_files(loop: Loop, shown: list[Shown], iteration: int) -> tuple[Bat
 def judge(
     loop: Loop, batch: Batch, clean: Tensor, output: RewardOutput, *, best_only: bool
 ) -> tuple[Images, dict[str, Any]]:
-    """Rewards and advantages of this process's images, and the log's means over those of all processes.
-
-    An image without a valid reward is not trained, nor one that `best_of` leaves out. One of a group of equal rewards
-    is, with advantage 0: the losses still hold the policy to what it was there.
-    """
+    """Rewards and advantages of this process's images, and the log's means over those of all processes. An image
+    without a valid reward is not trained, nor one that `best_of` leaves out. One of a group of equal rewards is, with
+    advantage 0: the losses still hold the policy to what it was there."""
     config = loop.config
     # A member of every group that is not drawn, and raw rewards as weights, say something of a group of equal ones.
     compared = config.adv_virtual_max is None and config.objective.options.get("weights") != "raw"
@@ -263,10 +261,8 @@ def match(
     loop: Loop, batch: Batch, images: Images, times: Times, index: Tensor, draw: int, objective: ForwardObjective
 ) -> list[Matched]:
     """Images noised to one of their levels, and the velocities there: of the policy with its graph, of others without;
-    for each part of a state that has a loss of its own.
-
-    The others come first: weights must not change between a forward pass and its backward pass.
-    """
+    for each part of a state that has a loss of its own. The others come first: weights must not change between a
+    forward pass and its backward pass."""
     method, options = objective.method, objective.options
     keys = [(*key, draw) for key in image_keys(loop, batch, index.tolist(), "match", shared=method.shared_noise)]
     clean = taken(images.clean, index, loop.device)

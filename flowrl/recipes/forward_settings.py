@@ -68,11 +68,7 @@ class ForwardObjective:
 
 
 def objective_of(config: TrainConfig) -> ForwardObjective:
-    """What a configuration trains with.
-
-    Raises:
-        ValueError: an unknown objective or option, or a bad value.
-    """
+    """What a configuration trains with. Raises ValueError: an unknown objective or option, or a bad value."""
     name = config.objective.name or "nft"
     method = entry_of(FORWARD, name, "objective of recipe forward", owner="objective.name")
     options, loss = build_parts((Options, method.options), config.objective.options, owner=f"objective {name!r}")
@@ -140,11 +136,8 @@ def decay_of(config: TrainConfig, kind: str, updates: int) -> float:
 
 
 def check(config: TrainConfig) -> None:
-    """Refuses settings of this recipe that cannot work, before a model loads.
-
-    Raises:
-        ValueError: an unknown method or option, or a combination without meaning, with what to change.
-    """
+    """Refuses settings of this recipe that cannot work, before a model loads. Raises ValueError: an unknown method or
+    option, or a combination without meaning, with what to change."""
     objective, sampler = objective_of(config), config.sampler
     name, method = objective.name, objective.method
     if "reference_guidance_scale" in config.objective.options and not (method.needs_reference or config.kl_coef > 0):
@@ -209,11 +202,8 @@ def check_times(config: TrainConfig) -> None:
 
 
 def micro_batch_size(config: TrainConfig, world: int) -> int:
-    """Images of one backward pass; a multiple of the group size where the loss looks at whole groups.
-
-    Raises:
-        ValueError: groups cannot be kept whole, with what to change.
-    """
+    """Images of one backward pass; a multiple of the group size where the loss looks at whole groups. Raises
+    ValueError: groups cannot be kept whole, with what to change."""
     geometry, group, objective = config.resolve_batch(world), config.group_size, objective_of(config)
     name = objective.name
     if not objective.whole_groups:

@@ -126,22 +126,16 @@ def iterate(loop: Loop, iteration: int, graphs: KeptGraphs | KeptGradients | Non
 
 
 def objective_of(config: TrainConfig) -> tuple[Any, Any]:
-    """The entry of `OBJECTIVES` that is trained with, and its loss with the configured options.
-
-    Raises:
-        ValueError: an unknown objective or option, or a bad value.
-    """
+    """The entry of `OBJECTIVES` that is trained with, and its loss with the configured options. Raises ValueError: an
+    unknown objective or option, or a bad value."""
     name = config.objective.name or "clip"
     objective = entry_of(OBJECTIVES, name, "objective of recipe grpo", owner="objective.name")
     return objective, build_options(objective.options, config.objective.options, owner=f"objective {name!r}")
 
 
 def check(config: TrainConfig) -> None:
-    """Refuses settings of this recipe that cannot work, before a model loads.
-
-    Raises:
-        ValueError: an unknown method or option, or a combination without meaning, with what to change.
-    """
+    """Refuses settings of this recipe that cannot work, before a model loads. Raises ValueError: an unknown method or
+    option, or a combination without meaning, with what to change."""
     objective, name = objective_of(config)[0], config.objective.name or "clip"
     method = entry_of(CREDIT, config.credit.method, "credit method", owner="credit.method")
     check_density(config.sampler, "recipe grpo")
@@ -227,15 +221,12 @@ def sample_rounds(loop: Loop, how: Paths) -> tuple[Recording, RewardOutput, Ends
 def update(
     record: Recording, rows: Rows, counted_M: Tensor, loss_of: Any, cut_name: str, kl_scale_M: Tensor, stats: Statistics
 ) -> None:
-    """All optimizer updates of an iteration: of the rows that are kept, in means over those that are counted.
-
-    The share of rows whose gradient the objective cuts is noted as `cut_name`.
-    """
-    loop, config, run = record.loop, record.loop.config, record.loop.run
+    """All optimizer updates of an iteration: of the rows that are kept, in means over those that are counted. The share
+    of rows whose gradient the objective cuts is noted as `cut_name`."""
+    loop, config = record.loop, record.loop.config
     micro = loop.geometry.micro_batch_size
     subset = config.sampler.trained_fraction < 1 and config.sampler.trained_steps == "random"
     blocks = micro_batches(rows, micro, config.updates_per_rollout, wanted_M=counted_M if subset else None)
-    stale = config.workers.staleness > 0  # drawn with weights that are not those before this update
     pieces = keeps_pieces(config, loop.geometry)
     first_update = True
     for number, own_blocks in enumerate(blocks):
@@ -252,8 +243,7 @@ def update(
         how = partial(descend, record, rows, kept, whole, loss_of, cut_name, scales_M, images, anchored=first_update)
         how(gradient, stats)
         if first_update:
-            unknown = config.workers.engine is not None  # which densities drew
-            deviation = math.inf if unknown else first_deviation(stats, run, loop.iteration, stale=stale)
+            deviation = first_deviation(loop, stats)
             if len(blocks) > number + 1 and (not pieces or deviation > 0):
                 rows = record.with_old_of_updates(rows, blocks[number + 1 :])
             first_update = False
@@ -281,16 +271,10 @@ def descend(
     """Adds up the gradient of an update, micro-batch by micro-batch.
 
     Args:
-        record: of the rollout.
-        rows: the training table.
         blocks: its rows of each micro-batch.
         whole: `Recording.whole_paths` of them.
-        loss_of: from a `Scored` to losses.
-        cut_name: as for `update`.
         scales_M: weights of the losses, and of the KL within them.
         images: whose distribution is matched.
-        gradient: takes the sum.
-        stats: takes what is logged.
         anchored: the policy has not moved since the rollout, so that the ratio is 1 by construction. How far the
             log-densities that the rollout stored are from those of the update is logged, and not trained on.
     """
@@ -413,19 +397,18 @@ def loss_weights(loop: Loop, rows: Rows, counted_M: Tensor, blocks: list[Tensor]
     return weight[run.rank * len(rows) : (run.rank + 1) * len(rows)].to(rows.advantage)
 
 
-def first_deviation(stats: Statistics, run: Run, iteration: int, *, stale: bool) -> float:
+def first_deviation(loop: Loop, stats: Statistics) -> float:
     """Largest distance, in nats per latent dimension, between the log-densities that the rollout stored and those that
     the update computes with the same weights, or with later ones where the rollout is stale. Other batches, kernels and
-    graphs round otherwise; it is 0 where they do not.
-
-    Raises:
-        ValueError: it is more than rounding can be.
-    """
+    graphs round otherwise; it is 0 where they do not, and infinite where an engine drew, whose densities nobody knows.
+    Raises ValueError: it is more than rounding can be."""
+    if loop.config.workers.engine is not None:
+        return math.inf
     # A process without a row that is trained has neither.
-    deviation = stats.largest_of_all("ratio_first_deviation", run, "ratio_max_deviation")
-    if deviation > FAULT and not stale:
+    deviation = stats.largest_of_all("ratio_first_deviation", loop.run, "ratio_max_deviation")
+    if deviation > FAULT and not loop.config.workers.staleness:
         raise ValueError(
-            f"iteration {iteration}: before any update, rollout and update give log-densities that differ by "
+            f"iteration {loop.iteration}: before any update, rollout and update give log-densities that differ by "
             f"{deviation:.2g} nats per latent dimension, and rounding gives less than {FAULT:g}: they do not compute "
             f"the same policy; {DISAGREE}"
         )

@@ -58,21 +58,17 @@ REGRESSES, THROUGH_REWARDS = True, False
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Pairs:
-    """This process's pairs of an iteration.
-
-    Attributes:
-        pool: [n, ...] finished latents, or the states of trajectories.
-        winner: [p] rows of the pool.
-        loser: [p] rows of the pool.
-        group: [p] prompt group, numbered over all processes.
-        cond: [p] prompts.
-    """
+    """This process's pairs of an iteration."""
 
     pool: Tensor
+    """[n, ...] finished latents, or the states of trajectories."""
     winner: Tensor
     loser: Tensor
+    """[p] rows of the pool."""
     group: Tensor
+    """[p] prompt group, numbered over all processes."""
     cond: Conditioning
+    """[p] prompts."""
 
 
 def main(ready: Ready, run: Run) -> bool:

@@ -78,11 +78,7 @@ def only_here(config: TrainConfig) -> str:
 
 
 def objective_of(config: TrainConfig) -> Online | Offline | Steps:
-    """The options of what is trained with.
-
-    Raises:
-        ValueError: an unknown objective or option, or a bad value.
-    """
+    """The options of what is trained with. Raises ValueError: an unknown objective or option, or a bad value."""
     name = config.objective.name or "dpo"
     cls = entry_of(OBJECTIVES, name, "objective of recipe preference", owner="objective.name")
     return build_options(cls, config.objective.options, owner=f"objective {name!r}")
@@ -121,11 +117,8 @@ def counts(config: TrainConfig) -> RecipeCounts:
 
 
 def check(config: TrainConfig) -> None:
-    """Refuses settings of this recipe that cannot work, before a model loads.
-
-    Raises:
-        ValueError: an unknown objective or option, a bad file of pairs, or a combination without meaning.
-    """
+    """Refuses settings of this recipe that cannot work, before a model loads. Raises ValueError: an unknown objective
+    or option, a bad file of pairs, or a combination without meaning."""
     name, options = config.objective.name or "dpo", objective_of(config)
     readers = [] if isinstance(options, Offline) else ["rollout", "tail"]
     readers += ["densities", "window", "thinned"] if isinstance(options, Steps) else readers_of_times(config.times)

@@ -156,9 +156,7 @@ def descend(
     loop: Loop, visited: Visited, turns: list[Turn], count: int, gradient: GradientSum, stats: Statistics
 ) -> None:
     """Adds up the gradient of an update, each turn of a teacher and states `[b]` of it, of `count` on all processes.
-
-    The teacher comes first: weights must not change between a forward pass and its backward pass.
-    """
+    The teacher comes first: weights must not change between a forward pass and its backward pass."""
     batch, states, kept = visited.batch, visited.path.states, torch.tensor(visited.path.kept)
     objective, old = loop.ready.objective, None
     for (number, index), live in in_step(loop.shards, turns, lambda n: (n, torch.arange(1)), lambda turn: turn[0]):
@@ -281,11 +279,8 @@ def counts(config: TrainConfig) -> RecipeCounts:
 
 
 def check(config: TrainConfig) -> None:
-    """Refuses settings of this recipe that cannot work, before a model loads.
-
-    Raises:
-        ValueError: an unknown loss or option, teachers that cannot teach, or a combination without meaning.
-    """
+    """Refuses settings of this recipe that cannot work, before a model loads. Raises ValueError: an unknown loss or
+    option, teachers that cannot teach, or a combination without meaning."""
     objective, kernel = objective_of(config), kernel_of(config.sampler)
     if isinstance(objective, Art):
         refuse_unread(config, ["directions", "rollout"], "objective art of recipe visited")

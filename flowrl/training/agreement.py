@@ -32,12 +32,8 @@ Facts = Mapping[str, str]
 
 
 def facts_of(config: TrainConfig, inputs: Mapping[str, Any], *, resumed: bool) -> dict[str, str]:
-    """What a process was given, each thing by its name and in short.
-
-    Args:
-        inputs: `flowrl.training.resume_check.inputs_of` them.
-        resumed: whether a run is continued.
-    """
+    """What a process was given, each thing by its name and in short. `inputs` are
+    `flowrl.training.resume_check.inputs_of` them; `resumed`: a run is continued."""
     settings = settings_of(config)
     settings |= {key: settings.get(key) is not None for key in _ONLY_WHETHER} | {"resume": resumed}
     settings = {key: value for key, value in settings.items() if key not in OWN}

@@ -90,10 +90,8 @@ def advantages(
     loop: Loop, method: Method, asked: AskedPrompts, sampled: Sampled, credit: Credit, output: RewardOutput, ends: Ends
 ) -> tuple[Tensor, Tensor, Tensor, float]:
     """Of each transition `[M]` its advantage for each part of a state `[P, M]`, whether it may be trained, and whether
-    its set carries a learning signal; and the share of sets that do not.
-
-    A set of equal credit, in every part, is masked where it stands: its rows would only dilute the loss.
-    """
+    its set carries a learning signal; and the share of sets that do not. A set of equal credit, in every part, is
+    masked where it stands: its rows would only dilute the loss."""
     config, run, first = loop.config, loop.run, loop.run.rank * len(sampled)
     raw_KM, norm_M = run.gather(credit.raw.T).T.contiguous(), run.gather(credit.norm)
     weights = reward_channels(loop, output)[1]

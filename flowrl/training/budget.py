@@ -26,7 +26,6 @@ class Budget:
         """Counts on from `counters`, which need `images`, `seconds`, `evals`, and `evaluated`, the last time it was.
 
         Args:
-            limits: the run's budget.
             counters: also changed by others: what was counted up to the last joined row.
             num_iterations: after which the run ends.
             eval_every: iterations between evaluations, where the budget does not spread them; 0 switches them off.
@@ -44,10 +43,8 @@ class Budget:
         return share_spent(self.limits, self.counters)
 
     def evaluation_due(self, done: int, *, last: bool) -> bool:
-        """Whether to evaluate after `done` iterations, which was not done yet.
-
-        What the budget asked for then counts as made.
-        """
+        """Whether to evaluate after `done` iterations, which was not done yet. What the budget asked for then counts as
+        made."""
         parts = self.limits.evals
         if parts:
             reached = min(parts, max(int(self.spent() * parts), done * parts // self.num_iterations))

@@ -133,7 +133,6 @@ def write_checkpoint(
     """Writes checkpoint number `iteration` (finished iterations), then removes all but the newest `keep`.
 
     Args:
-        keep: number of checkpoints that stay.
         rows: the rows of metrics that belong to it, which are on the disk.
         inputs: digest of what it is made with.
         parts: digests of the parts that `write_part` has written, by process.
@@ -198,16 +197,10 @@ class _Digested(io.RawIOBase):
 
 
 def find_checkpoint(run_folder: Path, *, changed: bool = False) -> Continued:
-    """The newest checkpoint of a run folder that is whole, with its rows. Reads only.
-
-    Args:
-        changed: where the rows of every checkpoint are damaged, take the newest state without those that cannot be
-            read.
-
-    Raises:
-        CheckpointError: a checkpoint is another run's; or states are whole and the rows of none of them are.
-        ValueError: the manifest cannot be read.
-    """
+    """The newest checkpoint of a run folder that is whole, with its rows. Reads only. With `changed`, where the rows of
+    every checkpoint are damaged, the newest state without those that cannot be read. Raises CheckpointError: a
+    checkpoint is another run's, or states are whole and the rows of none of them are; ValueError: the manifest cannot
+    be read."""
     path = run_folder / ROWS
     data = path.read_bytes() if path.is_file() else None
     damaged, why, faults = list[Path](), list[str](), dict[Path, str]()
@@ -239,13 +232,9 @@ def find_checkpoint(run_folder: Path, *, changed: bool = False) -> Continued:
 
 
 def _without_rows(faults: Mapping[Path, str], damaged: Sequence[Path], data: bytes | None) -> Continued | None:
-    """The newest of checkpoints without whole rows whose state can be read; None where that of none can.
-
-    Args:
-        faults: what is wrong with the rows, by checkpoint, the newest first.
-        damaged: all checkpoints that cannot be used as they are.
-        data: the rows that are there.
-    """
+    """The newest of checkpoints without whole rows whose state can be read; None where that of none can. `faults` say
+    what is wrong with the rows, by checkpoint, the newest first; `damaged` are all that cannot be used as they are,
+    `data` the rows that are there."""
     for folder, fault in faults.items():
         try:
             seal = _read_seal(folder)
@@ -324,11 +313,8 @@ def _read_state(folder: Path, seal: _Seal) -> dict[str, Any]:
 
 def own_state(state: Mapping[str, Any], split: Split | None) -> dict[str, Any]:
     """The state that a process of a copy restores: what is split as it holds it, whatever processes have written it.
-
-    Args:
-        state: of a checkpoint, with the whole of every weight or with parts.
-        split: the processes that hold trained weights between them; None where this one holds all of them.
-    """
+    `state` has the whole of every weight, or parts; `split` are the processes that hold trained weights between them,
+    None where this one holds all."""
     own = (0, 1) if split is None else (split.mesh.get_local_rank(), split.mesh.size())
     parts = state.get("parts") or [{key: state[key] for key in _SPLIT}]
     return {**state, **_rows_of(parts, *own)}
@@ -367,11 +353,7 @@ def sealed_digest(folder: Path) -> str:
 
 def check_newest(run_folder: Path) -> int | None:
     """The number of the newest checkpoint, of which the seal alone is read, not weights and rows; None without one.
-
-    Raises:
-        CheckpointError: it is another run's, or damaged.
-        ValueError: the manifest cannot be read.
-    """
+    Raises CheckpointError: it is another run's, or damaged; ValueError: the manifest cannot be read."""
     found = _numbered(run_folder)
     if not found:
         return None

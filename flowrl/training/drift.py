@@ -57,10 +57,8 @@ def base_sides(
     in_step: Sequence[EvalItem] | None = None,
 ) -> list[BaseSide]:
     """The base's side of `KL_TEXT`, which training does not change; start noise as in the evaluation, whose `seed` it
-    takes. `batch_size` prompts are run at once.
-
-    Where processes have to keep step, `in_step` is the longest list that one of them has: idle sides make up for it.
-    """
+    takes. `batch_size` prompts are run at once. Where processes have to keep step, `in_step` is the longest list that
+    one of them has: idle sides make up for it."""
     sides = []
     for first in range(0, len(items if in_step is None else in_step), batch_size):
         own = items[first : first + batch_size]

@@ -17,12 +17,9 @@ from flowrl.training.processes.meeting import meet
 
 
 def fetch_first(settings: PipelineConfig, location: str) -> None:
-    """Returns when the model is on this machine's disk; nothing for one process alone, which loads it as it comes.
-
-    Args:
-        settings: that name the model, the same in every process.
-        location: `flowrl.training.model_files.location_of` them. What cannot be had there is refused when it loads.
-    """
+    """Returns when the model is on this machine's disk; nothing for one process alone, which loads it as it comes. The
+    settings that name it are the same in every process. What cannot be had at the `location` is refused when it
+    loads."""
     if launched() is None or is_path(settings.model):
         return
     if int(os.environ.get("LOCAL_RANK") or 0) == 0:

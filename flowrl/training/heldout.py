@@ -131,19 +131,16 @@ def evaluate(
     in_step: bool = False,
     temporal: bool = False,
 ) -> Row | None:
-    """Samples and scores every item with the weights the network holds now, and writes rows, images and a grid.
+    """Samples and scores every item with the weights the network holds now, and writes rows, images and a grid. The
+    metrics row: `eval/reward/<name>`, `eval/temporal/<name>` of diagnosed videos, and `eval/geneval/<...>` where a
+    geneval reward took part; None where a stop was asked for meanwhile, and nothing is written then.
 
     With `in_step` every process calls the network as often as the others: one with a shorter share draws its last
     batches for nothing. With `temporal` videos are diagnosed too (`flowrl.benchmarks.temporal`).
 
     Files: `eval/iteration_<n>.jsonl` (one line per image), `samples/iteration_<n>/<k>.png` for `num_images` items
-    spread over the list, `samples/iteration_<n>.png`, `samples/prompts.json`.
-
-    Returns:
-        The metrics row: `eval/reward/<name>`, `eval/temporal/<name>` of diagnosed videos, and `eval/geneval/<...>`
-        where a geneval reward took part. None where a stop was asked for meanwhile; nothing is written then.
-
-    Raises ValueError: an image is not finite; see `flowrl.training.watchdog.stop_on_broken`.
+    spread over the list, `samples/iteration_<n>.png`, `samples/prompts.json`. Raises ValueError: an image is not
+    finite; see `flowrl.training.watchdog.stop_on_broken`.
     """
     share = -(-len(items) // run.world)
     own = range(run.rank * share, min(len(items), (run.rank + 1) * share))

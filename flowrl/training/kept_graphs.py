@@ -43,12 +43,8 @@ class KeptGraphs:
         self, velocity: Velocity, noise: Noise, first: int, schedule: Schedule, kernel: Kernel, steps: Sequence[int]
     ) -> tuple[Velocity, Noise]:
         """A velocity that gives the same numbers without a graph, and keeps those of some steps with theirs; and the
-        noise, which a step asks for afterwards.
-
-        Args:
-            first: sample of it, counted over this process's images of the iteration.
-            kernel: of these steps.
-        """
+        noise, which a step asks for afterwards. `first` is the first sample, counted over this process's images of the
+        iteration."""
         step_at = {float(schedule.sigma[step]): step for step in steps}
 
         def recorded(x: Tensor, sigma: Tensor, timestep: Tensor) -> Tensor:

@@ -104,7 +104,6 @@ class Loop(Draws):
         """Loads everything, continues from the newest checkpoint if there is one.
 
         Args:
-            run: its folder and processes.
             slots: copies of the policy that the recipe keeps, besides the average.
             needs_reference: whether its objective reads the network before training, besides KL and evaluations.
         """
@@ -268,9 +267,7 @@ class Loop(Draws):
 
     def rewards_of_all(self, output: RewardOutput, *, compared: bool) -> Tensor:
         """[B] rewards of all processes' images, NaN where one failed; stops a run whose reward says nothing.
-
-        `compared`: whether images are compared within their groups alone.
-        """
+        `compared`: whether images are compared within their groups alone."""
         reward_B = self.scorer.of_all(output.values, output.valid)
         group_B = torch.arange(len(reward_B)) // self.config.group_size
         seen = reward_B
@@ -281,15 +278,10 @@ class Loop(Draws):
         return reward_B
 
     def stop_on_dead_reward(self, reward_B: Tensor, compared: Compared | None) -> None:
-        """Stops a run whose reward says nothing (one value again and again) or fails too often.
-
-        Args:
-            reward_B: [B] of all processes, NaN where an image failed.
-            compared: all that is compared within groups, completions on the way too; None where groups are not all.
-
-        Raises ValueError: with the reasons; a checkpoint from before this iteration is written first, unless the policy
-        has been updated since.
-        """
+        """Stops a run whose reward says nothing (one value again and again) or fails too often. Rewards [B] are of all
+        processes, NaN where an image failed; `compared` is all that is compared within groups, completions on the way
+        too, None where groups are not all. Raises ValueError: with the reasons; a checkpoint from before this iteration
+        is written first, unless the policy has been updated since."""
         self.scorer.reward_B = reward_B
         drawn = f"{self.config.prompts_per_step} prompts x {self.config.group_size} images"
         drawn = drawn if len(reward_B) > self.config.num_images else ""

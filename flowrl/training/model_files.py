@@ -22,10 +22,8 @@ _AT_ONCE = 8  # files that are read beside each other
 
 
 def files_of(place: Path) -> dict[str, Path]:
-    """A file under its name, or all of a folder under their relative ones, but for hidden ones and texts (.md).
-
-    Folders that are links are looked into: a text encoder or an autoencoder that several models share is part of each.
-    """
+    """A file under its name, or all of a folder under their relative ones, but for hidden ones and texts (.md). Folders
+    that are links are looked into: a text encoder or an autoencoder that several models share is part of each."""
     if place.is_file():
         return {place.name: place}
     return {
@@ -84,10 +82,8 @@ def same_digest(before: str | None, now: str | None) -> bool:
 
 
 def named_files(options: Any, name: str = "") -> dict[str, str]:
-    """A digest of every file, or folder of files, that options of a reward name on this machine, by dotted option.
-
-    What a reward says is its version may look at some of its weights alone: here all that it could load is in.
-    """
+    """A digest of every file, or folder of files, that options of a reward name on this machine, by dotted option. What
+    a reward says is its version may look at some of its weights alone: here all that it could load is in."""
     if isinstance(options, Mapping | list | tuple):
         pairs = options.items() if isinstance(options, Mapping) else enumerate(options)
         return {key: found for part, one in pairs for key, found in named_files(one, f"{name}.{part}").items()}
@@ -103,13 +99,8 @@ def named_files(options: Any, name: str = "") -> dict[str, str]:
 
 def encoders_digest(model: str, others: Sequence[str]) -> str:
     """What tells the parts of a model that embed prompts from those of another: a digest of files, or a hub's commit.
-
-    Args:
-        model: folder or hub id.
-        others: parts that do not embed, of which only the configuration counts.
-
-    Raises ValueError: a hub id that is not in this machine's cache, of which nothing tells which weights it has.
-    """
+    Of the `others`, which do not embed, only the configuration counts. Raises ValueError: a hub id that is not in this
+    machine's cache, of which nothing tells which weights it has."""
     if not Path(model).exists():
         commit = hub_commit(model)
         if commit is None:

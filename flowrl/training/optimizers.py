@@ -112,9 +112,6 @@ def rate_of(settings: OptimConfig, updates: int) -> Callable[[int], float]:
         inverse_sqrt  lr sqrt(t / (n + t - w)), t = w, or 10 000 without a warmup
 
     Those are the schedules of transformers' `get_scheduler` at its defaults.
-
-    Args:
-        updates: N.
     """
     if settings.schedule == "constant" and settings.warmup == 0:
         return lambda done: settings.lr

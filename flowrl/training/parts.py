@@ -57,14 +57,9 @@ class Processes(Protocol):
 def load_parts(
     ready: Ready, device: torch.device, begin: Callable[[Pipeline], None], split: Split | None = None
 ) -> Parts:
-    """Pipeline, policy (with its slots) and rewards, in this order.
-
-    Args:
-        device: where all of it lives.
-        begin: is given the pipeline before its denoiser is loaded, with `pipeline.free_text_encoders` also before its
-            text encoders are: `encode_everything` loads and frees them.
-        split: the processes that the denoiser is split over.
-    """
+    """Pipeline, policy (with its slots) and rewards, in this order. `begin` is given the pipeline before its denoiser
+    is loaded, with `pipeline.free_text_encoders` also before its text encoders are: `encode_everything` loads and frees
+    them. `split` are the processes that the denoiser is split over."""
     config = ready.config
     refuse_unable(config.reward_dtype, device, "reward_dtype")
     full = config.policy.train == "full"
@@ -122,10 +117,7 @@ def lora_at(config: TrainConfig, text: str) -> Lora:
 
 def lora_of(settings: PolicyConfig, targets: Sequence[str], lora: Lora | None) -> tuple[int, float, Sequence[str]]:
     """Rank, alpha and layers of a run's LoRA: what the configuration says, else those of the one it starts from.
-
-    Args:
-        targets: layers where neither says any, the family's.
-    """
+    `targets` are the family's layers, for where neither says any."""
     if lora is None:
         return settings.rank, settings.alpha, settings.target_modules or targets
     return lora.rank, lora.alpha, settings.target_modules or lora.layers
@@ -215,11 +207,8 @@ def at_eval_size(config: TrainConfig, pipeline: Pipeline) -> Pipeline:
 
 
 def eval_schedule(config: TrainConfig, trained: Pipeline, drawn: Pipeline) -> Schedule:
-    """Noise levels of evaluations.
-
-    `eval.shift` "own" is what the model has at the drawn size, "training" the one that rollouts visit, and a number
-    that one.
-    """
+    """Noise levels of evaluations. `eval.shift` "own" is what the model has at the drawn size, "training" the one that
+    rollouts visit, and a number that one."""
     settings, sampler = config.eval, config.sampler
     steps, grid, shift = settings.num_steps or sampler.num_steps, settings.grid or sampler.grid, settings.shift
     if shift == "training":
@@ -274,10 +263,8 @@ def _members(
 
 
 def evaluation_rewards(ready: Ready, reward: WeightedSum, device: torch.device) -> WeightedSum | None:
-    """What evaluations measure: trained rewards that judge an image by itself, and those of `eval.rewards`.
-
-    A reward that compares the images of a group says nothing about a model: its mean is the same for every model.
-    """
+    """What evaluations measure: trained rewards that judge an image by itself, and those of `eval.rewards`. A reward
+    that compares the images of a group says nothing about a model: its mean is the same for every model."""
     more: WeightedSum | None = None
     workers = next(
         (term.reward.workers for term in reward.terms if isinstance(term.reward, ray_rewards.WorkerReward)), None
@@ -354,12 +341,8 @@ def encode_everything(
     pipeline: Pipeline, drawn: Pipeline, prompts: RunPrompts, shared: Processes | None = None
 ) -> None:
     """Embeds every prompt the run can meet, then frees the text encoders; they are loaded only where one is not known.
-
-    Args:
-        pipeline: that is trained.
-        drawn: that of evaluations.
-        shared: the run, where its processes share a cache: each embeds a part, and reads what the others have made.
-    """
+    `drawn` is the pipeline of evaluations. Where the processes of a `shared` run share a cache, each embeds a part, and
+    reads what the others have made."""
     wanted = [(pipeline, prompt) for prompt in (*prompts.train, *prompts.more)]
     wanted += [(drawn, prompt) for prompt in prompts.held_out]
     if shared is not None and shared.world > 1:

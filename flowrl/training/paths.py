@@ -149,13 +149,8 @@ def _draw_elsewhere(loop: Loop, batch: Batch, how: Paths, *, plan: bool = False)
     With `workers.staleness` k the k iterations after it are asked for too. Iteration j is drawn under the oldest
     weights that are at most k iterations old by then: those with which j - k began, or the run, or the first iteration
     after j - k that samples. The run's memory keeps what those in flight are drawn with, so that a run that goes on
-    from a checkpoint asks for the same images again.
-
-    Args:
-        loop: of the run, its network under the weights that are sampled with.
-        batch: this process's images.
-        how: the paths run.
-        plan: whether pieces are parts of the method's plan (`Sampled`), else trajectories.
+    from a checkpoint asks for the same images again. `loop` has its network under the weights that are sampled with;
+    pieces are parts of the method's `plan` (`Sampled`), else trajectories.
     """
     workers: DrawsElsewhere = loop.run.rollouts
     iteration, config = batch.iteration, loop.config
@@ -226,10 +221,8 @@ def draw_request(draws: Draws, request: Request | EvalRequest) -> Trajectory | S
 
 
 def sample_paths(loop: Loop, batch: Batch, method: Method, how: Paths, scoring: Scoring) -> Sampled:
-    """Samples what a credit method asks for, with the current weights, and hands finished latents to `scoring`.
-
-    Call it without gradient. Latents lie on the host; the device holds those of one batch.
-    """
+    """Samples what a credit method asks for, with the current weights, and hands finished latents to `scoring`. Call it
+    without gradient. Latents lie on the host; the device holds those of one batch."""
     if method.plan == "trajectories" and not method.values:
         sampled = sample_trajectories(sample(loop, batch, how, scoring), batch.group, None)
         if loop.config.sampler.sde_window_by == "prompt":

@@ -107,11 +107,8 @@ def reward_inputs(
 
     Args:
         pipeline: says how fast videos run.
-        prompts: [b].
         decoded: float32 `[b, 3, H, W]`, or `[b, F, 3, H, W]` of a video family, whose first frames are the images.
         sounds: float32 `[b, channels, samples]` of the videos, where a family has sound and it was decoded.
-        group: int64 [b].
-        numbers: [b] of the samples.
     """
     video = decoded.ndim == 5
     size = (int(decoded.shape[-2]), int(decoded.shape[-1]))

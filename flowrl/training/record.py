@@ -57,10 +57,8 @@ class Recording:
         return taken(self.sampled.states, index, self.loop.device)
 
     def replay(self, rows: Rows) -> Transition:
-        """The transition that the network's weights give at the stored states of rows that share a step.
-
-        Siblings share their source, so that the network answers once for all of them.
-        """
+        """The transition that the network's weights give at the stored states of rows that share a step. Siblings share
+        their source, so that the network answers once for all of them."""
         sources, place = rows.source.unique(sorted=True, return_inverse=True)
         first = torch.stack([torch.nonzero(place == number)[0, 0] for number in range(len(sources))])
         (sigma, sigma_next), x = self.levels(rows), self.latents(sources)
@@ -104,10 +102,7 @@ class Recording:
 
     def with_old_of_updates(self, rows: Rows, blocks: list[list[Tensor]]) -> Rows:
         """The table with old log-densities as the micro-batches of updates that are still to come give them; so are the
-        means from then on.
-
-        Networks answer a little differently at another batch size; the ratio must not see that.
-        """
+        means from then on. Networks answer a little differently at another batch size; the ratio must not see that."""
         old = self.rescore(rows, [block for part in blocks for block in part], mean=self.sampled.mean)
         return Rows(**{**rows.columns(), "old_log_prob": old})
 

@@ -102,10 +102,8 @@ def versions_of(reward: WeightedSum, measured: WeightedSum | None) -> dict[str, 
 
 
 def reproduced_in(reward: WeightedSum, measured: WeightedSum | None) -> dict[str, str]:
-    """What those rewards reproduce that have a published name, and against what that was checked; by their keys.
-
-    A reward that another one asks, such as the scorer of `win_rate`, stands under both names.
-    """
+    """What those rewards reproduce that have a published name, and against what that was checked; by their keys. A
+    reward that another one asks, such as the scorer of `win_rate`, stands under both names."""
     lines: dict[str, str] = {}
     for kind, terms in (("reward", reward.terms), ("eval reward", () if measured is None else measured.terms)):
         for term in terms:
@@ -129,10 +127,8 @@ def digest_of(inputs: Mapping[str, Any]) -> str:
 
 
 def changes(before: Mapping[str, Any], now: Mapping[str, Any], config: TrainConfig) -> list[str]:
-    """What differs between two results of `inputs_of`, a line for each thing; only what both know is compared.
-
-    A setting that was not known before, because a newer version added it, is no change at its default.
-    """
+    """What differs between two results of `inputs_of`, a line for each thing; only what both know is compared. A
+    setting that was not known before, because a newer version added it, is no change at its default."""
     defaults = {key for key, _, default in _settings(config) if default}
     found = []
     for part in (part for part in now if part in before):

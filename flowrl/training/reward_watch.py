@@ -34,7 +34,6 @@ class RewardWatch:
 
         Args:
             reward_B: [B] of all processes, NaN where an image failed.
-            iteration: for the message.
             errors: why images failed, on all processes.
             drawn: of how many images and prompts the rewards are, where completions on the way are scored too.
             compared: what is learned from where images are compared within their groups alone; None elsewhere.
@@ -44,7 +43,7 @@ class RewardWatch:
         failures = max(0, len(reward_B) - len(values) - absent)
         history: list[tuple[int, int]] = [*self.counters["failed"], (failures, len(reward_B))]
         recent = self.counters["failed"] = history[-WINDOW:]
-        if (len(values) == 0 and not absent) or too_many_failures(recent, self.max_invalid_ratio):
+        if len(values) + absent == 0 or too_many_failures(recent, self.max_invalid_ratio):
             failed, scored = (sum(column) for column in zip(*recent, strict=True))
             reasons = [
                 f"{word} {count}{' (NaN or infinity)' * word.endswith('not_finite')}"
@@ -84,11 +83,9 @@ class RewardWatch:
         return found
 
     def _of_groups(self, reward: Tensor, group: Tensor) -> str:
-        """Why the run cannot go on where the images of every group get the same reward; empty where it can.
-
-        A verdict of two values says the same of all images of a prompt by chance, and where a policy always or never
-        succeeds: it has more iterations.
-        """
+        """Why the run cannot go on where the images of every group get the same reward; empty where it can. A verdict
+        of two values says the same of all images of a prompt by chance, and where a policy always or never succeeds: it
+        has more iterations."""
         _, place = group.unique(return_inverse=True)
         sets = set_statistics(reward.double().reshape(-1, len(group)), place, int(place.max()) + 1)
         several = sets.count > 1

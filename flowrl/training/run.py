@@ -63,7 +63,6 @@ def owned_folder(folder: Path | None, name: str, *, resumed: bool, device: str, 
     Args:
         folder: where; None takes the first free `runs/<name>-<n>`.
         resumed: whether the folder holds a run to continue; a new run refuses a folder that holds anything.
-        device: "auto", "cpu", "cuda", "cuda:N" or "mps".
         config: the text that a new run would write as its configuration.
 
     Raises ValueError: the device is not there, or the folder is taken.
@@ -97,10 +96,8 @@ class Run:
         """Opens a run folder.
 
         Args:
-            folder: of `owned_folder`.
             config: the resolved configuration, written to `config.yaml`.
             inputs: what the run is made with, `flowrl.training.resume_check.inputs_of`.
-            resumed: whether the folder holds a run to continue.
             parts: what `flowrl.training.parts.load_parts` would give, where it is loaded already.
             rollouts: workers that draw for this process (`flowrl.training.draws.DrawsElsewhere`), where it has any.
             watcher: is told of every iteration, on the main process.
@@ -181,10 +178,8 @@ class Run:
         self.trackers.log(clean)
 
     def tell(self, iteration: int) -> Exception | None:
-        """Tells the watcher of an iteration that was logged; False from it asks for a stop.
-
-        Returns what it raised, which asks for a stop too: the run is to be saved before that goes on its way.
-        """
+        """Tells the watcher of an iteration that was logged; False from it asks for a stop. Returns what it raised,
+        which asks for a stop too: the run is to be saved before that goes on its way."""
         if self._watcher is None or not self.main:
             return None
         try:
@@ -203,15 +198,9 @@ class Run:
         return copy == context == 0
 
     def save_checkpoint(self, iteration: int, state: Mapping[str, Any], keep: int, own: Mapping[str, Any]) -> None:
-        """Writes checkpoint number `iteration` (finished iterations), then removes all but the newest `keep`.
-
-        Args:
-            state: what is kept, the same on every process.
-            keep: number of checkpoints that stay.
-            own: what this process holds of weights that are split, which those of the first copy write; else empty.
-
-        Raises OSError: as `write_checkpoint`.
-        """
+        """Writes checkpoint number `iteration` (finished iterations), then removes all but the newest `keep`. The
+        `state` is the same on every process; `own` is what this process holds of weights that are split, which those of
+        the first copy write, else empty. Raises OSError: as `write_checkpoint`."""
         parts = self._write_parts(iteration, own) if own else ()
         if self.main:
             write_checkpoint(
@@ -238,13 +227,9 @@ class Run:
         """The state of the newest checkpoint that is whole, or None; of the main process's disk, on every process.
 
         Processes that see the same file read it themselves: of all weights it may have more bytes than a GPU, through
-        which it would be sent. Where one does not, all are sent it.
-
-        Args:
-            inputs: what the run is made with, as far as that is known only now that everything has loaded.
-
-        Raises ValueError: processes have loaded different things, or the inputs have changed since; or as
-        `find_checkpoint`.
+        which it would be sent. Where one does not, all are sent it. `inputs` are what the run is made with, as far as
+        that is known only now that everything has loaded. Raises ValueError: processes have loaded different things, or
+        the inputs have changed since; or as `find_checkpoint`.
         """
         self._inputs |= inputs
         if self.processes > 1 and (reason := difference(_gather([loaded_facts(inputs)]))):
@@ -326,10 +311,8 @@ class Run:
         self.note(**end, peak_memory_gib=round(peak / 2**30, 2))
 
     def watching_interrupts(self) -> AbstractContextManager[None]:
-        """Inside, the first Ctrl-C asks for a stop after this iteration; a second one stops at once.
-
-        SIGTERM and SIGHUP, a terminal that was closed, do the same; under nohup SIGHUP stays ignored.
-        """
+        """Inside, the first Ctrl-C asks for a stop after this iteration; a second one stops at once. SIGTERM and
+        SIGHUP, a terminal that was closed, do the same; under nohup SIGHUP stays ignored."""
 
         def stop() -> None:
             if self.stop_requested:
@@ -348,10 +331,8 @@ class Run:
     # ---- between processes ---------------------------------------------------------------------------------------
 
     def gather(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Joins a tensor `[b, ...]` of every rank along the batch, in rank order; it may live on the host.
-
-        All processes get the same, of each rank what its first process has.
-        """
+        """Joins a tensor `[b, ...]` of every rank along the batch, in rank order; it may live on the host. All
+        processes get the same, of each rank what its first process has."""
         if self.processes == 1:
             return tensor
         gathered: torch.Tensor = self.accelerator.gather(tensor.contiguous().to(self.device))

@@ -149,10 +149,8 @@ class Scorer:
 
     def row(self, output: RewardOutput, group: Tensor) -> dict[str, Any]:
         """Means for the log over the images of all processes, from this process's rewards; `group` `[n]` are theirs.
-
         Images that failed take no part; their share is `invalid_ratio`, and `reward/<key>/invalid_ratio` of each
-        reward. `reward_error` is the standard error of the mean over prompts, from the spread of groups' means.
-        """
+        reward. `reward_error` is the standard error of the mean over prompts, from the spread of groups' means."""
         run = self.run
         mine = output.values.cpu()
         values, valid = run.gather(mine), run.gather(output.valid.cpu())
@@ -229,10 +227,8 @@ class Scoring:
 
     @torch.no_grad()
     def add(self, latents: Tensor, group: Tensor, numbers: Sequence[int]) -> None:
-        """Takes finished latents `[F, *latent]` of groups `[F]`; `numbers` name the images.
-
-        Of those on the host, what is scored at once is sent to the device by itself.
-        """
+        """Takes finished latents `[F, *latent]` of groups `[F]`; `numbers` name the images. Of those on the host, what
+        is scored at once is sent to the device by itself."""
         with self.scorer.stages.of("reward"):
             self.scorer.counters["images"] += len(latents) * self.scorer.run.world
             self.waiting.append((latents, group.cpu(), list(numbers)))
@@ -305,10 +301,8 @@ class Scoring:
 
 
 def decode_once(pipeline: Pipeline, latents: Tensor) -> Tensor:
-    """Images of latents `[b, *latent]`; of equal neighbours one is decoded.
-
-    A late branch has so few steps left that its completions coincide on all strides (`samplers/windows.thinned_steps`).
-    """
+    """Images of latents `[b, *latent]`; of equal neighbours one is decoded. A late branch has so few steps left that
+    its completions coincide on all strides (`samplers/windows.thinned_steps`)."""
     distinct, place = torch.unique_consecutive(latents, dim=0, return_inverse=True)
     decoded = pipeline.decode(distinct)
     return decoded if len(distinct) == len(latents) else decoded[place]
@@ -329,11 +323,8 @@ def scored_beside(rewards: Sequence[RewardConfig], arithmetic: Sequence[str], de
     """Whether finished images are decoded and scored in a thread of their own while the next are sampled.
 
     On CUDA, where the sampling thread only hands out work. Not where a user's function is called, which may change
-    settings of the process that are put back after it, nor in TF32, which is such a setting.
-
-    Args:
-        rewards: that are trained on.
-        arithmetic: `reward_dtype` and `pipeline.vae_dtype`.
+    settings of the process that are put back after it, nor in TF32, which is such a setting. `arithmetic` is
+    `reward_dtype` and `pipeline.vae_dtype`.
     """
     if device.type != "cuda" or not torch.cuda.is_available():
         return False

@@ -44,14 +44,8 @@ def apply_finite(
     """`GradientSum.apply`; where the gradient is not finite, of one that `again` computes under another kernel.
 
     Overflows in float16 are the loss scale's until they are `doubted`. Then kernels are asked under the scale from
-    before them: it was not too large if one gives a finite gradient, and stays.
-
-    Args:
-        ready, pipeline: the run's settings, and whose attention it is.
-        filled: a gradient, and the statistics of its rows.
-        again: fills both; None where that cannot be done twice.
-        how: arguments of `GradientSum.apply`.
-
+    before them: it was not too large if one gives a finite gradient, and stays. `again` fills a gradient and the
+    statistics of its rows again; None where that cannot be done twice. `how` are arguments of `GradientSum.apply`.
     Raises NotFinite: as `GradientSum.apply`, under every kernel that could be tried.
     """
     gradient, stats = filled
@@ -129,13 +123,8 @@ def second_gradient(
 
 def to_try(told: Sequence[tuple[str, Sequence[str]]], parallel: ParallelConfig) -> tuple[list[str], str]:
     """Kernels that are tried, in their order, the same on every process; and what is said of those that are not.
-
-    Kernels of the hub are left out: a run does not download. Those that hold the scores of all tokens come last.
-
-    Args:
-        told: by each process, its own kernel and those that its machine has.
-        parallel: how processes lie.
-    """
+    Kernels of the hub are left out: a run does not download. Those that hold the scores of all tokens come last. Each
+    process has `told` its own kernel and those that its machine has; `parallel` says how processes lie."""
     own = {word for word, _ in told}
     words = [word for word in told[0][1] if {word} != own and all(word in here for _, here in told)]
     words = sorted((word for word in words if not word.endswith("_hub")), key=lambda word: word == "math")
@@ -146,10 +135,8 @@ def to_try(told: Sequence[tuple[str, Sequence[str]]], parallel: ParallelConfig) 
 
 
 def _fault(work: Callable[[], object]) -> str:
-    """What work ends with, whatever it is, memory's end or a compiler's: the other processes wait for the answer.
-
-    But for the end of another process, which says why itself.
-    """
+    """What work ends with, whatever it is, memory's end or a compiler's: the other processes wait for the answer. But
+    for the end of another process, which says why itself."""
     try:
         work()
     except Exception as error:

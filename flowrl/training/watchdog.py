@@ -81,14 +81,8 @@ def look_at(images: Tensor) -> Look:
 
 def diversity_of(small: Tensor, group: Tensor) -> float | None:
     """How much the images of a group differ: mean over groups of the root of the mean squared distance of two images.
-
     `mean_g sqrt(mean_{i<j in g} |x_i - x_j|^2 / D)` with pixels in [0, 1]. Sums are of whole numbers, so that neither
-    order nor processes show. None without two images of one group.
-
-    Args:
-        small: int32 [n, D] of `look_at`.
-        group: int64 [n].
-    """
+    order nor processes show. None without two images of one group. `small` are int32 [n, D] of `look_at`."""
     _, place, count = group.unique(return_inverse=True, return_counts=True)
     pixels = small.long()
     total = torch.zeros(len(count), pixels.shape[1], dtype=torch.int64).index_add_(0, place, pixels)
@@ -102,11 +96,9 @@ def diversity_of(small: Tensor, group: Tensor) -> float | None:
 
 
 def comparable(config: TrainConfig) -> bool:
-    """Whether the images of a group differ for the same reasons in every iteration, so that less says something.
-
-    Images with one start noise, and branches, differ by the noise of the stochastic steps alone: a window that moves
-    changes how much.
-    """
+    """Whether the images of a group differ for the same reasons in every iteration, so that less says something. Images
+    with one start noise, and branches, differ by the noise of the stochastic steps alone: a window that moves changes
+    how much."""
     method = CREDIT[config.credit.method]
     own_noise = method.of_outcomes and not config.same_latent
     same_steps = config.sampler.sde_window_size == 0 and (method.plan != "tree" or config.credit.splits is not None)
@@ -124,12 +116,9 @@ def iteration_warnings(
     *,
     largest_weight: float = 0.0,
 ) -> dict[str, str]:
-    """What is wrong in an iteration, name -> sentence; `history` takes the iteration in.
-
-    Args:
-        reward_B: [B] rewards of all processes, groups contiguous, NaN where an image failed; None without images.
-        largest_weight: of the LoRA now, in magnitude; of a network's own weights as a multiple of what it was.
-    """
+    """What is wrong in an iteration, name -> sentence; `history` takes the iteration in. Rewards [B] are of all
+    processes, groups contiguous, NaN where an image failed; None without images. `largest_weight` is that of the LoRA
+    now, in magnitude; of a network's own weights as a multiple of what it was."""
     constant, now = row.get("constant_ratio", 0.0), row.get("diversity")
     scaled = is_read("adv_eps", config.recipe)
     found = alarm("constant_images", constant, share=constant)
@@ -185,10 +174,8 @@ def evaluation_warnings(
 
     Both by more than two standard errors of the difference, which are taken from the 95 % intervals of its two means:
     evaluations ask the same prompts from the same noise, where iterations ask others. `history` takes it in. Every
-    earlier evaluation is looked back to, since a policy often learns what was meant before it finds the hole.
-
-    Args:
-        weights: of the rewards that are measured, by name; 0 for one that is not trained on.
+    earlier evaluation is looked back to, since a policy often learns what was meant before it finds the hole. `weights`
+    are 0 for rewards that are not trained on.
     """
     now = {
         name: [row[f"eval/reward/{name}{end}"] for end in ("", "_low", "_high")]
@@ -209,10 +196,8 @@ def evaluation_warnings(
 def _blurred_since(
     then: Mapping[str, Sequence[float]], now: Mapping[str, Sequence[float]], weights: Mapping[str, float]
 ) -> dict[str, str]:
-    """The warning of images that have lost detail since the first evaluation, by the size of their JPEG files.
-
-    Rewards by that size are proportional to it; those that are trained on are meant to move it.
-    """
+    """The warning of images that have lost detail since the first evaluation, by the size of their JPEG files. Rewards
+    by that size are proportional to it; those that are trained on are meant to move it."""
     for name in now:
         was, size = abs(then[name][0]) if name in then else 0.0, abs(now[name][0])
         if name.startswith("jpeg_") and weights[name] == 0 and was:
@@ -247,10 +232,8 @@ def _in_errors(was: Sequence[float], now: Sequence[float]) -> float:
 
 
 def say(run: Run, history: dict[str, Any], found: Mapping[str, str], iteration: int, moment: int) -> None:
-    """Says warnings on standard error when they begin, and again where they come back after a pause.
-
-    `moment` counts the occasions at which they can be found: iterations, or evaluations.
-    """
+    """Says warnings on standard error when they begin, and again where they come back after a pause. `moment` counts
+    the occasions at which they can be found: iterations, or evaluations."""
     said: dict[str, int] = history["said"]
     for name, sentence in found.items():
         if run.main and (name not in said or moment - said[name] > LATELY):
@@ -262,17 +245,9 @@ def say(run: Run, history: dict[str, Any], found: Mapping[str, str], iteration: 
 
 
 def stop_on_broken(run: Run, broken: int, total: int, iteration: int, *, learned: bool) -> None:
-    """Ends a run whose images are not finite; every process calls it with its own counts.
-
-    Args:
-        run: its folder and processes.
-        broken: images of this process that hold NaN or infinity.
-        total: images of this process.
-        learned: whether weights were changed before; otherwise it is the model that draws them.
-
-    Raises:
-        ValueError: says so, and how to go on; `lora/` or `model/` then holds the last weights whose images were finite.
-    """
+    """Ends a run whose images are not finite; every process calls it with its own counts. If no weights were `learned`
+    before, it is the model that draws them. Raises ValueError: says so, and how to go on; `lora/` or `model/` then
+    holds the last weights whose images were finite."""
     broken = total_of(run, broken)
     if not broken:
         return
@@ -292,14 +267,8 @@ def largest_weight(weights: Iterable[Tensor]) -> float:
 
 def stop_on_absurd_weights(run: Run, iteration: int, largest: float, *, full: bool = False) -> None:
     """Ends a run that an update has given weights as no training gives: not finite, or beyond `ABSURD_WEIGHT`.
-
-    Args:
-        run: its folder and processes.
-        largest: magnitude of a weight, as `iteration_warnings` takes it.
-        full: whether the network's own weights are trained.
-
-    Raises ValueError: as `stop_on_broken`.
-    """
+    `largest` is as `iteration_warnings` takes it; `full` means the network's own weights. Raises ValueError: as
+    `stop_on_broken`."""
     if not largest <= ABSURD_WEIGHT:
         raise _end_diverged(run, iteration, f"{_reach(full, largest)}, beyond {ABSURD_WEIGHT:g}")
 

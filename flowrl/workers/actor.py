@@ -25,21 +25,17 @@ from flowrl.workers.engine import Engine, drawn_by
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Duty:
-    """What a worker is made with.
-
-    Attributes:
-        config: the run's settings.
-        learners: processes that learn, which the images of an iteration are divided over.
-        device: "cpu", "cuda" or "mps": the kind that the learner has.
-        threads: of the learner; products of matrices are split over them, and so are their bits.
-        folder: that paths of the configuration start at.
-    """
+    """What a worker is made with."""
 
     config: TrainConfig
     learners: int
+    """Processes that learn, which the images of an iteration are divided over."""
     device: str
+    """"cpu", "cuda" or "mps": the kind that the learner has."""
     threads: int
+    """Of the learner; products of matrices are split over them, and so are their bits."""
     folder: str
+    """That paths of the configuration start at."""
 
 
 class RolloutWorker(Draws):

@@ -98,27 +98,24 @@ class WorkerBackend(Protocol):
 
 @dataclass(slots=True)
 class Worker:
-    """What is known of a worker.
-
-    Attributes:
-        state: "loading", "here", "away" until it is started again, or "left" where it is not wanted.
-        holds: tickets that it was given, in order; it works on the first.
-        since: when it began with that one.
-        drawn: pieces so far.
-        seconds: of its last piece.
-        losses: since it last drew something.
-        starts_again: when, where it is away.
-        place: where it runs, in words.
-    """
+    """What is known of a worker."""
 
     state: str = "loading"
+    """"loading", "here", "away" until it is started again, or "left" where it is not wanted."""
     holds: deque[int] = field(default_factory=deque)
+    """Tickets that it was given, in order; it works on the first."""
     since: float = 0.0
+    """When it began with that one."""
     drawn: int = 0
+    """Pieces so far."""
     seconds: float = 0.0
+    """Of its last piece."""
     losses: int = 0
+    """Since it last drew something."""
     starts_again: float = 0.0
+    """When, where it is away."""
     place: str = ""
+    """Where it runs, in words."""
 
 
 class Dispatcher:
@@ -136,8 +133,6 @@ class Dispatcher:
         """Starts the workers.
 
         Args:
-            backend: reaches them.
-            workers: how many.
             tell: is told in a line what a user wants to know of.
             patience: seconds that pieces wait for any worker before the run ends, and that a worker has for a piece
                 before it is taken for lost (or twenty times the usual, where that is longer).
@@ -190,22 +185,15 @@ class Dispatcher:
         return ticket in self._results
 
     def take(self, ticket: int) -> Any:
-        """A ticket's result, once.
-
-        Raises:
-            KeyError: it is not there, or was taken.
-        """
+        """A ticket's result, once. Raises KeyError: it is not there, or was taken."""
         return self._results.pop(ticket)
 
     # ---- answers -------------------------------------------------------------------------------------------------
 
     def handle(self, answers: Sequence[Answer]) -> None:
-        """Takes answers, starts workers again whose time has come, and gives out what waits.
-
-        Raises:
-            WorkersLost: nobody has been there for too long, or one piece was lost too often.
-            BaseException: what drawing raised, or loading before anything was drawn.
-        """
+        """Takes answers, starts workers again whose time has come, and gives out what waits. Raises WorkersLost: nobody
+        has been there for too long, or one piece was lost too often; BaseException: what drawing raised, or loading
+        before anything was drawn."""
         now = self.backend.now()
         for answer in answers:
             self.messages += 1

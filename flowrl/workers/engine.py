@@ -26,23 +26,20 @@ from flowrl.trajectory import Schedule, Trajectory, start_state
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class EngineRequest:
-    """b images that an engine is to draw. All tensors lie on the host.
-
-    Attributes:
-        cond: their prompts as the family encodes them, [b, ...] by name; "negative/..." are those of negative prompts.
-        guidance_scale: 1 is without guidance.
-        schedule: sigmas [T + 1] from noise to 0, and what the network is told of each step [T].
-        start: [b, *latent] state 0, of which each image begins.
-        kernel: of the stochastic steps, with its noise level; the others are steps of the ODE by Euler's rule.
-        noise: standard normal noise [b, *latent] of each stochastic step. An engine that cannot take it draws its own.
-    """
+    """b images that an engine is to draw. All tensors lie on the host."""
 
     cond: Mapping[str, Tensor]
+    """Their prompts as the family encodes them, [b, ...] by name; "negative/..." are those of negative prompts."""
     guidance_scale: float
+    """1 is without guidance."""
     schedule: Schedule
+    """Sigmas [T + 1] from noise to 0, and what the network is told of each step [T]."""
     start: Tensor
+    """[b, *latent] state 0, of which each image begins."""
     kernel: Kernel
+    """Of the stochastic steps, with its noise level; the others are steps of the ODE by Euler's rule."""
     noise: Mapping[int, Tensor]
+    """Standard normal noise [b, *latent] of each stochastic step. An engine that cannot take it draws its own."""
 
 
 class Engine(Protocol):
@@ -59,11 +56,8 @@ class Engine(Protocol):
 
 
 def drawn_by(engine: Engine, draws: Draws, request: Request) -> Drawn:
-    """The piece that a request asks for, with densities of 0 in the place of those that nobody knows.
-
-    Raises:
-        ValueError: what the engine returned has another shape, or other start states.
-    """
+    """The piece that a request asks for, with densities of 0 in the place of those that nobody knows. Raises
+    ValueError: what the engine returned has another shape, or other start states."""
     batch = batch_of(request, draws.config.group_size, HOST)
     kernel, schedule = sampler_with(draws, request.steps, request.levels)
     start, noise = start_state(draws.start_noise(batch, batch.own), schedule), draws.step_noise(batch, batch.own)

@@ -13,15 +13,8 @@ from flowrl.training.processes.launched import num_launched
 
 def check_workers(config: TrainConfig, only_here: str, *, here: bool = True) -> None:
     """Refuses workers that draw where the run samples nothing that they could, or what they draw is not all there is.
-
-    Args:
-        config: the run's settings.
-        only_here: why the recipe can draw in its own process alone; empty where it is not so.
-        here: whether this machine trains.
-
-    Raises:
-        ValueError: names the key, and what to set instead.
-    """
+    `only_here` says why the recipe can draw in its own process alone, empty where it is not so; `here`: this machine
+    trains. Raises ValueError: names the key, and what to set instead."""
     workers = config.workers
     if not workers.rollouts:
         return
@@ -39,16 +32,8 @@ def check_workers(config: TrainConfig, only_here: str, *, here: bool = True) -> 
 
 def local_gpus(config: TrainConfig, device: torch.device, processes: int) -> list[str]:
     """GPUs that an instance of Ray on this machine lends to workers: those that no learner has, or all if there is none
-    besides.
-
-    Args:
-        config: the run's settings.
-        device: of this process.
-        processes: that learn, also those that share the tokens of an image: each has a GPU.
-
-    Raises:
-        ValueError: they are too few for the workers.
-    """
+    besides. `device` is this process's; all `processes` that learn count, also those that share the tokens of an image:
+    each has a GPU. Raises ValueError: they are too few for the workers."""
     if device.type != "cuda":
         return []
     count, workers = torch.cuda.device_count(), config.workers

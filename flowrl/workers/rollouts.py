@@ -39,11 +39,8 @@ class Rollouts:
     """
 
     def __init__(self, config: TrainConfig, run: Run) -> None:
-        """Connects to Ray and starts this process's share of the workers, which load meanwhile.
-
-        Raises:
-            ValueError: no cluster answers, or this machine has too few GPUs.
-        """
+        """Connects to Ray and starts this process's share of the workers, which load meanwhile. Raises ValueError: no
+        cluster answers, or this machine has too few GPUs."""
         settings, kind = config.workers, run.device.type
         gpus = settings.rollout_gpus if kind == "cuda" else 0.0
         address = join_cluster(config, run)
@@ -74,11 +71,8 @@ class Rollouts:
             return self.dispatcher.add(Order(request, *self._sent[1]) for request in requests)
 
     def collect(self, tickets: Sequence[int]) -> Iterator[Drawn]:
-        """The pieces in order, each as soon as it is there.
-
-        Raises:
-            BaseException: what drawing raised; or `WorkersLost`.
-        """
+        """The pieces in order, each as soon as it is there. Raises BaseException: what drawing raised; or
+        `WorkersLost`."""
         for ticket in tickets:
             begun = time.perf_counter()
             with self._lock:

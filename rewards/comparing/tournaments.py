@@ -52,16 +52,11 @@ def bradley_terry(
 
     They maximise `sum_ij w_ij log sigmoid(theta_i - theta_j) - penalty / 2 |theta|^2` with w_ij the wins of i over j,
     a tie being half a win for each. Unlike win rates they account for the opponents met, so some of all pairs
-    are enough. They sum to 0.
+    are enough. They sum to 0. `first_wins_NN` is as in `win_rate`; the penalty is positive, and keeps the strength of a
+    member that wins every comparison finite.
 
-    Args:
-        first_wins_NN: As in `win_rate`.
-        penalty: Positive; keeps the strength of a member that wins every comparison finite.
-        min_comparisons: A member with fewer comparisons has no strength (NaN), though its comparisons count.
-
-    Returns:
-        [N]; NaN for members that no chain of comparisons connects with the largest part of the group: strengths of
-        two parts cannot be compared.
+    A member with fewer than `min_comparisons` has no strength (NaN), though its comparisons count. Nor have members
+    that no chain of comparisons connects with the largest part of the group: strengths of two parts cannot be compared.
     """
     wins_NN = np.nan_to_num(_merge_orders(first_wins_NN))
     count_NN = wins_NN + wins_NN.T

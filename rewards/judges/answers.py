@@ -39,16 +39,9 @@ def logsumexp(values: Iterable[float]) -> float:
 
 
 def yes_no(lp: Mapping[str, float], *, yes: str = "yes", no: str = "no") -> float | None:
-    """`sigmoid(lp_yes - lp_no)`, the probability of yes among the two, in [0, 1].
-
-    A side that is not among the candidates is taken to be improbable: the score is 1 or 0. With both missing there is
-    none. Logits give the same as log-probabilities.
-
-    Args:
-        lp: the candidates of one token.
-        yes: the good answer.
-        no: the other.
-    """
+    """`sigmoid(lp_yes - lp_no)`, the probability of yes among the two, in [0, 1]. A side that is not among the
+    candidates is taken to be improbable: the score is 1 or 0. With both missing there is none. Logits give the same as
+    log-probabilities."""
     candidates = merge(lp)
     lp_yes, lp_no = (candidates.get(form, -math.inf) for form in (yes, no))
     if math.isinf(lp_yes) and math.isinf(lp_no):
@@ -58,13 +51,9 @@ def yes_no(lp: Mapping[str, float], *, yes: str = "yes", no: str = "no") -> floa
 
 
 def expected_level(lp: Mapping[str, float], levels: Mapping[str, float]) -> float | None:
-    """`sum_k v_k softmax(lp over the levels)_k`: the mean level, other candidates left out.
-
-    Args:
-        lp: the candidates of one token, or logits.
-        levels: the value v_k of each level's word: {"0": 0, ..., "5": 5}, {"excellent": 5, ..., "bad": 1}. A level that
-            is not among the candidates counts as improbable; with all of them missing there is no score.
-    """
+    """`sum_k v_k softmax(lp over the levels)_k`: the mean level, other candidates left out. `levels` has the value v_k
+    of each level's word: {"0": 0, ..., "5": 5}, {"excellent": 5, ..., "bad": 1}. A level that is not among the
+    candidates (or logits) counts as improbable; with all of them missing there is no score."""
     candidates = merge(lp)
     found = {word: candidates.get(_plain(word), -math.inf) for word in levels}
     total = logsumexp(found.values())
@@ -78,11 +67,7 @@ def answer_mass(lp: Mapping[str, float], forms: Sequence[str]) -> float:
 
     A judge's vocabulary may have no token for a rare word ("turquoise"). Where no candidate is a form, the longest one
     that begins a form with two letters or more is taken for it; numbers must be whole. Nothing found is 0: what is not
-    among the likeliest candidates is improbable.
-
-    Args:
-        lp: the candidates of one token.
-        forms: what counts as the answer, see `answer_forms`.
+    among the likeliest candidates is improbable. `forms` is what counts as the answer, see `answer_forms`.
     """
     candidates = merge(lp)
     wanted = {_plain(form) for form in forms}

@@ -47,10 +47,8 @@ def judged_reward(
     version: str,
 ) -> FunctionReward:
     """A reward made of the answers of a judge, which `score` is given as `chat` and which is loaded if it runs here.
-
     One that asks a server runs beside the next rollout. `needs` is besides images and prompts, `version` besides the
-    reward's name and the judge's version.
-    """
+    reward's name and the judge's version."""
     chat, remote = build_chat(judge, device=device), is_server(judge)
     return FunctionReward(
         name=name,
@@ -73,8 +71,6 @@ def judge_items(
     """Asks all questions about all items at once, and scores every item by its answers. Both may raise `NoScore`.
 
     Args:
-        inputs: the items.
-        chat: the judge.
         ask: the questions about the item at a place.
         read: what the answers to them, in their order, are worth.
         parts: names of the sub-scores; NaN where an item has none.
@@ -102,11 +98,8 @@ def judge_items(
 
 
 def ask_all(chat: Chat, questions: Sequence[Question]) -> list[Answer]:
-    """The answers to some questions; a judge is not called for none.
-
-    Raises:
-        ValueError: the judge gave another number of answers.
-    """
+    """The answers to some questions; a judge is not called for none. Raises ValueError: the judge gave another number
+    of answers."""
     answers = chat.ask(questions) if questions else []
     if len(answers) != len(questions):
         raise ValueError(
@@ -167,14 +160,9 @@ def draw_seed(name: str, inputs: RewardInputs, item: int, temperature: float, dr
 def number_list(
     text: str, count: int, low: float = -math.inf, high: float = math.inf, *, brackets: bool = True
 ) -> list[float] | None:
-    """The ratings of an answer such as `{"reasoning": "...", "score": [20, 18]}`, cut to low .. high.
-
-    They stand under score or scores in the last JSON object that has one; else, with `brackets`, in the last list of
-    numbers in brackets, as some judges write no JSON.
-
-    Returns:
-        `count` numbers, or None where there is no such list.
-    """
+    """The `count` ratings of an answer such as `{"reasoning": "...", "score": [20, 18]}`, cut to low .. high; None
+    where there is no such list. They stand under score or scores in the last JSON object that has one; else, with
+    `brackets`, in the last list of numbers in brackets, as some judges write no JSON."""
     record = json_record(text, "score", "scores")
     given = record.get("score", record.get("scores"))
     found = given if isinstance(given, list) else None
@@ -190,10 +178,8 @@ def number_list(
 
 
 def json_record(text: str, *lists: str) -> dict[str, Any]:
-    """The widest JSON object in an answer, else the last without another in it; empty where there is none.
-
-    One that has no list under the first of the names `lists` that it holds is passed over.
-    """
+    """The widest JSON object in an answer, else the last without another in it; empty where there is none. One that has
+    no list under the first of the names `lists` that it holds is passed over."""
     whole = text[text.find("{") : text.rfind("}") + 1]
     for piece in (whole, *reversed(re.findall(r"\{[^{}]*\}", text))):
         try:
@@ -230,11 +216,8 @@ def weighted_geometric_mean(scores: Mapping[str, float], weights: Mapping[str, f
 
 
 def full_weights(weights: Mapping[str, Any] | None, names: Sequence[str]) -> dict[str, float]:
-    """The option `weights` with 0 for what it leaves out; None gives 1 to all.
-
-    Raises:
-        ValueError: for another name, a negative or infinite weight, or none above 0.
-    """
+    """The option `weights` with 0 for what it leaves out; None gives 1 to all. Raises ValueError: for another name, a
+    negative or infinite weight, or none above 0."""
     if weights is None:
         return dict.fromkeys(names, 1.0)
     good = all(

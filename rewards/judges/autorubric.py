@@ -45,25 +45,21 @@ OWNER = "rubric training"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainedRubric:
-    """A learned rubric.
-
-    Attributes:
-        path: the rubric's file.
-        rules: those kept, heaviest first.
-        accuracy: fraction of the pairs it was fitted to whose winner scores higher.
-        held_out_accuracy: of pairs that it has not seen, NaN where none were held out.
-        num_pairs: pairs fitted to.
-        num_candidates: rules that were tried.
-        errors: failed answers by reason.
-    """
+    """A learned rubric."""
 
     path: Path
     rules: tuple[Rule, ...]
+    """Those kept, heaviest first."""
     accuracy: float
+    """Fraction of the pairs it was fitted to whose winner scores higher."""
     held_out_accuracy: float
+    """Of pairs that it has not seen, NaN where none were held out."""
     num_pairs: int
+    """Pairs fitted to."""
     num_candidates: int
+    """Rules that were tried."""
     errors: dict[str, int]
+    """Failed answers by reason."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -130,12 +126,8 @@ class RubricTraining:
 def train_rubric(
     pairs: str | Path, out: str | Path, options: RubricTraining, *, device: torch.device | str = "cpu"
 ) -> TrainedRubric:
-    """Learns a rubric and writes it to `out`, for the reward `rubric`.
-
-    Raises:
-        ValueError: for bad pairs, before the judge is asked; if the judge proposes or answers nothing that can be used;
-            if the penalty leaves no rule.
-    """
+    """Learns a rubric and writes it to `out`, for the reward `rubric`. Raises ValueError: for bad pairs, before the
+    judge is asked; if the judge proposes or answers nothing that can be used; if the penalty leaves no rule."""
     require_scikit_learn()
     fitted, unseen = _split(read_pairs(Path(pairs).expanduser()), options.num_pairs, options.held_out, options.seed)
     out = Path(out).expanduser()
@@ -224,10 +216,8 @@ def train_rubric(
 
 
 def _split(pairs: Sequence[Pair], num_pairs: int, held_out: float, seed: int) -> tuple[list[Pair], list[Pair]]:
-    """Pairs to fit to, and pairs to measure on; whole prompts are held out, or the same question would be in both.
-
-    As many are held out as the fraction asks of the pairs that are fitted to, since each costs as much.
-    """
+    """Pairs to fit to, and pairs to measure on; whole prompts are held out, or the same question would be in both. As
+    many are held out as the fraction asks of the pairs that are fitted to, since each costs as much."""
     by_prompt: dict[str, list[Pair]] = {}
     for pair in pairs:
         by_prompt.setdefault(pair.prompt, []).append(pair)

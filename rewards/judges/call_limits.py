@@ -52,10 +52,8 @@ class AskingPace:
         return self.limits.tokens is not None and self.used >= self.limits.tokens
 
     async def turn(self, question: Question, pause: Callable[[float], Awaitable[None]] = asyncio.sleep) -> float:
-        """Waits until a question may be asked; counts it, and returns the tokens that it is expected to cost.
-
-        `pause` waits so many seconds; it may end before, where waiting makes no sense any more.
-        """
+        """Waits until a question may be asked; counts it, and returns the tokens that it is expected to cost. `pause`
+        waits so many seconds; it may end before, where waiting makes no sense any more."""
         now = time.monotonic()
         wait = max(self._next.values()) - now
         expected = self.book(question)

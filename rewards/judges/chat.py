@@ -55,25 +55,22 @@ CHATS = {
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Question:
-    """One user turn, and how it is to be answered.
-
-    Attributes:
-        parts: texts and 8-bit images [H, W, 3], in the order in which the judge reads them.
-        system: the system turn, None for none.
-        max_tokens: length of the answer at most.
-        temperature: 0 is greedy.
-        top_logprobs: candidates of every answered token whose log-probabilities are wanted; 0 asks for none.
-        seed: for sampled answers.
-        schema: JSON schema of the answer, for servers that hold to one (`structured: true`).
-    """
+    """One user turn, and how it is to be answered."""
 
     parts: tuple[str | np.ndarray, ...]
+    """Texts and 8-bit images [H, W, 3], in the order in which the judge reads them."""
     system: str | None = None
+    """The system turn, None for none."""
     max_tokens: int = 1
+    """Length of the answer at most."""
     temperature: float = 0.0
+    """0 is greedy."""
     top_logprobs: int = 0
+    """Candidates of every answered token whose log-probabilities are wanted; 0 asks for none."""
     seed: int | None = None
+    """For sampled answers."""
     schema: Mapping[str, Any] | None = None
+    """JSON schema of the answer, for servers that hold to one (`structured: true`)."""
 
     @property
     def is_text(self) -> bool:
@@ -83,19 +80,16 @@ class Question:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Answer:
-    """What came back: the text, for each token its candidates' natural log-probabilities, or why there is nothing.
-
-    Attributes:
-        text: the answer, empty where it failed.
-        logprobs: a mapping of candidate text to log-probability for each answered token, where asked for.
-        error: a short word such as "timeout", "status_500", "truncated" or "garbage"; None where it succeeded.
-        tokens: prompt and answer tokens that the server counted, 0 where unknown.
-    """
+    """What came back: the text, for each token its candidates' natural log-probabilities, or why there is nothing."""
 
     text: str = ""
+    """The answer, empty where it failed."""
     logprobs: tuple[Mapping[str, float], ...] = ()
+    """A mapping of candidate text to log-probability for each answered token, where asked for."""
     error: str | None = None
+    """A short word such as "timeout", "status_500", "truncated" or "garbage"; None where it succeeded."""
     tokens: int = 0
+    """Prompt and answer tokens that the server counted, 0 where unknown."""
 
 
 class Chat(Protocol):

@@ -68,11 +68,8 @@ class Principle:
 
 
 def parse_principles(text: str, limit: int) -> Plan:
-    """The principles in a judge's list, each on a line such as "KEEP: the sky is unchanged".
-
-    At most `limit` distinct ones: where there are more, each kind is cut in turn, so that none is lost to the length of
-    another.
-    """
+    """The principles in a judge's list, each on a line such as "KEEP: the sky is unchanged". At most `limit` distinct
+    ones: where there are more, each kind is cut in turn, so that none is lost to the length of another."""
     found = re.findall(rf"(?im)^[^\w\n]*(?:\d+[^\w\n]+)?({'|'.join(KINDS)})[^\w\n:]*[:\uff1a][^\w\n]*(\w.*?)\s*$", text)
     distinct = dict.fromkeys(Principle(kind=kind.lower(), text=words) for kind, words in found)
     ranked = [
@@ -93,8 +90,7 @@ def aggregate_principles(
     not count more for being longer. `geometric`: `prod_k m_k^(w_k / sum w)`. `min`: the lowest score of all whose kind
     has weight.
 
-    Raises:
-        ValueError: if no principle is of a kind with weight.
+    Raises ValueError: if no principle is of a kind with weight.
     """
     kinds = [kind for kind in KINDS if weights[kind] > 0 and kind in {p.kind for p in principles}]
     if not kinds:
@@ -146,10 +142,7 @@ class Planner:
 
 def given_principles(record: Mapping[str, Any], limit: int) -> Plan | None:
     """The principles of a prompt's record, `principles: ["KEEP: the sky is unchanged", ...]`, None where it has none.
-
-    Raises:
-        ValueError: if there is such a field, and no principle in it.
-    """
+    Raises ValueError: if there is such a field, and no principle in it."""
     lines = record.get("principles")
     if lines is None:
         return None

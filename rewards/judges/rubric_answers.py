@@ -101,10 +101,8 @@ class AnswerCache:
 def score_rules(
     chat: Chat, pairs: Sequence[Pair], rules: Sequence[str], words: Template, cache: AnswerCache
 ) -> tuple[Float64[np.ndarray, " n 2 m"], Counter[str]]:
-    """P(yes) of every rule on the winner [:, 0] and the loser [:, 1] of every pair, NaN where it failed, and why.
-
-    Only what the cache does not hold is asked.
-    """
+    """P(yes) of every rule on the winner [:, 0] and the loser [:, 1] of every pair, NaN where it failed, and why. Only
+    what the cache does not hold is asked."""
     needed = {
         cache.key(image, pair.prompt, rule): (image, pair.prompt, rule)
         for pair in pairs

@@ -42,8 +42,7 @@ def fit_weights(delta: Float64[np.ndarray, " n m"], penalty: float) -> Float64[n
     scikit-learn fits two classes, so every pair is entered twice, once turned round: label 1 with delta and label 0
     with -delta. That doubles the sum of losses and changes no minimum; its C is `1 / (2 n penalty)`.
 
-    Raises:
-        ValueError: without scikit-learn, for a penalty that is not positive, or differences that are not finite.
+    Raises ValueError: without scikit-learn, for a penalty that is not positive, or differences that are not finite.
     """
     require_scikit_learn()
     from sklearn.linear_model import LogisticRegression  # type: ignore[import-untyped]
@@ -103,21 +102,17 @@ def accuracy(delta: Float64[np.ndarray, " n m"], weights: Float64[np.ndarray, " 
 def complete_part(
     scores: Float64[np.ndarray, " n 2 m"], max_failed: float = 0.1
 ) -> tuple[Int64[np.ndarray, " a"], Int64[np.ndarray, " b"]]:
-    """Pairs and rules without failed answers (NaN), as their places.
-
-    A rule that failed for more than `max_failed` of the pairs is left out; then every pair with a failure left is.
-    """
+    """Pairs and rules without failed answers (NaN), as their places. A rule that failed for more than `max_failed` of
+    the pairs is left out; then every pair with a failure left is."""
     failed = np.isnan(scores).any(axis=1)
     rules = np.flatnonzero(failed.mean(axis=0) <= max_failed)
     return np.flatnonzero(~failed[:, rules].any(axis=1)), rules
 
 
 def seed_pairs(prompts: Sequence[str], margins: Sequence[float], count: int) -> list[int]:
-    """Pairs that are clear and unlike each other, in the order in which they are taken.
-
-    Each next one has the largest `margin * (1 - J)`, J the largest overlap of its prompt's words with a prompt taken
-    before (Jaccard). Margins are those of another reward, and 1 where there are none.
-    """
+    """Pairs that are clear and unlike each other, in the order in which they are taken. Each next one has the largest
+    `margin * (1 - J)`, J the largest overlap of its prompt's words with a prompt taken before (Jaccard). Margins are
+    those of another reward, and 1 where there are none."""
     words = [words_of(prompt) for prompt in prompts]
     overlap = np.zeros(len(words))
     value = np.asarray(margins, dtype=np.float64)
@@ -132,11 +127,8 @@ def seed_pairs(prompts: Sequence[str], margins: Sequence[float], count: int) -> 
 
 
 def distinct_rules(rules: Sequence[str], known: Sequence[str], *, similarity: float, limit: int) -> list[str]:
-    """The rules that say something new, those proposed most often first, at most `limit`.
-
-    Two rules are the same if their words overlap by `similarity` or more (Jaccard). The first of its like stands for
-    them.
-    """
+    """The rules that say something new, those proposed most often first, at most `limit`. Two rules are the same if
+    their words overlap by `similarity` or more (Jaccard). The first of its like stands for them."""
     old = [words_of(rule) for rule in known]
     alike: dict[frozenset[str], list[str]] = {}  # by the words of the first
     for rule in rules:

@@ -104,11 +104,8 @@ class ServerChat:
         return addresses(self.server)
 
     def build(self, device: torch.device) -> Chat:
-        """Opens the lines; the model runs elsewhere. Rewards with equal options share them, and their limits.
-
-        Raises:
-            ValueError: the environment variable of the key is not set.
-        """
+        """Opens the lines; the model runs elsewhere. Rewards with equal options share them, and their limits. Raises
+        ValueError: the environment variable of the key is not set."""
         key = os.environ.get(self.api_key_env) if self.api_key_env else None
         if self.api_key_env and not key:
             raise ValueError(
@@ -148,11 +145,8 @@ class ServerJudge:
         return f"server_chat:{given.model}:{given.image_format}{form}:extra-{extra}"
 
     def ask(self, questions: Sequence[Question]) -> list[Answer]:
-        """Answers in the order of the questions; see `Chat`.
-
-        Raises:
-            ValueError: all tokens that the judge may use have been used.
-        """
+        """Answers in the order of the questions; see `Chat`. Raises ValueError: all tokens that the judge may use have
+        been used."""
         if self.pace.spent:
             raise ValueError(
                 f"judge {self.options.model} has used {self.pace.used} tokens"
@@ -280,11 +274,9 @@ _PACES: dict[tuple[str, str | None, int, int], AskingPace] = {}
 
 
 def read_reply(reply: Any, question: Question) -> Answer | Failure:
-    """The answer in a chat completion.
-
-    "garbage" is a reply of another form, which is worth another try. "no_logprobs" is a server that does not give them.
-    "truncated" is an answer, text included, that reached `max_tokens` before its end; see `Question.is_text`.
-    """
+    """The answer in a chat completion. "garbage" is a reply of another form, which is worth another try. "no_logprobs"
+    is a server that does not give them. "truncated" is an answer, text included, that reached `max_tokens` before its
+    end; see `Question.is_text`."""
     try:
         (choice,) = reply["choices"]
         text = choice["message"].get("content")

@@ -94,11 +94,8 @@ class Subfigures:
         return next((lack for cell in given if (lack := lack_of(inner, cell)) is not None), None)
 
     def build(self, device: torch.device) -> Reward:
-        """Makes the reward.
-
-        Raises:
-            ValueError: for an inner reward that cannot work; when called, for `sub_prompts` that are not such a list.
-        """
+        """Makes the reward. Raises ValueError: for an inner reward that cannot work; when called, for `sub_prompts`
+        that are not such a list."""
         inner = build_nested(self.reward, self.options, device=device, owner=OWNER)
         if "videos" in inner.needs:
             raise ValueError(f"{OWNER}: reward {self.reward!r} looks at videos, and the cells of a grid are images.")

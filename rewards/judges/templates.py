@@ -116,11 +116,8 @@ def parse_template(text: str, *, exact: bool = False) -> Template:
 
 
 def template_path(name: str, given: str | None, source: str | None) -> Path:
-    """Where a template is, or a folder of templates; see the module.
-
-    Raises:
-        ValueError: the published text may not be shipped and no other is given, or it is none of the published ones.
-    """
+    """Where a template is, or a folder of templates; see the module. Raises ValueError: the published text may not be
+    shipped and no other is given, or it is none of the published ones."""
     shipped = Path(str(resources.files("flowrl.rewards"))) / "templates"
     if given == OWN or (given is None and source is None):
         return shipped / f"{name}.txt"
@@ -146,14 +143,8 @@ def published_file(source: str, name: str) -> Path:
 
 
 def read_template(name: str, given: str | None, *, source: str | None = None, once: Collection[str] = ()) -> str:
-    """A template's text exactly as it stands in its file.
-
-    Args:
-        name: a shipped template.
-        given: the option `template`, see the module.
-        source: the folder of the published text, None where nothing is published.
-        once: what must stand in it exactly once.
-    """
+    """A template's text exactly as it stands in its file. `given` is the option `template`, see the module; `source`
+    the folder of the published text, None where nothing is published; `once` must stand in it exactly once."""
     path = template_path(name, given, source)
     try:
         text = path.read_bytes().decode("utf-8")  # not read_text, which would translate line breaks
@@ -188,12 +179,10 @@ def load_templates(images: Mapping[str, int], given: str | None, *, source: str 
 
     Args:
         images: keys of `FIELDS`, and of how many images each asks.
-        given: as the module says; a text file where there is one name; else a folder with `NAME.txt` for the names
-            that it replaces.
-        source: the folder of the published texts, None where nothing is published.
+        given: as the module says; a text file where there is one name; else a folder with `NAME.txt` for the names that
+            it replaces.
 
-    Raises:
-        ValueError: as `load_template`, a file is given where a folder is needed, or a folder with none of the names.
+    Raises ValueError: as `load_template`, a file is given where a folder is needed, or a folder with none of the names.
     """
     files: dict[str, str | None] = dict.fromkeys(images, given)
     if given is not None and given != OWN:

@@ -53,11 +53,9 @@ USAGE = Usage()
 
 
 def usage_row(parts: Iterable[UsageCount]) -> dict[str, float]:
-    """Numbers for the log of what some processes used; nothing where no judge was asked.
-
-    `judge/requests`, `judge/retries` and `judge/tokens` are sums; `judge/seconds` is the median of a request that was
-    answered, `judge/seconds_p95` what one in twenty exceeds.
-    """
+    """Numbers for the log of what some processes used; nothing where no judge was asked. `judge/requests`,
+    `judge/retries` and `judge/tokens` are sums; `judge/seconds` is the median of a request that was answered,
+    `judge/seconds_p95` what one in twenty exceeds."""
     parts = list(parts)
     requests = sum(part.requests for part in parts)
     if not requests:

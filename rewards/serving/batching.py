@@ -55,7 +55,6 @@ class RewardQueue:
     """The queue of one reward and the thread that empties it.
 
     Args:
-        name: under which it is served.
         reward: called by the thread only, without gradient.
         limits: how many items may wait and go into one call; requests that stay whole may be larger. A request is let
             in while there is room for its first item.
@@ -215,11 +214,8 @@ def _floats(images: Sequence[Pixels]) -> Tensor:
 
 
 def scores_of(output: RewardOutput, items: Sequence[WireItem]) -> list[ItemScore]:
-    """A reward's output by item.
-
-    An output counts its errors and does not say which item had which: failed items share its word where there is only
-    one, and have the word "mixed" and all the words as detail where there are several.
-    """
+    """A reward's output by item. An output counts its errors and does not say which item had which: failed items share
+    its word where there is only one, and have the word "mixed" and all the words as detail where there are several."""
     words = sorted(output.errors) or ["not_finite"]
     word, detail = (words[0], None) if len(words) == 1 else ("mixed", ", ".join(words))
     parts = {name: numbers.cpu().double().tolist() for name, numbers in output.parts.items()}

@@ -46,7 +46,6 @@ def make_door(
         backends: the servers; whoever watches them writes their ports.
         inner: the token that they ask for.
         token: the token that clients send; None for none.
-        limits: of the bodies that are read.
         hosts: as of `make_app`.
     """
     from fastapi import FastAPI
@@ -64,11 +63,7 @@ def make_door(
 
 
 async def look(backend: ServerBackend, inner: str) -> None:
-    """Asks a server what it serves.
-
-    Raises:
-        OSError, ValueError, asyncio.TimeoutError: it does not answer.
-    """
+    """Asks a server what it serves. Raises OSError, ValueError, asyncio.TimeoutError: it does not answer."""
     async with asyncio.timeout(_HEALTH_SECONDS):
         said = json.loads((await _ask(backend, "GET", "/health", inner)).content)
     about: dict[str, Any] = said["rewards"]
@@ -156,11 +151,7 @@ async def _ask(
     body: bytes = b"",
     content_type: str = "application/json",
 ) -> RawReply:
-    """One request on a connection of its own.
-
-    Raises:
-        OSError, EOFError, ValueError: there is no whole answer.
-    """
+    """One request on a connection of its own. Raises OSError, EOFError, ValueError: there is no whole answer."""
     reader, writer = await asyncio.open_connection("127.0.0.1", backend.port)
     try:
         head = (

@@ -41,16 +41,9 @@ def page_server(
     make_app: Callable[[], ASGIApp], port: int, owner: str, *, posts: bool = False
 ) -> tuple[uvicorn.Server, str, socket.socket]:
     """The server of a page, its address with a token that was just made, and the socket that listens already.
-
-    Args:
-        make_app: makes what answers below the token.
-        port: 0 is a free one.
-        owner: what has printed the address.
-        posts: whether it takes POST, which is answered for its own page alone.
-
-    Raises:
-        ValueError: the port is taken, or a package is not installed.
-    """
+    `make_app` makes what answers below the token, and `owner` has printed the address; port 0 is a free one. A page
+    that `posts` takes POST, answered for its own page alone. Raises ValueError: the port is taken, or a package is not
+    installed."""
     check_extra(owner, ("starlette", "uvicorn"))
     import uvicorn
 

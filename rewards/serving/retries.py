@@ -66,7 +66,6 @@ def call_with_retries(
         send: given the number of the try (0, 1, ...) and the seconds left, which it must keep to; returns its result,
             or a `Failure`. A try that samples should take a new seed from the number.
         deadline: seconds for all tries and waits together.
-        retries: tries after the first.
         seed: of the waits; give every item its own, lest all that failed together come back together.
     """
     end = time.monotonic() + deadline

@@ -158,10 +158,8 @@ def open_socket(host: str = "127.0.0.1", port: int = DEFAULT_PORT, *, has_token:
 
 def make_server(app: FastAPI, *, grace: float = 30.0, handed: Handed | None = None) -> uvicorn.Server:
     """A uvicorn server that stops gracefully: on the first signal, or `app.state.service.stop()`, new requests get 503
-    and those taken are answered, for `grace` seconds at most. A second signal stops at once.
-
-    With `handed` it takes its connections from there, and is run with `sockets=[]`.
-    """
+    and those taken are answered, for `grace` seconds at most. A second signal stops at once. With `handed` it takes its
+    connections from there, and is run with `sockets=[]`."""
     check_extra()
     import uvicorn
 

@@ -39,12 +39,8 @@ class _Desk:
 
 
 class ServerPool(Generic[S]):
-    """See the module; any thread may ask.
-
-    Args:
-        servers: at least one; the only one is asked whatever happened before.
-        is_back: asks a server that was set aside whether it takes requests again.
-    """
+    """See the module; any thread may ask. There is at least one server; the only one is asked whatever happened before.
+    `is_back` asks one that was set aside whether it takes requests again."""
 
     def __init__(self, servers: Sequence[S], is_back: Callable[[S], bool]) -> None:
         self.servers, self._is_back = tuple(servers), is_back
@@ -52,10 +48,8 @@ class ServerPool(Generic[S]):
         self._lock = threading.Lock()
 
     def ask(self, send: Callable[[S], T | Failure]) -> T | Failure:
-        """The first good result; where every server that is not set aside failed, the last failure.
-
-        Only what another server may do better is sent to another; what this one refuses for good is refused.
-        """
+        """The first good result; where every server that is not set aside failed, the last failure. Only what another
+        server may do better is sent to another; what this one refuses for good is refused."""
         tried: set[int] = set()
         while True:
             place = self._take(tried)

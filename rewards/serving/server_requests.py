@@ -121,11 +121,9 @@ async def answer(request: Request, content_type: str) -> Response:
 
 
 async def read_body(service: Service, request: Request, content_type: str, held: list[int]) -> bytes:
-    """The body of a request that may be answered; `held` gets the bytes that are kept in memory.
-
-    What is refused is still read (and forgotten), as far as is bearable: a client that is cut off while it sends never
-    reads why. What would not be bearable by its headers is not begun.
-    """
+    """The body of a request that may be answered; `held` gets the bytes that are kept in memory. What is refused is
+    still read (and forgotten), as far as is bearable: a client that is cut off while it sends never reads why. What
+    would not be bearable by its headers is not begun."""
     # JSON holds videos as text and is read as a whole: it has the room of images.
     most = service.limits.max_bytes if content_type == "application/json" else service.limits.most_bytes
     seen, kept, bearable = 0, bytearray(), max(4 * service.limits.max_bytes, most)

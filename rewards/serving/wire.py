@@ -164,9 +164,7 @@ def encode_request(
     """The body of a request, for `json.dumps`.
 
     Args:
-        items: what to score.
         reward: which reward; None leaves it to the server.
-        iteration: of the training.
         image: what stands for an image: base64 of it, or the name of a part.
         video: what stands for a video; None sends its frames as images.
 
@@ -208,15 +206,9 @@ def json_metadata(item: WireItem) -> dict[str, Any]:
 
 
 def decode_request(body: bytes, limits: Limits, files: Mapping[str, bytes] | None = None) -> ScoreRequest:
-    """Reads a request.
-
-    Args:
-        body: JSON text.
-        limits: what it may hold.
-        files: of a multipart request: the files by the names of their parts; images in the JSON are such names.
-
-    Raises WireError: 413 for more than `limits` allows, 422 for anything that is not as the module describes.
-    """
+    """Reads a request. `files` are those of a multipart request by the names of their parts; images in the JSON are
+    such names. Raises WireError: 413 for more than `limits` allows, 422 for anything that is not as the module
+    describes."""
     size = len(body) + sum(map(len, (files or {}).values()))
     if size > limits.most_bytes:
         raise too_many_bytes(limits)

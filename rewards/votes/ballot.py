@@ -30,19 +30,16 @@ ALIKE = 3
 
 @dataclass(kw_only=True, slots=True, eq=False)
 class VoteQuestion:
-    """A question about samples of one prompt.
-
-    Attributes:
-        about: its key in the journal: iteration, group, samples, prompt.
-        looks: [8 * 8 * 3] levels of each sample.
-        page: what the page receives: `shown`, `candidates` and `sources` are numbers of files.
-        answers: by voter; None if the time was up.
-    """
+    """A question about samples of one prompt."""
 
     about: tuple[int, int, list[int], str]
+    """Its key in the journal: iteration, group, samples, prompt."""
     looks: Sequence[bytes]
+    """[8 * 8 * 3] levels of each sample."""
     page: Mapping[str, Any]
+    """What the page receives: `shown`, `candidates` and `sources` are numbers of files."""
     answers: dict[str | None, str | None] = field(default_factory=dict)
+    """By voter; None if the time was up."""
 
     @property
     def value(self) -> float:

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 
 import flowrl
 from flowrl.pretraining.tiny_vlm import TABLES
-from flowrl.pretraining.train_verifier import VerifierConfig, begin, joined, parsed
+from flowrl.pretraining.train_verifier import LearningJudge, VerifierConfig, joined, parsed
 from flowrl.pretraining.verifier_data import drawn_edit, drawn_set
 from flowrl.rewards import RewardInputs, build_reward
 from flowrl.rewards.judges.templates import parse_template
@@ -77,7 +77,7 @@ def test_other_settings_do_not_go_on(edits: Path) -> None:
 
 def test_log_probs_are_those_of_sampling(tmp_path: Path) -> None:
     """Of answers of several lengths, behind questions of several lengths."""
-    judge = begin(VerifierConfig(out=str(tmp_path), num_pairs=2, held_out=1)).judge
+    judge = LearningJudge(VerifierConfig(out=str(tmp_path), num_pairs=2, held_out=1)).judge
     pair = drawn_edit(WORDS, 0, "learn", 0)
     questions = [
         replace(question, temperature=1.0, max_tokens=5, seed=seed, top_logprobs=5)

@@ -31,10 +31,7 @@ process need not have written 130 GB of weights, or read as many."""
 
 def check_device(device: str, key: str = "pipeline.device=", model: str = "asset:") -> None:
     """Refuses a device that this machine does not have, one GPU by number for several processes, and what
-    `refuse_unused_gpu` does of a model.
-
-    `key` is what the device was given as, for the message.
-    """
+    `refuse_unused_gpu` does of a model. `key` is what the device was given as, for the message."""
     refuse_unused_gpu(device, model)
     gpus = [f"cuda:{number}" for number in range(torch.cuda.device_count())]
     usable = ["auto", "cpu", *(["cuda", *gpus] if gpus else [])]
@@ -49,11 +46,9 @@ def check_device(device: str, key: str = "pipeline.device=", model: str = "asset
 
 
 def refuse_unused_gpu(device: str, model: str) -> None:
-    """Refuses `auto` where it means the CPU beside an NVIDIA GPU that torch cannot use, of which nobody would know.
-
-    The embedded models may train there all the same: minutes on a CPU. So may anything where CUDA_VISIBLE_DEVICES hides
-    all GPUs, which somebody has set.
-    """
+    """Refuses `auto` where it means the CPU beside an NVIDIA GPU that torch cannot use, of which nobody would know. The
+    embedded models may train there all the same: minutes on a CPU. So may anything where CUDA_VISIBLE_DEVICES hides all
+    GPUs, which somebody has set."""
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip() in ("", "-1")
     if device != "auto" or device_kind(device) != "cpu" or model.startswith("asset:") or hidden:
         return

@@ -159,8 +159,8 @@ def meet(said: Said, judge: Judge, *, patience: float = 0.0) -> None:
 
     The others are waited for for `patience` seconds at least.
 
-    Raises:
-        ValueError: as `Meeting.agree`; process 0 is not reached, or cannot be; the launcher's variables make no sense.
+    Raises ValueError: as `Meeting.agree`; process 0 is not reached, or cannot be; the launcher's variables make no
+    sense.
     """
     if (who := launched()) is not None:
         _meeting(who, max(_limit(), patience)).agree(said, judge)
@@ -169,9 +169,7 @@ def meet(said: Said, judge: Judge, *, patience: float = 0.0) -> None:
 @contextmanager
 def telling_others() -> Iterator[None]:
     """What an error inside says is told to the processes that were launched beside this one, if they can be reached.
-
-    Before they have met, they end with it; later they find it when they notice that this process is gone.
-    """
+    Before they have met, they end with it; later they find it when they notice that this process is gone."""
     met = _met[0]
     try:
         yield

@@ -79,21 +79,17 @@ def layout_of(settings: ParallelConfig, world: int) -> Layout:
 
 
 def data_ranks(config: TrainConfig) -> int:
-    """Groups of processes that draw images of their own, of a run that is launched as this process was.
-
-    Where fewer were launched than one copy of the model takes, as for `flowrl plan`, they are those of one copy.
-    """
+    """Groups of processes that draw images of their own, of a run that is launched as this process was. Where fewer
+    were launched than one copy of the model takes, as for `flowrl plan`, they are those of one copy."""
     settings = config.parallel
     return settings.shard * max(1, num_launched() // (settings.shard * settings.context))
 
 
 @cache
 def device_mesh(layout: Layout, device: str) -> DeviceMesh:
-    """The processes as a mesh with the dimensions `AXES`, each with groups of its own, which are made once.
-
-    Every process calls it, once the default group exists, whose backends and patience its groups have; `device` is
-    "cpu" or "cuda". (Groups that a mesh makes by itself would wait for ten minutes.)
-    """
+    """The processes as a mesh with the dimensions `AXES`, each with groups of its own, which are made once. Every
+    process calls it, once the default group exists, whose backends and patience its groups have; `device` is "cpu" or
+    "cuda". (Groups that a mesh makes by itself would wait for ten minutes.)"""
     from torch.distributed import new_subgroups_by_enumeration
     from torch.distributed.device_mesh import DeviceMesh
 
@@ -155,12 +151,7 @@ def in_step(
 
     Where weights are split all processes of the group come here together, and take turns of one key together, keys
     ascending: `key` is what the calls of a turn depend on besides its rows. Else the turns are given as they are.
-
-    Args:
-        shards: the group, or None.
-        turns: what this process has to do.
-        idle: makes an idle turn of a key.
-        key: of a turn.
+    `idle` makes an idle turn of a key.
     """
     if shards is None:
         yield from ((turn, True) for turn in turns)

@@ -131,10 +131,8 @@ def _is_row(line: bytes) -> bool:
 
 
 def set_aside(run_folder: Path, paths: list[Path]) -> Path:
-    """Puts what lies in a run folder into a new `damaged-<n>` in it, where each keeps its place; returns that.
-
-    Folders move. Files are copied, for their own places to be written next: a cut between the two loses nothing.
-    """
+    """Puts what lies in a run folder into a new `damaged-<n>` in it, where each keeps its place; returns that. Folders
+    move. Files are copied, for their own places to be written next: a cut between the two loses nothing."""
     number = 1
     while (place := run_folder / f"damaged-{number}").exists():
         number += 1
