@@ -29,6 +29,7 @@ from flowrl.advantages.routing import means_of_parts, regions_of, with_parts
 from flowrl.advantages.shaping import aggregation_weights
 from flowrl.config.options import build_options, entry_of
 from flowrl.config.readers import refuse_unread
+from flowrl.config.sections import WorkersConfig
 from flowrl.config.train import TrainConfig
 from flowrl.credit import CREDIT
 from flowrl.objectives.policy_gradient import OBJECTIVES, Scored
@@ -235,7 +236,6 @@ def update(
     micro = loop.geometry.micro_batch_size
     subset = config.sampler.trained_fraction < 1 and config.sampler.trained_steps == "random"
     blocks = micro_batches(rows, micro, config.updates_per_rollout, wanted_M=counted_M if subset else None)
-    stale = config.workers.staleness > 0  # drawn with weights that are not those before this update
     pieces = keeps_pieces(config, loop.geometry)
     first_update = True
     for number, own_blocks in enumerate(blocks):
@@ -252,8 +252,7 @@ def update(
         how = partial(descend, record, rows, kept, whole, loss_of, cut_name, scales_M, images, anchored=first_update)
         how(gradient, stats)
         if first_update:
-            unknown = config.workers.engine is not None  # which densities drew
-            deviation = math.inf if unknown else first_deviation(stats, run, loop.iteration, stale=stale)
+            deviation = first_deviation(stats, run, loop.iteration, config.workers)
             if len(blocks) > number + 1 and (not pieces or deviation > 0):
                 rows = record.with_old_of_updates(rows, blocks[number + 1 :])
             first_update = False
@@ -414,17 +413,19 @@ def loss_weights(loop: Loop, rows: Rows, counted_M: Tensor, blocks: list[Tensor]
     return weight[run.rank * len(rows) : (run.rank + 1) * len(rows)].to(rows.advantage)
 
 
-def first_deviation(stats: Statistics, run: Run, iteration: int, *, stale: bool) -> float:
+def first_deviation(stats: Statistics, run: Run, iteration: int, workers: WorkersConfig) -> float:
     """Largest distance, in nats per latent dimension, between the log-densities that the rollout stored and those that
     the update computes with the same weights, or with later ones where the rollout is stale. Other batches, kernels and
-    graphs round otherwise; it is 0 where they do not.
+    graphs round otherwise; it is 0 where they do not, and infinite where an engine drew by densities that nobody knows.
 
     Raises:
         ValueError: it is more than rounding can be.
     """
+    if workers.engine is not None:
+        return math.inf
     # A process without a row that is trained has neither.
     deviation = stats.largest_of_all("ratio_first_deviation", run, "ratio_max_deviation")
-    if deviation > FAULT and not stale:
+    if deviation > FAULT and not workers.staleness:
         raise ValueError(
             f"iteration {iteration}: before any update, rollout and update give log-densities that differ by "
             f"{deviation:.2g} nats per latent dimension, and rounding gives less than {FAULT:g}: they do not compute "
