@@ -279,6 +279,11 @@ class TrainConfig:
                 "drew: set workers.importance_cap=0",
             ),
             (
+                workers.engine is not None and self.sampler.solver != "euler",
+                f"workers.engine steps without noise by Euler's rule, and sampler.solver is {self.sampler.solver}: set "
+                "sampler.solver=euler",
+            ),
+            (
                 workers.importance_cap is not None and not workers.staleness,
                 f"workers.importance_cap is {workers.importance_cap}, but workers.staleness is 0, so that no image is "
                 "drawn with older weights: remove workers.importance_cap",

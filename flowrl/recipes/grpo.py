@@ -303,7 +303,8 @@ def descend(
             descended = factor * scored.log_ratio
             noted |= {"policy_loss": policy_loss, cut_name: whole[2][index]}
         if stale is not None:
-            noted["policy_loss"] = policy_loss = descended = stale * policy_loss
+            noted |= {name: stale * value for name, value in noted.items() if name.endswith("policy_loss")}
+            policy_loss = descended = noted["policy_loss"]
             stats.mean(keep, stale_weight=stale)
         weight_b, kl_scale_b = (sent(column[index], device) for column in scales_M)
         penalty = torch.zeros_like(descended)

@@ -28,7 +28,7 @@ class Journal:
         digest = hashlib.sha256(json.dumps(dict(identity), sort_keys=True).encode()).hexdigest()
         self.path = folder / f"journal-{digest[:10]}.jsonl"
         self.rows: dict[str, Row] = {}
-        if not self.path.is_file():
+        if not (self.path.is_file() and b"\n" in self.path.read_bytes()):  # a first line is never an answer
             write_atomically(self.path, json.dumps({"identity": dict(identity)}) + "\n")
         self._read()
         self._file = self.path.open("ab", buffering=0)

@@ -385,11 +385,16 @@ def check_graphs(config: TrainConfig) -> None:
 
 def check_engine(config: TrainConfig, method: Method, *, means: bool) -> None:
     """Refuses an engine where more than the states of plain trajectories is needed, such as the `means` of steps."""
-    if config.workers.engine is not None and (method.plan != "trajectories" or method.values or means):
+    needs = {
+        f"credit.method={config.credit.method}": method.plan != "trajectories" or method.values,
+        f"objective.name={config.objective.name or 'clip'}": means,
+        "rewards.routes": any(config.routes),
+        "shaping.options.clip=dynamic": config.shaping.options.get("clip") == "dynamic",
+    }
+    if config.workers.engine is not None and (more := ", ".join(key for key, asked in needs.items() if asked)):
         raise ValueError(
-            f"workers.engine returns the states of plain trajectories, and credit.method={config.credit.method} with "
-            f"objective.name={config.objective.name or 'clip'} needs more: remove it, or set credit.method=outcome and "
-            "objective.name=clip"
+            f"workers.engine returns the states of plain trajectories, without means and densities, and {more} needs "
+            "more: remove workers.engine, or what needs more"
         )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from flowrl.advantages.normalise import set_statistics
@@ -60,7 +61,7 @@ class RewardWatch:
         if absent:  # a few votes may well agree
             return ""
         rows = values[None] if compared is None else compared[0].reshape(-1, len(compared[1]))
-        constant = all(len(row[~row.isnan()].unique()) < 2 for row in rows)
+        constant = bool((rows.nan_to_num(-torch.inf).amax(1) <= rows.nan_to_num(torch.inf).amin(1)).all())
         self.counters["constant"] = self.counters["constant"] + 1 if constant else 0
         if self.counters["constant"] >= CONSTANT_LIMIT:
             return (

@@ -76,7 +76,7 @@ def drawn_by(engine: Engine, draws: Draws, request: Request) -> Drawn:
             f"the engine of workers.engine returned states {tuple(states.shape)} in {states.dtype}, and {wanted} in "
             f"{start.dtype} were asked for, which begin with the start states: let its draw return these"
         )
-    kept = tuple(sorted({state for step in request.steps for state in (step, step + 1)}))
+    kept = tuple(sorted({*request.keep_states, *(state for step in request.steps for state in (step, step + 1))}))
     log_prob = torch.zeros(len(start), len(request.steps))
     own = {"states": states[:, kept], "log_prob": log_prob, "final": states[:, -1].contiguous()}
     found = Trajectory(kept=kept, steps=request.steps, **own)

@@ -136,7 +136,7 @@ class WinRate:
                 blend(values, np.stack([*rates.values()]), self.categories),
                 inputs,
                 played,
-                {"overall": values, **{words[name]: rate for name, rate in rates.items()}},
+                {**{words[name]: rate for name, rate in rates.items()}, "overall": values},
             )
 
         return _reward("win_rate", self, win_rate, settings, device)
@@ -314,7 +314,7 @@ def _output(
             errors.append(played.reasons[place].most_common(1)[0][0])
         else:
             errors.append("too_few_comparisons" if played.comparisons[place] else "no_verdict")
-    parts = {"comparisons": played.comparisons, "failed": played.failed, **(more or {})}
+    parts = {**(more or {}), "comparisons": played.comparisons, "failed": played.failed}
     if played.orders == "both":
         parts["order_bias"] = played.order_bias
     if played.cache is not None:

@@ -49,8 +49,10 @@ class VoteQuestion:
 
     def is_about(self, row: Row) -> bool:
         """Whether a row of the journal is about images that look the same."""
-        pairs = zip(self.looks, map(bytes.fromhex, row["looks"]), strict=True)
-        return all(abs(x - y) <= ALIKE for pair in pairs for x, y in zip(*pair, strict=True))
+        found = [*map(bytes.fromhex, row["looks"])]
+        pairs = zip(self.looks, found, strict=False)
+        alike = all(abs(x - y) <= ALIKE for pair in pairs for x, y in zip(*pair, strict=False))
+        return alike and [*map(len, self.looks)] == [*map(len, found)]
 
 
 class Ballot:

@@ -284,6 +284,14 @@ def test_credit_of_steps_goes_to_parts(toy: Path, credit: tuple[str, ...]) -> No
     assert row["grad_norm"] > 0
 
 
+def test_graphs_that_the_rollout_kept_train_parts_as_replays_do(toy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gradients = recorded_gradients(monkeypatch)
+    how = (rewards(toy, left="left", right="right"), "reward_aggregation=each", "kl_coef=0.1")
+    for kept in ("true", "false"):
+        trained(toy_config(toy, *how, f"keep_graphs={kept}"), toy.parent)
+    torch.testing.assert_close(gradients[0], gradients[1], rtol=0, atol=1e-6 * float(gradients[1].abs().max()))
+
+
 @pytest.mark.parametrize("method", ["grpo", "nft"])
 def test_two_processes_train_parts_as_one_does(toy: Path, monkeypatch: pytest.MonkeyPatch, method: str) -> None:
     """Threads in their place; gradients are added up where processes add them."""

@@ -61,8 +61,18 @@ def rows(run: Path) -> list[dict[str, Any]]:
     return [{key: value for key, value in row.items() if not key.startswith(left)} for row in metrics(run)]
 
 
+ODE = ("recipe=visited", "sampler.kernel=ode", "sampler.noise_level=null", "num_iterations=2")
+
+
 @pytest.mark.parametrize(
-    "more", [("num_iterations=2",), ("num_iterations=3", "sampler.sde_window_size=1", "workers.staleness=1")]
+    "more",
+    [
+        ("num_iterations=2",),
+        ("num_iterations=3", "sampler.sde_window_size=1", "workers.staleness=1"),
+        (*ODE, "objective.name=art"),
+        (*ODE, "policy.teachers=[{guidance_scale: 3}]"),
+        ("sampler.kernel=cps", "dmd.weight=0.1", "num_iterations=2"),
+    ],
 )
 def test_an_engine_that_draws_the_same_states_trains_the_same_policy(toy: TinyRuns, more: tuple[str, ...]) -> None:
     sizes = ("workers.rollouts=1", "sampler.guidance_scale=2", *more)
@@ -91,7 +101,20 @@ def test_states_that_were_not_asked_for_end_the_run(toy: TinyRuns, capsys: pytes
     [
         (["workers.engine=a.py"], "workers.rollouts is 0: name a number"),
         (["workers.engine=a.py", "workers.rollouts=1", "workers.staleness=2"], r"set workers\.importance_cap=0"),
-        (["workers.engine=a.py", "workers.rollouts=1", "credit.method=g2rpo"], r"credit\.method=g2rpo .* needs more"),
+        (["workers.engine=a.py", "workers.rollouts=1", "credit.method=g2rpo"], r"credit\.method=g2rpo needs more"),
+        (["workers.engine=a.py", "workers.rollouts=1", "objective.name=guard"], r"objective\.name=guard needs more"),
+        (
+            ["workers.engine=a.py", "workers.rollouts=1", "shaping.name=dcpo", "shaping.options.clip=dynamic"],
+            r"clip=dynamic needs more",
+        ),
+        (
+            [
+                *("workers.engine=a.py", "workers.rollouts=1", "reward_aggregation=each"),
+                "rewards=[{name: jpeg_compressibility, routes: [left]}, {name: jpeg_incompressibility}]",
+            ],
+            r"rewards\.routes needs more",
+        ),
+        (["workers.engine=a.py", "workers.rollouts=1", "sampler.solver=dpm2"], r"set sampler\.solver=euler"),
     ],
 )
 def test_what_states_alone_cannot_do_is_refused(tmp_path: Path, settings: list[str], words: str) -> None:

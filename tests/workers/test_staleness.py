@@ -99,6 +99,24 @@ def test_stale_transitions_are_weighed(toy: TinyRuns) -> None:
     assert found["usual"][1]["grad_norm"] != found["none"][1]["grad_norm"]
 
 
+def test_parts_of_a_state_are_weighed_alike(toy: TinyRuns) -> None:
+    """Workers send the means by which each part has a ratio; a row's weight is one of its parts' losses too."""
+    (toy.folder / "halves.py").write_text(
+        "def left(images, prompts, metadata):\n    return images[..., :1].mean((1, 2, 3))\n\n"
+        "def right(images, prompts, metadata):\n    return -images[..., 1:].mean((1, 2, 3))\n"
+    )
+    both = [f"{{file: {toy.folder}/halves.py, function: {name}, routes: [{name}]}}" for name in ("left", "right")]
+    how = (f"rewards=[{', '.join(both)}]", "reward_aggregation=each", "updates_per_rollout=2")
+    plain, drawn = toy.train("plain", *how), toy.train("drawn", *how, "workers.rollouts=1")
+    assert lora(plain) == lora(drawn)
+    how += ("num_iterations=2", "workers.rollouts=1", "workers.staleness=2", "log_ratio=sum")
+    row = rows(toy.train("stale", *how))[-1]
+    assert 0 < row["stale_weight"] < 0.99
+    assert row["policy_loss"] == pytest.approx(
+        (row["part/left/policy_loss"] + row["part/right/policy_loss"]) / 2, rel=1e-5
+    )
+
+
 def test_a_truncated_weight_turns_means_under_one_policy_into_those_of_another() -> None:
     """Gaussians mu = N(0, 1) and pi = N(0.3, 1), integrated: E_mu[w x] is E_pi[x] without a cap that cuts; with cap 1
     the mass is that of min(mu, pi), 2 Phi(-0.15)."""

@@ -76,6 +76,16 @@ def test_the_cache_keeps_categories(monkeypatch: pytest.MonkeyPatch) -> None:
     assert again.parts["cached"].tolist() == [1.0] * 3
 
 
+def test_a_category_never_takes_the_name_of_a_number_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A judge that calls its categories as it likes; "overall" is the rate of winners, "failed" a count."""
+    said = [{"name": name, "cat_winner": "Image 1"} for name in ("overall", "failed", "cached")]
+    script(monkeypatch, lambda question: Answer(text=json.dumps({"categories": said, "winner": "Image 2"})))
+    got = scores("win_rate", inputs_of(LEVELS), **options(categories=1.0))
+    close(got.values, [1.0, 0.5, 0.0])  # the first of a pair is better in all
+    close(got.parts["overall"], [0.0, 0.5, 1.0])
+    close(got.parts["failed"], [0.0] * 3)
+
+
 def test_both_orders_are_averaged_by_category(monkeypatch: pytest.MonkeyPatch) -> None:
     """A judge that always names the first image says nothing, once both orders are asked."""
     reply = json.dumps({"categories": [{"name": "Meaning", "cat_winner": "Image 1"}], "winner": "Image 1"})

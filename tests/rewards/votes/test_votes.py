@@ -25,6 +25,7 @@ from flowrl.profiling.subject import STAND_IN_REWARD, _with_rewards
 from flowrl.rewards import RewardInputs, RewardOutput, build_reward
 from flowrl.rewards.votes import ballot
 from flowrl.rewards.votes.reward import VotesReward
+from flowrl.runtime.journal import Journal
 from flowrl.training.scoring import check_votes
 
 ANN, BOB = "voter-ann", "voter-bob"
@@ -244,6 +245,22 @@ def test_half_a_line_is_dropped_and_a_line_that_is_no_vote_is_refused(opened: Ca
         path.write_bytes(whole + line.encode() + b"\n")
         with pytest.raises(ValueError, match=words):
             opened(ask="binary")
+    rows = [json.loads(line) for line in whole.decode().splitlines()[1:]]
+    for row in rows:  # of images at another size
+        row["row"]["looks"] = ["00ff"]
+    path.write_text("\n".join(map(json.dumps, ["of before", *rows])) + "\n")
+    again = opened(ask="binary")
+    again.reward.ask(one_group(2))
+    assert (again.state()["stage"], again.state()["done"]) == ("vote", 0)
+
+
+def test_a_journal_without_its_first_line_keeps_all_answers(tmp_path: Path) -> None:
+    with Journal(tmp_path, {"asked": "a"}) as journal:
+        journal.path.write_text("")
+    with Journal(tmp_path, {"asked": "a"}) as journal:
+        journal.add("b", {"answer": "good"})
+    with Journal(tmp_path, {"asked": "a"}) as journal:
+        assert journal.rows == {"b": {"answer": "good"}}
 
 
 def test_a_full_disk_loses_nothing_and_ends_the_run_in_words(
