@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import re
 import shutil
 import sys
 import textwrap
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from flowrl.planning.catalogue import CatalogueEntry
 
 KINDS = ("configs", "rewards", "methods", "families", "benchmarks", "keys")
+SEARCHED = ("methods", "families", "benchmarks")
+"""Kinds whose texts have other names too: those of papers and of published models."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,6 +40,10 @@ def run(parsed: argparse.Namespace) -> int:
         below = [entry for entry in found if entry.name.startswith(f"{parsed.name}.")]
         own = [entry for entry in found if entry.name == parsed.name]
         if not own:
+            wanted = _letters(parsed.name)
+            telling = [e.name for e in found if parsed.kind in SEARCHED and wanted in _letters(f"{e.text} {e.more}")]
+            if wanted and telling:
+                raise ValueError(f"no name in {parsed.kind} is {parsed.name!r}; told of under: {', '.join(telling)}")
             raise ValueError(unknown_name(f"name in {parsed.kind}", parsed.name, [e.name for e in found]))
         if parsed.json:
             print(json.dumps([_plain(entry) for entry in own + below], indent=2, ensure_ascii=False))
@@ -50,6 +57,11 @@ def run(parsed: argparse.Namespace) -> int:
         print(_lines(found))
         print(f"\n'flowrl list {parsed.kind} NAME' says more of one.")
     return 0
+
+
+def _letters(text: str) -> str:
+    """Letters and digits alone, so that `flow_grpo` is found in "Flow-GRPO"."""
+    return re.sub(r"[\W_]", "", text).lower()
 
 
 def _lines(found: list[CatalogueEntry]) -> str:

@@ -83,10 +83,14 @@ def _methods() -> Iterator[CatalogueEntry]:
         for name, cls in classes_in(choice.module, choice.table).items():
             found = _of_class(name, choice.module, cls)
             yield CatalogueEntry(
-                name=name, text=found.text, more=(("key", f"{choice.key}={name}{recipe}"), *found.more)
+                name=name,
+                text=found.text,
+                group=f"{choice.heading}: {choice.key}{recipe and f',{recipe}'}",
+                more=(("key", f"{choice.key}={name}{recipe}"), *found.more),
             )
     found = _of_class("dmd", "flowrl.config.methods", "DmdConfig")  # a term, which has a section of its own
-    yield CatalogueEntry(name=found.name, text=found.text, more=(("key", "dmd.weight above 0"), found.more[0]))
+    more = (("key", "dmd.weight above 0"), found.more[0])
+    yield CatalogueEntry(name=found.name, text=found.text, group="Beside the loss: dmd.weight", more=more)
 
 
 def _families() -> Iterator[CatalogueEntry]:

@@ -24,7 +24,7 @@ from flowrl.training.parts import attention_text
 
 BRIEF = 40
 """Lines of a plan that does not tell all."""
-BRIEFLY = ("recipe", "iterations", "model", "", "sampler")
+BRIEFLY = ("recipe", "iterations", "model", "", "size", "sampler")
 """What such a plan tells of the run."""
 _TOLD = (24, 40, 80)
 """Cards, in GB, that a plan tells of unless it is asked for one."""

@@ -145,7 +145,13 @@ def model_card(model: str) -> ModelCard | None:
 def refusal(model: str, asked: Answer, families: Sequence[str]) -> str:
     """Why nothing is known of a hub id, and what to do about it."""
     repo, revision = split_revision(model)
-    meant = did_you_mean(repo)
+    meant, beside = did_you_mean(repo), Path(repo).parent
+    if asked.why in ("no repository", "offline") and not meant and beside.is_dir():  # a path in form of an id
+        near = get_close_matches(Path(repo).name, [one.name for one in beside.iterdir()], n=1)
+        return (
+            f"there is no run or folder {repo} here{f' (did you mean {beside / near[0]}?)' if near else ''}, and no "
+            "model of that id is known: give a run, a folder, OWNER/NAME on the hub, or asset:NAME"
+        )
     if asked.why == "no repository":
         return (
             f"the hub has no model {repo}, or it is private and HF_TOKEN does not let you see it{meant}: correct "
