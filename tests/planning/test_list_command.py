@@ -113,8 +113,8 @@ def test_methods_stand_under_the_key_that_chooses_them(capsys: pytest.CaptureFix
     assert cli.main(["list", "methods"]) == 0
     lines = capsys.readouterr().out.splitlines()
     heads = [line for line in lines[:-2] if not line.startswith("  ")]
-    assert [head.rpartition(": ")[2] for head in heads[:3]] == ["credit.method", "objective.name",
-                                                               "objective.name, recipe=forward"]  # fmt: skip
+    keys = ["credit.method", "objective.name", "objective.name, recipe=forward"]
+    assert [head.rpartition(": ")[2] for head in heads[:3]] == keys
     assert len(heads) == len(METHODS) + 1
 
 
