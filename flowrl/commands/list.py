@@ -29,23 +29,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(parsed: argparse.Namespace) -> int:
     """Prints one line for each, cut at the terminal's width and whole in a pipe, or one of them in full. Raises
     ValueError: there is none of that name."""
-    from flowrl.config.options import unknown_name
-    from flowrl.planning.catalogue import entries
+    from flowrl.planning.catalogue import entries, missing_name
 
     found = entries(parsed.kind)
     if parsed.name is not None:
         below = [entry for entry in found if entry.name.startswith(f"{parsed.name}.")]
         own = [entry for entry in found if entry.name == parsed.name]
         if not own:
-            raise ValueError(unknown_name(f"name in {parsed.kind}", parsed.name, [e.name for e in found]))
+            raise ValueError(missing_name(parsed.kind, parsed.name, found))
         if parsed.json:
-            print(json.dumps([_plain(entry) for entry in own + below], indent=2, ensure_ascii=False))
+            print(json.dumps(list(map(_plain, own + below)), indent=2, ensure_ascii=False))
             return 0
-        print("\n\n".join(_in_full(entry) for entry in own))
+        print("\n\n".join(map(_in_full, own)))
         if below:
             print(f"\n{_lines(below)}")
     elif parsed.json:
-        print(json.dumps([_plain(entry) for entry in found], indent=2, ensure_ascii=False))
+        print(json.dumps(list(map(_plain, found)), indent=2, ensure_ascii=False))
     else:
         print(_lines(found))
         print(f"\n'flowrl list {parsed.kind} NAME' says more of one.")

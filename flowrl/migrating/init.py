@@ -19,7 +19,7 @@ from flowrl.migrating.imported import describe_import, import_foreign, settled, 
 from flowrl.planning.bases import Wish, configs_of
 from flowrl.planning.light_libraries import import_lightly, without_compiler
 from flowrl.planning.written import text_of
-from flowrl.runtime.files import write_atomically
+from flowrl.runtime.files import refuse_unwritable, write_atomically
 from flowrl.runtime.public import public
 
 if TYPE_CHECKING:
@@ -82,6 +82,7 @@ def init(
         raise ValueError(f"`hours` must be above 0, got {hours:g}")
     if path.exists():
         raise ValueError(f"{path} exists already: name another file with `out`, or move it away")
+    refuse_unwritable(path.parent)  # now, not after a plan
     if source is not None:
         for name, given in (("prompts", prompts), ("eval_prompts", eval_prompts)):
             if given is not None:

@@ -35,6 +35,7 @@ def base_for(wish: Wish) -> str:
     """The name of the base; finds the model's family, which loads light stand-ins of torch. Raises ValueError: no
     shipped configuration is for the model or its family."""
     from flowrl.pipelines import known_family
+    from flowrl.pipelines.places.hub_files import did_you_mean
     from flowrl.planning.verdict import card_of
 
     family = known_family(location(wish.model))
@@ -58,8 +59,9 @@ def base_for(wish: Wish) -> str:
         first = (embedded, trained, wish.recommended and not suits, not same, away, served, card is None, other)
         ranked.append((*first, len(rewards), len(data), name))
     if not ranked:
+        what = f", of the family {family}" if family else did_you_mean(wish.model)
         raise ValueError(
-            f"no configuration ships for {wish.model}{f', of the family {family}' if family else ''}: give a model of "
+            f"no configuration ships for {wish.model}{what}: give a model of "
             "'flowrl list families', a folder of one, or write a file by docs/generic.md"
         )
     return min(ranked)[-1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 from flowrl.config.base import config_files, read_with_base
 from flowrl.config.key_docs import fields_of, first_sentence, key_docs
+from flowrl.config.options import unknown_name
 from flowrl.config.rewards import built_in_rewards
 from flowrl.config.source_syntax import PACKAGE, class_of, classes_in, tree_of
 from flowrl.config.strict_yaml import read_mapping
@@ -50,6 +52,16 @@ def entries(kind: str) -> list[CatalogueEntry]:
     return list(makers[kind]())
 
 
+def missing_name(kind: str, name: str, found: list[CatalogueEntry]) -> str:
+    """The sentence for a name that no entry has: where a paper or a published model of that name is told of, so that
+    `flow_grpo` leads to "Flow-GRPO"; else the nearest name."""
+    wanted, *texts = (re.sub(r"[\W_]", "", text).lower() for text in (name, *(f"{e.text} {e.more}" for e in found)))
+    telling = [entry.name for entry, text in zip(found, texts, strict=True) if wanted and wanted in text]
+    if telling and kind in ("methods", "families", "benchmarks"):
+        return f"no name in {kind} is {name!r}; told of under: {', '.join(telling)}"
+    return unknown_name(f"name in {kind}", name, [entry.name for entry in found])
+
+
 def head_of(text: str) -> str:
     """The comment that a configuration begins with, without its marks."""
     lines = text.split("\n")
@@ -83,9 +95,11 @@ def _methods() -> Iterator[CatalogueEntry]:
         for name, cls in classes_in(choice.module, choice.table).items():
             found = _of_class(name, choice.module, cls)
             key = choice.key if choice.key.endswith("]") else f"{choice.key}={name}{recipe}"
-            yield CatalogueEntry(name=name, text=found.text, more=(("key", key), *found.more))
+            group = f"{choice.heading}: {choice.key}{recipe and f',{recipe}'}"
+            yield CatalogueEntry(name=name, text=found.text, group=group, more=(("key", key), *found.more))
     found = _of_class("dmd", "flowrl.config.methods", "DmdConfig")  # a term, which has a section of its own
-    yield CatalogueEntry(name=found.name, text=found.text, more=(("key", "dmd.weight above 0"), found.more[0]))
+    more = (("key", "dmd.weight above 0"), found.more[0])
+    yield CatalogueEntry(name=found.name, text=found.text, group="Beside the loss: dmd.weight", more=more)
 
 
 def _families() -> Iterator[CatalogueEntry]:

@@ -24,7 +24,7 @@ from flowrl.training.parts import attention_text
 
 BRIEF = 40
 """Lines of a brief plan."""
-BRIEFLY = ("recipe", "iterations", "model", "", "sampler")
+BRIEFLY = ("recipe", "iterations", "model", "", "size", "sampler")
 """Facts about the run in a brief plan."""
 _TOLD = (24, 40, 80)
 """Cards, in GB, that a plan covers unless you name one."""

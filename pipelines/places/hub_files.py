@@ -144,10 +144,17 @@ def refusal(model: str, asked: Answer, families: Sequence[str]) -> str:
     from huggingface_hub import constants
 
     repo, revision = split_revision(model)
+    meant, beside = did_you_mean(repo), Path(repo).parent
+    if asked.why in ("no repository", "offline") and not meant and beside.is_dir():  # a path in form of an id
+        near = get_close_matches(Path(repo).name, [one.name for one in beside.iterdir()], n=1)
+        return (
+            f"there is no run or folder {repo} here{f' (did you mean {beside / near[0]}?)' if near else ''}, and no "
+            "model of that id is known: give a run, a folder, OWNER/NAME on the hub, or asset:NAME"
+        )
     silence = "HF_HUB_OFFLINE is set" if constants.is_offline_mode() else f"{constants.ENDPOINT} does not answer"
     told: str = _REFUSALS.get(asked.why, _REFUSALS["no id"])
     return told.format(
-        model=model, repo=repo, revision=revision, meant=did_you_mean(repo), silence=silence,
+        model=model, repo=repo, revision=revision, meant=meant, silence=silence,
         families=", ".join(families), instead=_instead(model) if asked.why == "no file" else "",
     )  # fmt: skip
 

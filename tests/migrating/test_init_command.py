@@ -120,6 +120,7 @@ def test_the_nearest_configuration_is_built_on(wish: Wish, base: str) -> None:
         (["--model", "asset:tiny-sd3", "--card", "24", "--hours", "-3"], "--hours must be above 0"),
         (["--model", "asset:tiny-sd3", "--card", "24", "--reward", "pickscore"], "pick_score"),
         (["--model", "nobody/knows-this", "--card", "24"], "nobody/knows-this"),
+        (["--model", "black-forest-labs/FLUX.1-schnel", "--card", "24"], "mean black-forest-labs/FLUX.1-schnell?"),
         (["--model", "black-forest-labs/FLUX.1-dev", "--card", "2"], "does not fit 2 GB"),
     ],
 )
@@ -130,6 +131,14 @@ def test_what_cannot_be_is_said_and_nothing_is_written(
     assert cli.main(["init", *words, "--out", str(file)]) == 1
     assert said in capsys.readouterr().err
     assert not file.exists()
+
+
+def test_a_place_that_cannot_be_written_is_refused_before_a_plan(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (file := tmp_path / "file").touch()
+    assert cli.main(["init", "--model", "nobody/knows-this", "--card", "24", "--out", str(file / "x")]) == 1
+    assert "is none: give another --out" in capsys.readouterr().err
 
 
 def test_on_a_terminal_a_wrong_answer_is_asked_for_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -101,6 +101,23 @@ def test_a_wrong_name_is_answered_with_the_nearest(capsys: pytest.CaptureFixture
     assert "pick_score" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("given", "told"), [("flow_grpo", "outcome, "), ("DiffusionNFT", "nft\n"), ("RTDMD", "dmd\n")])
+def test_a_paper_s_name_leads_to_the_setting(given: str, told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["list", "methods", given]) == 1
+    assert f"told of under: {told}" in capsys.readouterr().err
+    assert cli.main(["list", "methods", "_"]) == 1
+    assert "unknown name" in capsys.readouterr().err
+
+
+def test_methods_stand_under_the_key_that_chooses_them(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["list", "methods"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    heads = [line for line in lines[:-2] if not line.startswith("  ")]
+    keys = ["credit.method", "objective.name", "objective.name, recipe=forward"]
+    assert [head.rpartition(": ")[2] for head in heads[:3]] == keys
+    assert len(heads) == len(METHODS) + 1
+
+
 def test_a_list_imports_nothing_heavy() -> None:
     code = "import sys; from flowrl.cli import main; main(['list', 'methods']); print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -191,6 +191,17 @@ def test_a_hub_that_does_not_answer_is_asked_once(hub: FakeHub, monkeypatch: pyt
     assert model_card("me/dreams") is None
 
 
+def test_a_path_that_reads_like_an_id_is_answered_with_the_nearest_beside_it(
+    hub: FakeHub, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "runs" / "first-1").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match=r"no run or folder runs/frist-1 here \(did you mean runs/first-1\?\), "):
+        family_of("runs/frist-1")
+    with pytest.raises(ValueError, match=r"no run or folder zzz here, and no model of that id is known: give a run"):
+        family_of("zzz")
+
+
 def test_a_revision_travels_with_the_model(hub: FakeHub, tmp_path: Path) -> None:
     assert family_of("me/juggernaut@v2") == "sdxl"
     assert "HEAD /me/juggernaut/resolve/v2/model_index.json" in hub.asked
