@@ -52,6 +52,7 @@ from flowrl.runtime.files import read_json, write_atomically
 from flowrl.runtime.progress import progress
 from flowrl.runtime.randomness import counter_seed
 from flowrl.statistics.means import mean_interval
+from flowrl.training.processes.devices import check_device
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -290,7 +291,9 @@ def pairs_of(config: VerifierConfig, words: Template) -> tuple[list[Preference],
 
 def untrained_judge(config: VerifierConfig) -> LocalJudge:
     """The model that learns, with a LoRA if one is asked for, as a judge."""
-    device = torch.device(config.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    check_device(config.device or "cpu", "device=")
+    own = "cuda" if torch.cuda.is_available() else "cpu"
+    device = torch.device(own if config.device in (None, "auto") else config.device)
     if config.model is None:
         network, processor = build_tiny_vlm(config.seed)
         network.to(device).eval()

@@ -133,8 +133,8 @@ class Rollouts:
         if asked in ("", self._asked):
             return
         self._asked = asked
-        number = int(asked) if asked.isdecimal() and int(asked[:9]) <= PROCESSES else 0
-        if not number or number % self._world:
+        number = int(short) if asked.isdecimal() and 0 < len(short := asked.lstrip("0")) < 7 else 0
+        if not 0 < number <= PROCESSES or number % self._world:
             self._tell(
                 f"{self._file} says {asked[:20]!r}, and a number of workers is from 1 to {PROCESSES:,}"
                 f"{f' and a multiple of {self._world}' if self._world > 1 else ''}: the run keeps those it has"

@@ -201,6 +201,7 @@ def test_bad_pairs_are_refused(file: Path, tmp_path: Path, change: dict[str, Any
     [
         ({"task": "consistency", "gcpo_steps": 5}, "gcpo_steps is for task edits"),
         ({"traces": 1}, "traces must be at least 2"),
+        ({"device": "xyz"}, "device=xyz is not available on this machine"),
         ({"updates": 3, "checkpoint_every": 100}, "must divide checkpoint_every"),
         ({"updates": 0}, r"updates \(0\) must divide checkpoint_every"),
         ({"first_weight": 1.5}, r"first_weight=1.5 must lie in \[0, 1\]"),

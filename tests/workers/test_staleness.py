@@ -53,7 +53,7 @@ def test_workers_that_die_come_and_go_change_no_bit(
     sizes = ("num_iterations=3", "rollout_batch_size=1")
     here = toy.train("here", *sizes)
     there, row = toy.folder / "there", rollouts.Rollouts.row
-    asked = iter(["3", "two", "1"])
+    asked = iter(["3", "0000000000200000", "1"])
 
     def written(self: rollouts.Rollouts) -> dict[str, float]:
         (there / rollouts.ASKED).write_text(next(asked))
@@ -68,7 +68,7 @@ def test_workers_that_die_come_and_go_change_no_bit(
     said = capsys.readouterr().err
     assert "Rollout worker 0 was lost (its process ended)" in said
     assert "The run goes on with 3 rollout workers, as" in said
-    assert "says 'two', and a number of workers is from 1 to 100,000: the run keeps those it has" in said
+    assert "says '0000000000200000', and a number of workers is from 1 to 100,000: the run keeps those it has" in said
     assert Inside.drew == {0, 1, 2}
 
 
