@@ -109,8 +109,8 @@ def test_parts_of_a_state_are_weighed_alike(toy: TinyRuns) -> None:
     how = (f"rewards=[{', '.join(both)}]", "reward_aggregation=each", "updates_per_rollout=2")
     plain, drawn = toy.train("plain", *how), toy.train("drawn", *how, "workers.rollouts=1")
     assert lora(plain) == lora(drawn)
-    how += ("num_iterations=2", "workers.rollouts=1", "workers.staleness=2", "log_ratio=sum")
-    row = rows(toy.train("stale", *how))[-1]
+    stale = ("num_iterations=2", "workers.rollouts=1", "workers.staleness=2", "log_ratio=sum")
+    row = rows(toy.train("stale", *how, *stale))[-1]
     assert 0 < row["stale_weight"] < 0.99
     assert row["policy_loss"] == pytest.approx(
         (row["part/left/policy_loss"] + row["part/right/policy_loss"]) / 2, rel=1e-5

@@ -166,7 +166,7 @@ def test_how_many_images_a_stock_class_draws_from(folders: Any) -> None:
     with pytest.raises(ValueError, match=r"num_sources is 1, and AuraFlowPipeline takes no image"):
         family("generic").load(plain, dtype=torch.float32, num_sources=1)
     with pytest.raises(ValueError, match="num_sources must be at least 0, got -1"):
-        family("generic").chosen({"num_sources": -1})
+        family("generic").load(plain, dtype=torch.float32, num_sources=-1)
 
 
 # ---- rows, prompts, sizes --------------------------------------------------------------------------------------------

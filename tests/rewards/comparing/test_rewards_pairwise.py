@@ -26,7 +26,7 @@ from scripted_judges import JUDGE, ScriptedJudge, script
 
 from flowrl.rewards import build_reward, reward_options
 from flowrl.rewards.base import nested
-from flowrl.rewards.comparing.verdicts import VerdictCache
+from flowrl.rewards.comparing.verdicts import Known, VerdictCache
 from flowrl.rewards.judges.chat import Answer
 from flowrl.runtime.randomness import counter_seed
 
@@ -331,7 +331,9 @@ def test_a_pair_is_asked_once_and_failures_are_asked_again(chat: ScriptedJudge) 
 
 def test_the_cache_forgets_what_was_used_least_and_takes_threads() -> None:
     cache = VerdictCache(2)
-    a, b, c = (1.0, None, {"Meaning": 1.0}), (0.0, None, {}), (0.5, None, {})
+    b: Known = (0.0, None, {})
+    c: Known = (0.5, None, {})
+    a: Known = (1.0, None, {"Meaning": 1.0})
     cache.put(b"a", a)
     cache.put(b"b", b)
     cache.put(b"failed", (NAN, "timeout", {}))
