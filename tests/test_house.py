@@ -10,7 +10,7 @@ import pytest
 from house import ROOT, circles, complexities, measure
 
 LIMITS: dict[str, int] = {
-    "lines": 92875,
+    "lines": 92877,
     "lines of commands": 1487,
     "loose modules": 4,
     "circles of files": 0,

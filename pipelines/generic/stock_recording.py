@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from diffusers.models.autoencoders.vae import DiagonalGaussianDistribution
 from torch import Tensor, nn
 
 from flowrl.pipelines.generic.generic_pipeline import GenericPipeline
@@ -25,6 +24,7 @@ from flowrl.pipelines.generic.stock_call import Reached
 from flowrl.pipelines.shared import cards, common
 from flowrl.pipelines.weights import stock_loading
 from flowrl.pipelines.weights.meta_masks import EveryTokenRead
+from flowrl.runtime.private_names import DiagonalGaussianDistribution
 
 WORD = "a "
 """What long prompts are made of: no tokenizer makes less than one token of it."""

@@ -438,6 +438,8 @@ class FamilyPipeline:
     def network(self, x: Tensor, timestep: Tensor, cond: Conditioning) -> Tensor:
         """Velocity in float32; where a first frame is held, it leads straight there."""
         velocity = self.family.evaluate(self, x, timestep, cond)
+        if "first_frame" not in cond.tensors:
+            return velocity
         return common.held(velocity, x, timestep / self.pipe.scheduler.config.num_train_timesteps, cond)
 
     def passes(self, scale: float) -> int:

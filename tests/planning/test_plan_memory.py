@@ -517,7 +517,7 @@ def test_copies_take_cards_of_their_own() -> None:
     (("pipeline.device=mps",), ("splits", "forms")),
     (("pipeline.compile=blocks",), ("forms",)),
     (("parallel.context=2",), ("splits",)),
-    (("workers.rollouts=1",), ("splits",)),
+    (("workers.rollouts=1",), ()),
     (("rewards=[{file: own.py, function: shade}]",), ("rewards",)),
     (("eval.rewards=[{name: adversarial}]",), ("rewards",)),
 ])  # fmt: skip

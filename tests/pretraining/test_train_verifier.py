@@ -133,16 +133,17 @@ def test_it_judges_edits(edits: Path) -> None:
 
 
 def test_it_judges_sets(sets: Path) -> None:
+    """After two updates yes and no may be none of the likeliest first tokens, which is a failure in words too."""
     inputs = RewardInputs(
         prompts=["a 1x2 grid"],
-        images=torch.rand(1, 3, 64, 128),
+        images=torch.linspace(0, 1, 3 * 64 * 128).reshape(1, 3, 64, 128),
         metadata=[{}],
         group_ids=torch.zeros(1, dtype=torch.int64),
         sample_ids=torch.zeros(1, dtype=torch.int64),
     )
     options = {"judge": {"model": str(sets)}, "template": f"{sets}/consistency.txt"}
     output = build_reward("grid_consistency", options=options)(inputs)
-    assert 0 <= float(output.values[0]) <= 1
+    assert 0 <= float(output.values[0]) <= 1 if bool(output.valid[0]) else set(output.errors) == {"unparsed"}
 
 
 @pytest.fixture

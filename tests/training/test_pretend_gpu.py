@@ -23,8 +23,8 @@ ON_MPS = ("tiny_dance_grpo", "tiny_dgpo", "tiny_dhpo", "tiny_dpo", "tiny_nft", "
 """One configuration for each kind of arithmetic, so that float64 on the device is found."""
 MOST_WAITS = 2  # for the device, of a micro-batch
 STAGES = {
-    "tiny_grpo_geneval": {"": 2, "reward": 5, "update": 7},
-    "tiny_g2rpo": {"": 3, "reward": 5, "update": 7},
+    "tiny_grpo_geneval": {"": 2, "reward": 5, "update": 6},
+    "tiny_g2rpo": {"": 3, "reward": 5, "update": 6},
     "tiny_nft": {"": 6, "reward": 5, "update": 3},
     "tiny_dpo": {"": 7, "reward": 5, "update": 3},
     "tiny_draft": {"reward": 4, "update": 4},

@@ -164,6 +164,8 @@ def test_published_sizes() -> None:
         with torch.no_grad():
             call = FAMILY.meta_call(name, Size(height=96, width=96, num_frames=5), 40)
             assert network(**call)[0].shape == (1, 32, 2, 6, 6)
-    assert own == [
-        Size(height=480, width=848, num_frames=121, fps=24.0), Size(height=720, width=1280, num_frames=121, fps=24.0),
-    ]  # fmt: skip
+    small, large = (
+        Size(height=480, width=848, num_frames=121, fps=24.0),
+        Size(height=720, width=1280, num_frames=121, fps=24.0),
+    )
+    assert own == [small, large, small, large]  # from text, and from a first frame
