@@ -75,22 +75,9 @@ def numbers(run: Path) -> Mapping[str, float]:
     return {key: value for key, value in metrics(run)[-1].items() if key.startswith("workers/")}
 
 
-def test_a_run_whose_worker_dies_has_the_bits_of_one_without_workers(
+def test_a_worker_killed_and_one_added_change_no_bit(
     toy: TinyRuns, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    sizes = ("num_iterations=3", "rollout_batch_size=2")
-    here = toy.train("here", *sizes)
-    monkeypatch.setattr(Kept, "dies_at", 5)  # in the second iteration of four pieces
-    there = toy.train("there", *sizes, WORKERS)
-    assert Kept.dies_at is None
-    assert_same(here, there)
-    assert "was lost (its process ended)" in capsys.readouterr().err
-    assert {type(answer).__name__ for answer in Kept.answers} >= {"WorkerGone", "PieceDone"}
-    assert numbers(there)["workers/alive"] in (1, 2)
-    assert numbers(there)["workers/wait_seconds"] > 0
-
-
-def test_a_worker_killed_and_one_added_change_no_bit(toy: TinyRuns, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = ("num_iterations=3", "rollout_batch_size=1")
     here = toy.train("here", *sizes)
     row = rollouts.Rollouts.row
@@ -105,8 +92,12 @@ def test_a_worker_killed_and_one_added_change_no_bit(toy: TinyRuns, monkeypatch:
     monkeypatch.setattr(rollouts.Rollouts, "row", grown)
     monkeypatch.setattr(Kept, "dies_at", 4)
     there = toy.train("there", *sizes, WORKERS)
+    assert Kept.dies_at is None
     assert_same(here, there)
+    assert "was lost (its process ended)" in capsys.readouterr().err
+    assert {type(answer).__name__ for answer in Kept.answers} >= {"WorkerGone", "PieceDone"}
     assert numbers(there)["workers/alive"] == 3
+    assert numbers(there)["workers/wait_seconds"] > 0
     assert {answer.worker for answer in Kept.answers if isinstance(answer, PieceDone)} == {0, 1, 2}
 
 
