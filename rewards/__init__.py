@@ -24,6 +24,7 @@ from flowrl.rewards.base import RewardOutput as RewardOutput
 from flowrl.rewards.base import SharesPart as SharesPart
 from flowrl.rewards.base import TrainedReward as TrainedReward
 from flowrl.rewards.base import addresses_of as addresses_of
+from flowrl.rewards.base import asks_people as asks_people
 from flowrl.rewards.base import aspects_of as aspects_of
 from flowrl.rewards.base import build_reward as build_reward
 from flowrl.rewards.base import can_be_differentiable as can_be_differentiable

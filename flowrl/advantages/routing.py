@@ -37,10 +37,6 @@ class Routes:
         return None if bool(speaks.all()) else Routes(parts=parts, speaks_PK=speaks)
 
 
-ROUTING = {"routes": Routes}
-"""For the list of methods: the one way of routing, and its class."""
-
-
 def regions_of(routes: Routes | None) -> tuple[Region, ...]:
     """The parts of a state that have losses of their own: the whole where there are no routes."""
     return ((...,),) if routes is None else tuple(routes.parts.values())

@@ -31,7 +31,7 @@ from flowrl.profiling.subject import CANNOT_LOAD, BenchSubject, prepare
 from flowrl.prompts.identity import distinct
 from flowrl.prompts.loading import Prompt
 from flowrl.prompts.overlap import overlap_of_rows, shared_words
-from flowrl.rewards import RewardInputs, addresses_of, models_of
+from flowrl.rewards import RewardInputs, addresses_of, asks_people, models_of
 from flowrl.rewards.base.specs import CheckedReward, check_reward
 from flowrl.rewards.judges.chat import is_server
 from flowrl.runtime.failures import Faults, explain, faults_of
@@ -200,7 +200,7 @@ def _rewards(config: TrainConfig, prompts: Sequence[Prompt], *, offline: bool) -
         name = f"{'eval ' if number >= len(config.rewards) else ''}reward {entry.called}"
         try:
             checked = check_reward(entry)
-            if (entry.name != "votes" and addresses_of(entry.name or "")) or _asks_judge(entry.options):
+            if (addresses_of(entry.name or "") and not asks_people(entry.name)) or _asks_judge(entry.options):
                 yield _ask_server(name, checked, prompts)
             else:
                 yield _kept(name, checked, offline=offline)

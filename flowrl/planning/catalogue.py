@@ -22,13 +22,16 @@ from flowrl.runtime.files import read_json
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Choice:
-    """A key that chooses a method, the recipe that has it, a heading, and the module and table that name methods."""
+    """A key that chooses a method, the recipe that has it, a heading, and the module and table that name methods. If a
+    key switches on one `method` by a `value`, the table is its class."""
 
     key: str
     heading: str
     module: str
     table: str
     recipe: str = "grpo"
+    method: str = ""
+    value: str = ""
 
 
 METHODS = tuple(Choice(**row) for row in read_mapping(Path(__file__).with_suffix(".yaml"))["methods"])
@@ -92,14 +95,13 @@ def _rewards() -> Iterator[CatalogueEntry]:
 def _methods() -> Iterator[CatalogueEntry]:
     for choice in METHODS:
         recipe = f" recipe={choice.recipe}" if choice.recipe not in ("", "grpo") else ""
-        for name, cls in classes_in(choice.module, choice.table).items():
+        one = {choice.method: choice.table} if choice.method else None
+        for name, cls in (one or classes_in(choice.module, choice.table)).items():
             found = _of_class(name, choice.module, cls)
-            key = choice.key if choice.key.endswith("]") else f"{choice.key}={name}{recipe}"
+            key = f"{choice.key}{choice.value or f'={name}{recipe}'}"
             group = f"{choice.heading}: {choice.key}{recipe and f',{recipe}'}"
-            yield CatalogueEntry(name=name, text=found.text, group=group, more=(("key", key), *found.more))
-    found = _of_class("dmd", "flowrl.config.methods", "DmdConfig")  # a term, which has a section of its own
-    more = (("key", "dmd.weight above 0"), found.more[0])
-    yield CatalogueEntry(name=found.name, text=found.text, group="Beside the loss: dmd.weight", more=more)
+            more = (("key", key), *found.more[: 1 if one else None])
+            yield CatalogueEntry(name=name, text=found.text, group=group, more=more)
 
 
 def _families() -> Iterator[CatalogueEntry]:

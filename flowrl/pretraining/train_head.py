@@ -30,6 +30,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from flowrl.config.building import build_settings
+from flowrl.generation.drawing import find_device
 from flowrl.pretraining.head_data import PairSplit, pair_features, split_pairs
 from flowrl.prompts.pairs import read_pairs
 from flowrl.rewards.networks.preference_features import build_features, check_backbone
@@ -49,7 +50,6 @@ from flowrl.runtime.randomness import counter_seed
 from flowrl.runtime.shapes import Float
 from flowrl.statistics.bootstrap import Interval
 from flowrl.statistics.means import mean_interval
-from flowrl.training.processes.devices import check_device
 
 FINEST, COARSEST = 1e-3, 1e3  # range of the temperature
 
@@ -130,9 +130,7 @@ def train_head(pairs: Path, config: HeadConfig) -> dict[str, Any]:
     check_backbone(config.backbone, config.model, config.image_size)
     rows = read_pairs(pairs)
     split = split_pairs(rows, config.held_out, seed=config.seed)
-    check_device(config.device or "cpu", "device=")
-    own = "cuda" if torch.cuda.is_available() else "cpu"
-    device = torch.device(own if config.device in (None, "auto") else config.device)
+    device = find_device(config.device, "device=")
     features = build_features(
         config.backbone, model=config.model, revision=config.revision, preprocess=config.preprocess,
         image_size=config.image_size, device=device, owner="reward train",

@@ -26,6 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from flowrl.generation.drawing import find_device
 from flowrl.objectives.verifier import contrast_advantages, gcpo_loss, weighted_likelihood
 from flowrl.pretraining.head_data import split_pairs
 from flowrl.pretraining.making import prepare
@@ -52,7 +53,6 @@ from flowrl.runtime.files import read_json, write_atomically
 from flowrl.runtime.progress import progress
 from flowrl.runtime.randomness import counter_seed
 from flowrl.statistics.means import mean_interval
-from flowrl.training.processes.devices import check_device
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -291,9 +291,7 @@ def pairs_of(config: VerifierConfig, words: Template) -> tuple[list[Preference],
 
 def untrained_judge(config: VerifierConfig) -> LocalJudge:
     """The model that learns, with a LoRA if one is asked for, as a judge."""
-    check_device(config.device or "cpu", "device=")
-    own = "cuda" if torch.cuda.is_available() else "cpu"
-    device = torch.device(own if config.device in (None, "auto") else config.device)
+    device = find_device(config.device, "device=")
     if config.model is None:
         network, processor = build_tiny_vlm(config.seed)
         network.to(device).eval()

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from flowrl.config.rewards import RewardConfig
 from flowrl.config.sections import WorkersConfig
 from flowrl.config.train import Geometry, TrainConfig, is_here
+from flowrl.generation.drawing import find_device
 from flowrl.pipelines import Pipeline
 from flowrl.pipelines.random_weights import fewer_blocks, random_pipeline
 from flowrl.pipelines.shared.family_pipeline import Family
@@ -21,7 +22,7 @@ from flowrl.pipelines.shared.like_blocks import block_kinds
 from flowrl.pipelines.weights.lora import Policy
 from flowrl.planning.network import FewBlocks, Network, Trained, few_blocks, measure
 from flowrl.planning.published_models import in_cache
-from flowrl.rewards import FunctionReward, Reward, RewardInputs, RewardOutput, models_of
+from flowrl.rewards import FunctionReward, Reward, RewardInputs, RewardOutput, asks_people, models_of
 from flowrl.rewards.base.specs import validate_reward_specs
 from flowrl.rewards.compose import sum_of
 from flowrl.runtime.failures import explain
@@ -240,9 +241,7 @@ def _measurable(config: TrainConfig, notes: list[str]) -> TrainConfig:
 
 def device_of_config(config: TrainConfig) -> torch.device:
     """The device that a run of a configuration takes."""
-    if config.pipeline.device != "auto":
-        return torch.device(config.pipeline.device)
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return find_device(config.pipeline.device, "pipeline.device=")
 
 
 def free_encoders(subject: BenchSubject) -> None:
@@ -257,7 +256,7 @@ def _with_rewards(config: TrainConfig) -> tuple[TrainConfig, list[tuple[str, str
     for entry in config.rewards:
         options = validate_reward_specs([replace(entry, weight=1.0, schedule=())])[0].options
         try:
-            if entry.name == "votes":
+            if asks_people(entry.name):
                 raise ValueError("a step that is only measured asks no people")
             for model in models_of(options) or ():
                 if not (Path(model.name).exists() or in_cache(model.name)):

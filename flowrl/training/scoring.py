@@ -26,7 +26,7 @@ from flowrl.config.rewards import RewardConfig
 from flowrl.config.train import Geometry, TrainConfig
 from flowrl.media.kept import LATEST
 from flowrl.pipelines import Pipeline
-from flowrl.rewards import RewardInputs, RewardOutput, TrainedReward, to_uint8
+from flowrl.rewards import RewardInputs, RewardOutput, TrainedReward, asks_people, to_uint8
 from flowrl.rewards.base.outputs import join_outputs, move_output
 from flowrl.rewards.compose import WeightedSum
 from flowrl.rewards.judges.usage import USAGE, usage_row
@@ -366,15 +366,15 @@ def check_rewards(rewards: Sequence[RewardConfig], measured: Sequence[RewardConf
 
 def check_votes(config: TrainConfig, processes: int, *, here: bool) -> None:
     """Refuses votes where nobody can be asked: in evaluations, by several processes, on a port that is taken."""
-    if any(entry.name == "votes" for entry in config.eval.rewards):
+    if asking := next((entry.name for entry in config.eval.rewards if asks_people(entry.name)), None):
         raise ValueError(
-            "eval.rewards names votes, and people are asked about images of training alone: remove it, and measure "
+            f"eval.rewards names {asking}, and people are asked about images of training alone: remove it, and measure "
             "evaluations by another reward"
         )
-    for entry in config.rewards:
-        if entry.name == "votes" and processes > 1:
-            raise ValueError(f"reward votes has one page, and {processes} processes train: start one process")
-        if entry.name == "votes" and here and (port := entry.options.get("port")):
+    for entry in filter(lambda entry: asks_people(entry.name), config.rewards):
+        if processes > 1:
+            raise ValueError(f"reward {entry.name} has one page, and {processes} processes train: start one process")
+        if here and (port := entry.options.get("port")):
             open_socket(port=port, has_token=True).close()
 
 

@@ -344,6 +344,11 @@ def addresses_of(name: str) -> tuple[str, ...]:
     return tuple(getattr(load_target(REWARDS[name]), "addresses", ())) if name in REWARDS else ()
 
 
+def asks_people(name: str | None) -> bool:
+    """Whether a built-in reward asks people while a run trains, and nowhere else."""
+    return name in REWARDS and bool(getattr(load_target(REWARDS[name]), "asks_people", False))
+
+
 def reproduction_of(name: str | None, options: Mapping[str, Any] | None = None) -> str | None:
     """What a built-in reward reproduces, and what that was checked against here; None if it has no published name.
 

@@ -49,6 +49,7 @@ class Votes:
     judges: ClassVar[tuple[str, ...]] = ("groups",)
     addresses: ClassVar[tuple[str, ...]] = ("port", "timeout")
     models: ClassVar[tuple[Model, ...]] = ()
+    asks_people: ClassVar[bool] = True
     ask: Literal["pairwise", "binary"] = "pairwise"
     """`pairwise`: which of two images of a prompt is better, or a tie; `binary`: whether one is good or bad."""
     question: str | None = None
