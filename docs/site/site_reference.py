@@ -18,7 +18,7 @@ from flowrl.config.base import config_files
 from flowrl.config.bounds import MOST
 from flowrl.config.foreign import foreign_words
 from flowrl.config.rewards import built_in_rewards
-from flowrl.config.source_syntax import class_of, classes_in, tree_of
+from flowrl.config.source_syntax import class_of, tree_of
 from flowrl.migrating.translated import FATE_OF
 from flowrl.planning.catalogue import METHODS, head_of
 from flowrl.runs.metric_names import METRICS
@@ -141,11 +141,14 @@ def methods_page() -> str:
         recipe = f", recipe `{choice.recipe}`" if choice.recipe else ""
         out += [f"## {choice.heading}", f"Chosen by `{choice.key}`{recipe}."]
         module, home = "", choice.module
-        for name, cls in classes_in(home, choice.table).items():
-            if class_of(home, cls)[0] != module:
-                module = class_of(home, cls)[0]
+        for name, cls in choice.classes().items():
+            found = home if choice.method else class_of(home, cls)[0]
+            if found != module:
+                module = found
                 out.append(_module_text(module))
-            out += [f"### `{name}`", *_class_text(home, cls), _options_list(options_of(home, cls))]
+            out += [f"### `{name}`", *_class_text(home, cls)]
+            if not choice.method:  # the fields of a section are keys of their own
+                out.append(_options_list(options_of(home, cls)))
     return _joined(out)
 
 

@@ -80,8 +80,7 @@ def text_after(body: list[ast.stmt], place: int) -> str:
 
 
 def table_of(module: str, table: str) -> dict[str, ast.expr]:
-    """A literal table: its keys and the expressions of their values. Raises ValueError: the module has no such
-    table."""
+    """A literal table: its keys and the expressions of their values. Raises ValueError: there is no such table."""
     node = value_of(module, table)
     if not isinstance(node, ast.Dict):
         raise ValueError(f"{table} of {module} is not written out as names and values")

@@ -6,6 +6,7 @@ import ast
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,10 @@ class Choice:
     recipe: str = "grpo"
     method: str = ""
     value: str = ""
+
+    def classes(self) -> dict[str, str]:
+        """Each method's name and the class of its options."""
+        return {self.method: self.table} if self.method else classes_in(self.module, self.table)
 
 
 METHODS = tuple(Choice(**row) for row in read_mapping(Path(__file__).with_suffix(".yaml"))["methods"])
@@ -67,15 +72,13 @@ def missing_name(kind: str, name: str, found: list[CatalogueEntry]) -> str:
 
 def head_of(text: str) -> str:
     """The comment that a configuration begins with, without its marks."""
-    lines = text.split("\n")
-    end = next((k for k, line in enumerate(lines) if not line.startswith("#")), len(lines))
-    return "\n".join(line.removeprefix("#").strip() for line in lines[:end])
+    comment = takewhile(lambda line: line.startswith("#"), text.split("\n"))
+    return "\n".join(line.removeprefix("#").strip() for line in comment)
 
 
 def families() -> dict[str, Any]:
     """The model families by name: their stock classes and published checkpoints."""
-    found: dict[str, Any] = read_json(PACKAGE / "pipelines" / "published.json")["families"]
-    return found
+    return dict(read_json(PACKAGE / "pipelines" / "published.json")["families"])
 
 
 def _configs() -> Iterator[CatalogueEntry]:
@@ -95,12 +98,11 @@ def _rewards() -> Iterator[CatalogueEntry]:
 def _methods() -> Iterator[CatalogueEntry]:
     for choice in METHODS:
         recipe = f" recipe={choice.recipe}" if choice.recipe not in ("", "grpo") else ""
-        one = {choice.method: choice.table} if choice.method else None
-        for name, cls in (one or classes_in(choice.module, choice.table)).items():
+        for name, cls in choice.classes().items():
             found = _of_class(name, choice.module, cls)
             key = f"{choice.key}{choice.value or f'={name}{recipe}'}"
             group = f"{choice.heading}: {choice.key}{recipe and f',{recipe}'}"
-            more = (("key", key), *found.more[: 1 if one else None])
+            more = (("key", key), *found.more[: 1 if choice.method else None])  # fields of a section are keys
             yield CatalogueEntry(name=name, text=found.text, group=group, more=more)
 
 
@@ -116,9 +118,8 @@ def _families() -> Iterator[CatalogueEntry]:
 
 def _benchmarks() -> Iterator[CatalogueEntry]:
     for name, known in BENCHMARKS.items():
-        text = known.reproduces or ""
-        of_runner = ast.get_docstring(tree_of(known.rules)) or ""
-        yield CatalogueEntry(name=name, text=first_sentence(text or of_runner), more=(("in full", text or of_runner),))
+        text = known.reproduces or ast.get_docstring(tree_of(known.rules)) or ""
+        yield CatalogueEntry(name=name, text=first_sentence(text), more=(("in full", text),))
 
 
 def _keys() -> Iterator[CatalogueEntry]:
