@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -54,13 +54,13 @@ class Made:
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Drawing:
     """How an evaluation draws: along which levels, guided how far, from the start noise of which seed, how many at
-    once; where the run's workers draw, with which weights, and how many batches ahead."""
+    once; where the run's workers draw, under which weights that they were sent, and how many batches ahead."""
 
     schedule: Schedule
     guidance_scale: float
     seed: int
     batch_size: int
-    weights: Mapping[str, Tensor] | None = None
+    weights: Any = None
     ahead: int = 0
 
 

@@ -21,10 +21,11 @@ from flowrl.samplers.completion import complete, sample_trajectories
 from flowrl.samplers.tree import sample_tree, sibling_noise, window_law, window_start
 from flowrl.samplers.windows import flash_tail, mixgrpo_window
 from flowrl.training.batch import Batch
+from flowrl.training.checkpoints import AHEAD
 from flowrl.training.draws import HOST, Draws, DrawsElsewhere, EvalRequest, Request, batch_of, start_of, without_texts
 from flowrl.training.heldout import final_of
 from flowrl.training.kept_graphs import KeptGradients, KeptGraphs
-from flowrl.training.loop import AHEAD, Loop
+from flowrl.training.loop import Loop
 from flowrl.training.parts import at_eval_size, eval_schedule, sampler_of
 from flowrl.training.processes.mesh import data_ranks
 from flowrl.training.scoring import Scoring
@@ -154,21 +155,28 @@ def _draw_elsewhere(loop: Loop, batch: Batch, how: Paths, *, plan: bool = False)
     """
     workers: DrawsElsewhere = loop.run.rollouts
     iteration, config = batch.iteration, loop.config
-    staleness, kept = config.workers.staleness, loop.memory.pop(AHEAD, {})
+    staleness, kept, sent = config.workers.staleness, loop.memory.pop(AHEAD, {}), dict[int, Any]()
     if "weights" in kept:  # of a version that had one copy, named by the iteration that it draws
         kept = {kept["iteration"] - 1: kept["weights"]}
     weights = {begun: tensors for begun, tensors in kept.items() if begun >= iteration - staleness}
-    weights[iteration] = {name: tensor.cpu() for name, tensor in loop.policy.tensors().items()}
+    held = loop.policy.held()
+    weights[iteration] = {
+        name: one.values.to("cpu", one.dtype, copy=True) if staleness else one.values for name, one in held.items()
+    }
     for later in range(iteration, min(iteration + staleness + 1, config.num_iterations)):
         steps = stochastic_steps(config.sampler, config.seed, later) if how.steps and later > iteration else how.steps
         if later in loop.ahead or (how.steps and not steps):  # or it samples nothing
             continue
         asked = requests_of(loop, batch if later == iteration else loop.batch(later), steps, how, plan)
         begun = min(begun for begun in weights if begun >= later - staleness)
-        loop.ahead[later] = workers.submit(asked, weights[begun])
+        if begun not in sent:
+            own = {name: replace(one, values=weights[begun][name]) for name, one in held.items()}
+            sent[begun] = workers.send(own, loop.policy.split)
+        loop.ahead[later] = workers.submit(asked, sent[begun]), sent[begun]
     if staleness:
         loop.memory[AHEAD] = {begun: tensors for begun, tensors in weights.items() if begun > iteration - staleness}
-    for drawn in workers.collect(loop.ahead.pop(iteration)):
+    tickets, loop.sent = loop.ahead.pop(iteration)
+    for drawn in workers.collect(tickets):
         loop.network.take_over(drawn.evaluations)
         yield drawn.found
 

@@ -197,7 +197,9 @@ class Dispatcher:
         now = self.backend.now()
         for answer in answers:
             self.messages += 1
-            if isinstance(answer, PieceDone):
+            if isinstance(answer, PieceFailed) and answer.ticket is not None and answer.ticket not in self._pieces:
+                self._done(PieceDone(answer.worker, answer.ticket, None), now)  # its weights may be gone by now
+            elif isinstance(answer, PieceDone):
                 self._done(answer, now)
             elif isinstance(answer, WorkerReady):
                 self._ready(answer, now)

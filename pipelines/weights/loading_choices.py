@@ -18,6 +18,9 @@ class Split(Protocol):
     def each(self, number: float) -> list[float]:
         """The number that each of the processes has, in their order."""
 
+    def gather(self, mine: Any) -> list[Any]:
+        """What each of the processes has, in their order."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Loading:

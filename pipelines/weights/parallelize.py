@@ -184,6 +184,15 @@ def own_part(tensor: Tensor) -> Tensor:
     return cast("Tensor", cast(Any, tensor.detach()).to_local()) if isinstance(tensor, DTensor) else tensor
 
 
+def computing_dtypes(network: nn.Module) -> dict[str, torch.dtype]:
+    """The dtypes that weights are computed with, by name: those of parts that are masters are others."""
+    found = {name: parameter.dtype for name, parameter in network.named_parameters()}
+    for place, unit in network.named_modules():
+        if unit in _KNOWN:
+            found |= {f"{place}.{name}" if place else name: dtype for name, dtype in _KNOWN[unit][1].items()}
+    return found
+
+
 def put_together(network: nn.Module) -> nn.Module | None:
     """A split network as stock has it, on the host of the first process, in the dtype that it computes in; None on the
     others, which give their parts. Every process of the group calls it. Weights are gathered one after another, so that

@@ -42,7 +42,7 @@ def load(tmp_path_factory: pytest.TempPathFactory) -> Load:
     def loaded(*settings: str) -> TrainConfig:
         config, _out, *own = command(folder, "flux", "grpo", folder / "run", "sampler.noise_level=0.7")
         own += ["policy.lora_rank=null"] * ("policy.train=full" in settings)
-        own += ["workers.rollouts=1"] * ("workers.staleness=1" in settings)
+        own += ["workers.rollouts=1"] * bool({"workers.staleness=1", "workers.engine=engine.py"} & {*settings})
         own += ["sampler.sde_window_size=1"] * ("sampler.sde_window_by=prompt" in settings)
         return load_config(config, [*own, *settings])
 
@@ -69,6 +69,7 @@ OTHERS = {
     "policy.init_lora": "policy.init_lora=runs/a/lora",
     "optim.offload": "optim.offload=true",
     "workers.staleness": "workers.staleness=1",
+    "workers.engine": "workers.engine=engine.py",
     "curriculum.sampling": "curriculum.sampling=replay",
     "curriculum.max_rounds": "curriculum.max_rounds=2",
     "sampler.trained_fraction": "sampler.trained_fraction=0.5",

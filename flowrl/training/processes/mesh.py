@@ -129,12 +129,17 @@ class Shards:
         dist.all_reduce(found, group=self._group)
         return list(found.tolist())
 
-    def most(self, counts: Mapping[int, int]) -> dict[int, int]:
-        """For each key the largest count of any of the processes, keys ascending."""
+    def gather(self, mine: T) -> list[T]:
+        """What each of the processes has, in their order."""
         import torch.distributed as dist
 
-        found: list[Mapping[int, int]] = [{}] * self.mesh.size()
-        dist.all_gather_object(found, dict(counts), group=self._group)
+        found = [mine] * self.mesh.size()
+        dist.all_gather_object(found, mine, group=self._group)
+        return found
+
+    def most(self, counts: Mapping[int, int]) -> dict[int, int]:
+        """For each key the largest count of any of the processes, keys ascending."""
+        found = self.gather(dict(counts))
         keys = sorted({key for each in found for key in each})
         return {key: max(each.get(key, 0) for each in found) for key in keys}
 
