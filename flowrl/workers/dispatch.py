@@ -7,19 +7,9 @@
     results = [dispatcher.take(ticket) for ticket in tickets]
 
 It knows pieces by number alone and reaches workers through a `WorkerBackend`, so that it can be run without any. Of n
-workers and m messages it takes time of order m log m; all n are looked at once every `_LOOK_EVERY` seconds.
-
-| what happens | what is done |
-|---|---|
-| a worker is free | it gets the waiting piece that comes first; a second one ahead while many wait |
-| a worker dies, or its node | its pieces wait again, before all others; it is started again after 1, 2, 4 .. 60 s |
-| a piece takes five times as long as usual | another worker draws it too; who answers first is heard |
-| a worker has a piece for a limit of time | it is taken for lost, and started again |
-| no worker is there | that is said; a limit of time later the run ends in words |
-| one piece is lost again and again | the run ends in words: it would end every worker |
-| there are to be more workers | they are started, and get pieces when they are there |
-| there are to be fewer | the last ones get no more pieces, and end once they have answered those they hold |
-| drawing raises an error | so does the run: it would on every worker |
+workers and m messages it takes time of order m log m; all n are looked at once every `_LOOK_EVERY` seconds. A free
+worker gets the waiting piece that comes first, and a second one ahead while many wait. docs/workers.md says what happens
+where workers die, are slow, come or go.
 """
 
 from __future__ import annotations

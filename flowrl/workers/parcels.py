@@ -64,15 +64,31 @@ class Part:
 
     process: int
     memory: int
-    """Its number among the files that the process has open."""
+    """Its number among the files that the process has open; negative where bundles have references."""
     bundles: tuple[Bundle, ...]
 
     def by_ray(self, memory: Memory, put: Callable[[Any], Any]) -> Part:
         """The same for workers of other machines; `put` gives a reference."""
-        return replace(self, bundles=tuple(
-            replace(one, reference=put(memory.bytes[one.start : one.start + one.size].numpy()))
-            for one in self.bundles
-        ))  # fmt: skip
+        bytes_of = {one: memory.bytes[one.start : one.start + one.size].numpy() for one in self.bundles}
+        return replace(self, bundles=tuple(replace(one, reference=put(own)) for one, own in bytes_of.items()))
+
+    def arrived(self) -> Iterator[Tensor]:
+        """The bytes of each bundle. Raises ValueError: they are not those that were laid down; OSError: they are not
+        there, or not any more."""
+        for one in self.bundles:
+            if one.reference is None:
+                place = one.start % mmap.ALLOCATIONGRANULARITY
+                with open(f"/proc/{self.process}/fd/{self.memory}", "rb") as file:  # what is written here stays here
+                    given: dict[str, Any] = {"access": mmap.ACCESS_COPY, "offset": one.start - place}
+                    mapped = mmap.mmap(file.fileno(), place + one.size, **given)
+                data = torch.frombuffer(mapped, dtype=torch.uint8)[place:]
+            else:
+                import ray
+
+                data = torch.tensor(ray.get(one.reference))
+            if _digest(data) != one.digest:
+                raise ValueError(f"weights of {one.size:,} bytes arrived damaged: their digest does not fit")
+            yield data
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False, weakref_slot=True)
@@ -89,7 +105,7 @@ class Version:
 def lay_down(weights: Mapping[str, Held], spare: list[Memory], put: Callable[[Any], Any]) -> tuple[Part, Memory | None]:
     """Lays down what a process holds of the weights: in one of the `spare` memories where it fits, else in new memory,
     or where there is no room bundle by bundle through `put`."""
-    layout = list(_layout(weights))
+    layout = list(bundles_of(weights))
     size = sum(size for _, _, size in layout)
     try:
         memory = spare.pop() if spare and spare[-1].size == size else Memory(size)
@@ -100,32 +116,56 @@ def lay_down(weights: Mapping[str, Held], spare: list[Memory], put: Callable[[An
         room = torch.empty(length, dtype=torch.uint8) if memory is None else memory.bytes[start : start + length]
         room[: len(header)] = torch.frombuffer(bytearray(header), dtype=torch.uint8)
         offset = _after(len(header))
-        for name, begin, count in pieces:
-            held = weights[name]
+        for held, begin, count in pieces:
             end = offset + count * held.dtype.itemsize
             room[offset:end].view(held.dtype).copy_(held.values.flatten()[begin : begin + count])
             offset = _after(end)
-        reference = put(room.numpy()) if memory is None else None
-        bundles.append(Bundle(start, length, _digest(room), reference))
+        bundles.append(Bundle(start, length, _digest(room), put(room.numpy()) if memory is None else None))
         start += length
     return Part(os.getpid(), -1 if memory is None else memory.fd, tuple(bundles)), memory
 
 
+def bundles_of(weights: Mapping[str, Held]) -> Iterator[tuple[bytes, list[tuple[Held, int, int]], int]]:
+    """Of each bundle its header, its pieces (of which weight, from which element held here, how many), and bytes."""
+    named, own, size = list[tuple[Any, ...]](), list[tuple[Held, int, int]](), 0
+
+    def bundle() -> tuple[bytes, list[tuple[Held, int, int]], int]:
+        text = json.dumps(named, separators=(",", ":")).encode()
+        header = len(text).to_bytes(8, "little") + text
+        return header, own, _after(len(header)) + size
+
+    for name, held in weights.items():
+        begin, total, each = 0, held.values.numel(), held.dtype.itemsize
+        while begin < total:
+            count = min(total - begin, BUNDLE // each)
+            if own and size + count * each > BUNDLE:
+                yield bundle()
+                named, own, size = [], [], 0
+            named.append((name, held.shape, held.first + begin, count, str(held.dtype).removeprefix("torch.")))
+            own.append((held, begin, count))
+            begin, size = begin + count, size + _after(count * each)
+    yield bundle()
+
+
 def read(parts: Sequence[Part], own: Mapping[str, Tensor] | None) -> Mapping[str, Tensor]:
     """Copies a version into the tensors that a worker draws with, or into new ones. Raises ValueError: something did
-    not arrive whole, or is of another policy; OSError: a learner's memory is not there, or not any more."""
-    found = {} if own is None else own
+    not arrive whole, or is of another policy; OSError: as `Part.arrived`."""
+    found = dict(own or {})
     left = {name: tensor.numel() for name, tensor in found.items()}
-    for part in parts:
-        for data in _arrived(part):
-            for name, shape, first, values in _unpacked(data):
-                if own is None and name not in found:
-                    found = {**found, name: torch.empty(shape, dtype=values.dtype)}
-                    left[name] = found[name].numel()
-                if name not in found or tuple(found[name].shape) != shape:
-                    raise ValueError(f"the learner's weights have {name} {shape}, which this worker's policy has not")
-                found[name].data.view(-1)[first : first + len(values)].copy_(values)
-                left[name] -= len(values)
+    for data in (data for part in parts for data in part.arrived()):
+        length = int(data[:8].view(torch.int64))
+        offset = _after(8 + length)
+        for name, shape, first, count, kind in json.loads(data[8 : 8 + length].numpy().tobytes()):
+            dtype = getattr(torch, kind)
+            end = offset + count * dtype.itemsize
+            if own is None and name not in found:
+                found[name] = torch.empty(shape, dtype=dtype)
+                left[name] = found[name].numel()
+            if name not in found or list(found[name].shape) != shape:
+                raise ValueError(f"the learner's weights have {name} {shape}, which this worker's policy has not")
+            found[name].data.view(-1)[first : first + count].copy_(data[offset:end].view(dtype))
+            left[name] -= count
+            offset = _after(end)
     if missing := [name for name, count in left.items() if count]:
         raise ValueError(f"{len(missing)} weights did not arrive whole (first: {missing[0]})")
     return found
@@ -134,74 +174,13 @@ def read(parts: Sequence[Part], own: Mapping[str, Tensor] | None) -> Mapping[str
 def reachable(part: Part) -> bool:
     """Whether this process can map what a learner has laid down."""
     try:
-        return part.memory >= 0 and all(len(data) > 0 for data in _arrived(part))
+        return part.memory >= 0 and all(len(data) > 0 for data in part.arrived())
     except (OSError, ValueError):
         return False
 
 
 def _after(offset: int) -> int:
     return -(-offset // _ALIGNED) * _ALIGNED
-
-
-def _layout(weights: Mapping[str, Held]) -> Iterator[tuple[bytes, list[tuple[str, int, int]], int]]:
-    """Of each bundle its header, its pieces (name, first element of what is held, number of elements), and bytes."""
-    own, size = list[tuple[str, int, int]](), 0
-
-    def bundle() -> tuple[bytes, list[tuple[str, int, int]], int]:
-        named = [
-            (name, weights[name].shape, weights[name].first + begin, count, str(weights[name].dtype)[6:])
-            for name, begin, count in own
-        ]
-        text = json.dumps(named, separators=(",", ":")).encode()
-        header = len(text).to_bytes(8, "little") + text
-        return header, own, _after(len(header)) + size
-
-    for name, held in weights.items():
-        begin, total = 0, held.values.numel()
-        while begin < total:
-            count = min(total - begin, BUNDLE // held.dtype.itemsize)
-            length = _after(count * held.dtype.itemsize)
-            if own and size + length > BUNDLE:
-                yield bundle()
-                own, size = [], 0
-            own.append((name, begin, count))
-            begin, size = begin + count, size + length
-    yield bundle()
-
-
-def _arrived(part: Part) -> Iterator[Tensor]:
-    """The bytes of each bundle, whose digest fits."""
-    for one in part.bundles:
-        if one.reference is None:
-            data = _mapped(part, one)
-        else:
-            import ray
-
-            data = torch.tensor(ray.get(one.reference))
-        if _digest(data) != one.digest:
-            raise ValueError(f"weights of {one.size:,} bytes arrived damaged: their digest does not fit")
-        yield data
-
-
-def _mapped(part: Part, one: Bundle) -> Tensor:
-    place = one.start % mmap.ALLOCATIONGRANULARITY
-    descriptor = os.open(f"/proc/{part.process}/fd/{part.memory}", os.O_RDONLY)
-    try:  # a private map: what would be written here stays here
-        mapped = mmap.mmap(descriptor, place + one.size, access=mmap.ACCESS_COPY, offset=one.start - place)
-    finally:
-        os.close(descriptor)
-    return torch.frombuffer(mapped, dtype=torch.uint8)[place:]
-
-
-def _unpacked(data: Tensor) -> Iterator[tuple[str, tuple[int, ...], int, Tensor]]:
-    """Of each piece of a bundle: name, shape of the whole tensor, number of its first element, and elements."""
-    length = int(data[:8].view(torch.int64))
-    offset = _after(8 + length)
-    for name, shape, first, count, kind in json.loads(data[8 : 8 + length].numpy().tobytes()):
-        dtype = getattr(torch, kind)
-        end = offset + count * dtype.itemsize
-        yield name, tuple(shape), first, data[offset:end].view(dtype)
-        offset = _after(end)
 
 
 def _digest(data: Tensor) -> str:

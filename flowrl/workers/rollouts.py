@@ -52,9 +52,7 @@ class Rollouts:
         part, self._probe = lay_down({"probe": probe}, [], str)
         self._spare = list[Memory]()
         self._by_memory = self._probe is not None  # which only Linux has
-        duty = Duty(
-            config=config, learners=run.world, device=kind, threads=threads, folder=folder, probe=part
-        )
+        duty = Duty(config=config, learners=run.world, device=kind, threads=threads, folder=folder, probe=part)
         self._say, self._world, self._file = run.main, run.world, run.folder / ASKED
         self._asked, self._looked = self._written(), 0.0  # what the file said before the run is over
         self.backend = RayBackend(duty, gpus=gpus)

@@ -116,10 +116,6 @@ class FullWeights(TrainedWeights):
             for name, weight in self._rounded.items():
                 weight.copy_(self.parameters[name])
 
-    def tensors(self) -> dict[str, Tensor]:
-        """Copies of the masters by name, on the host."""
-        return {name: master.detach().to("cpu", copy=True) for name, master in self.parameters.items()}
-
     def keep_reference(self) -> None:
         """Keeps the weights as they are now for the slot "reference", in the network's dtype; of parts as masters."""
         self._reference = {

@@ -43,12 +43,14 @@ class Kept(RayBackend):
         dies_at: the ticket at which a worker dies in the place of drawing.
         family: what a worker does before it loads.
         answers: of the run.
+        far: whether no worker is taken for one of this machine.
     """
 
     idle: ClassVar[list[Any]] = []
     dies_at: ClassVar[int | None] = None
     family: ClassVar[Any] = staticmethod(with_toy)
     answers: ClassVar[list[Answer]] = []
+    far: ClassVar[bool] = False
 
     def start(self, worker: int) -> None:
         self._forget(worker)
@@ -60,6 +62,8 @@ class Kept(RayBackend):
         self._awaited[actor.load.remote(self._duty)] = worker, None
 
     def submit(self, worker: int, ticket: int, piece: Order) -> None:
+        if Kept.far:
+            self._near.clear()
         if ticket != Kept.dies_at:
             super().submit(worker, ticket, piece)
             return

@@ -18,6 +18,7 @@ from two_processes import close, train_on_two
 
 from flowrl.cli import main
 from flowrl.pipelines import PIPELINES
+from flowrl.pipelines.weights.trained_weights import Held
 from flowrl.recipes import visited
 from flowrl.session.preflight import resolve
 from flowrl.training.draws import Drawn, Request
