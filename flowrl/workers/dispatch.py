@@ -8,8 +8,8 @@
 
 It knows pieces by number alone and reaches workers through a `WorkerBackend`, so that it can be run without any. Of n
 workers and m messages it takes time of order m log m; all n are looked at once every `_LOOK_EVERY` seconds. A free
-worker gets the waiting piece that comes first, and a second one ahead while many wait. docs/workers.md says what happens
-where workers die, are slow, come or go.
+worker gets the waiting piece that comes first, and a second one ahead while many wait. docs/workers.md says what
+happens where workers die, are slow, come or go.
 """
 
 from __future__ import annotations

@@ -85,7 +85,7 @@ class FullWeights(TrainedWeights):
                 self.parameters[name] = nn.Parameter(weight.detach().to(device, torch.float32))
                 self._rounded[name] = weight
         largest = [1.0, *(float(one.values.abs().max()) for one in self.held().values() if one.values.numel())]
-        self.scale = max(largest if split is None else split.each(max(largest)))
+        self.scale = max(largest if split is None else split.gather(max(largest)))
         self.slots: dict[str, dict[str, Tensor]] = {}
         self._reference: dict[str, Tensor] | None = None
 

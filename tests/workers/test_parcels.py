@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from multiprocessing import Pipe
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,7 +19,9 @@ from torch import Tensor
 
 from flowrl.pipelines.weights.trained_weights import Held
 from flowrl.workers import parcels
-from flowrl.workers.parcels import lay_down, reachable, read
+from flowrl.workers.parcels import Version, lay_down, reachable, read
+from flowrl.workers.ray_backend import RayBackend
+from flowrl.workers.rollouts import Rollouts
 
 
 def weights() -> dict[str, Tensor]:
@@ -153,3 +156,15 @@ def test_a_killed_learner_leaves_nothing() -> None:
     assert not Path(f"/proc/{pid}").exists()
     assert not reachable(part)
     assert sorted(os.listdir("/dev/shm")) == before
+
+
+def test_what_learners_hold_between_them_goes_by_memory_alone() -> None:
+    part, memory = lay_down(held(weights()), [], nowhere)
+    version = Version(number=1, parts=(part, part), memory=memory)
+    backend: Any = SimpleNamespace(_sent={}, put=nowhere)
+    with pytest.raises(ValueError, match=r"send them by memory alone: keep workers on the machine"):
+        RayBackend._parts(backend, version)
+    rollouts: Any = SimpleNamespace(_versions=0, _spare=[], backend=backend, _by_memory=True)
+    split: Any = SimpleNamespace(gather=lambda mine: [mine, replace(part, memory=-1)])
+    with pytest.raises(ValueError, match=r"found no memory to lay it down for workers: free some"):
+        Rollouts.send(rollouts, held(weights()), split)

@@ -120,15 +120,6 @@ class Shards:
         dist.all_reduce(mine, op=dist.ReduceOp.MAX, group=self._group)
         return [bool(flag) for flag in mine.tolist()]
 
-    def each(self, number: float) -> list[float]:
-        """The number that each of the processes has, in their order."""
-        import torch.distributed as dist
-
-        found = torch.zeros(self.mesh.size(), dtype=torch.float64)
-        found[self.mesh.get_local_rank()] = number
-        dist.all_reduce(found, group=self._group)
-        return list(found.tolist())
-
     def gather(self, mine: T) -> list[T]:
         """What each of the processes has, in their order."""
         import torch.distributed as dist

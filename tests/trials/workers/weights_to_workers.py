@@ -3,8 +3,8 @@ there, and bundle by bundle through Ray's object store, as they go to other mach
 
     python tests/trials/workers/weights_to_workers.py --out docs/research/trials/weights_to_workers.json
 
-What is timed is an update on a CPU: from tensors of the learner to tensors of two workers that have been overwritten with
-them, digests included. The middle of some updates, without the first.
+What is timed is an update on a CPU, digests included: from tensors of the learner to tensors of two workers that have
+been overwritten with them. The middle of some updates, without the first.
 """
 
 from __future__ import annotations
