@@ -13,6 +13,7 @@ from torch import Tensor
 from flowrl.config.sections import SamplerConfig
 from flowrl.config.train import TrainConfig
 from flowrl.credit import CREDIT, Method
+from flowrl.pipelines.weights.trained_weights import Held
 from flowrl.runtime.placement import host_rows, put, settle
 from flowrl.runtime.randomness import counter_integers
 from flowrl.samplers import Kernel, rollout
@@ -154,15 +155,8 @@ def _draw_elsewhere(loop: Loop, batch: Batch, how: Paths, *, plan: bool = False)
     pieces are parts of the method's `plan` (`Sampled`), else trajectories.
     """
     workers: DrawsElsewhere = loop.run.rollouts
-    iteration, config = batch.iteration, loop.config
-    staleness, kept, sent = config.workers.staleness, loop.memory.pop(AHEAD, {}), dict[int, Any]()
-    if "weights" in kept:  # of a version that had one copy, named by the iteration that it draws
-        kept = {kept["iteration"] - 1: kept["weights"]}
-    weights = {begun: tensors for begun, tensors in kept.items() if begun >= iteration - staleness}
-    held = loop.policy.held()
-    weights[iteration] = {
-        name: one.values.to("cpu", one.dtype, copy=True) if staleness else one.values for name, one in held.items()
-    }
+    iteration, config, sent = batch.iteration, loop.config, dict[int, Any]()
+    staleness, weights = config.workers.staleness, weights_in_flight(loop, batch.iteration)
     for later in range(iteration, min(iteration + staleness + 1, config.num_iterations)):
         steps = stochastic_steps(config.sampler, config.seed, later) if how.steps and later > iteration else how.steps
         if later in loop.ahead or (how.steps and not steps):  # or it samples nothing
@@ -170,15 +164,34 @@ def _draw_elsewhere(loop: Loop, batch: Batch, how: Paths, *, plan: bool = False)
         asked = requests_of(loop, batch if later == iteration else loop.batch(later), steps, how, plan)
         begun = min(begun for begun in weights if begun >= later - staleness)
         if begun not in sent:
-            own = {name: replace(one, values=weights[begun][name]) for name, one in held.items()}
-            sent[begun] = workers.send(own, loop.policy.split)
+            sent[begun] = workers.send(weights[begun], loop.policy.split)
         loop.ahead[later] = workers.submit(asked, sent[begun]), sent[begun]
     if staleness:
-        loop.memory[AHEAD] = {begun: tensors for begun, tensors in weights.items() if begun > iteration - staleness}
+        loop.memory[AHEAD] = {
+            begun: {name: one.values for name, one in held.items()}
+            for begun, held in weights.items()
+            if begun > iteration - staleness
+        }
     tickets, loop.sent = loop.ahead.pop(iteration)
     for drawn in workers.collect(tickets):
         loop.network.take_over(drawn.evaluations)
         yield drawn.found
+
+
+def weights_in_flight(loop: Loop, iteration: int) -> dict[int, dict[str, Held]]:
+    """What this process holds of the weights that iterations from this one on are drawn with, by the iteration that
+    began with them: the network's own, or copies on the host where later ones draw too."""
+    staleness, kept, held = loop.config.workers.staleness, loop.memory.pop(AHEAD, {}), loop.policy.held()
+    if "weights" in kept:  # of a version that had one copy, named by the iteration that it draws
+        kept = {kept["iteration"] - 1: kept["weights"]}
+    found = {begun: tensors for begun, tensors in kept.items() if begun >= iteration - staleness}
+    found[iteration] = {
+        name: one.values.to("cpu", one.dtype, copy=True) if staleness else one.values for name, one in held.items()
+    }
+    return {
+        begun: {name: replace(one, values=tensors[name]) for name, one in held.items()}
+        for begun, tensors in found.items()
+    }
 
 
 def requests_of(loop: Loop, batch: Batch, steps: tuple[int, ...], how: Paths, plan: bool) -> list[Request]:

@@ -21,7 +21,7 @@ from flowrl.training.learner import NetworkCounter
 from flowrl.training.parts import init_lora, load_pipeline, load_policy
 from flowrl.training.paths import draw_request
 from flowrl.workers.engine import Engine, drawn_by
-from flowrl.workers.parcels import Part, reachable, read
+from flowrl.workers.parcels import Shard, reachable, read
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,7 +37,7 @@ class Duty:
     """Of the learner; products of matrices are split over them, and so are their bits."""
     folder: str
     """That paths of the configuration start at."""
-    probe: Part
+    probe: Shard
     """What a worker of the learner's machine can map."""
 
 
@@ -74,7 +74,7 @@ class RolloutWorker(Draws):
         return here
 
     @torch.no_grad()
-    def draw(self, request: Request | EvalRequest, version: int, parts: Sequence[Part]) -> Drawn:
+    def draw(self, request: Request | EvalRequest, version: int, parts: Sequence[Shard]) -> Drawn:
         """Draws a piece under a version of the weights, of which `parts` say where they lie. Raises ValueError,
         OSError: as `read`."""
         if version != self._version:

@@ -187,18 +187,14 @@ class Dispatcher:
         now = self.backend.now()
         for answer in answers:
             self.messages += 1
-            if isinstance(answer, PieceFailed) and answer.ticket is not None and answer.ticket not in self._pieces:
-                self._done(PieceDone(answer.worker, answer.ticket, None), now)  # its weights may be gone by now
-            elif isinstance(answer, PieceDone):
+            if isinstance(answer, PieceDone):
                 self._done(answer, now)
             elif isinstance(answer, WorkerReady):
                 self._ready(answer, now)
             elif isinstance(answer, WorkerGone):
                 self._gone(answer.worker, answer.reason, now)
-            elif answer.ticket is not None or (self.workers[answer.worker].losses == 0 and not self._times):
-                raise answer.error
-            else:  # others have drawn: where it stands something is missing
-                self._gone(answer.worker, f"it could not load: {answer.error}", now)
+            else:
+                self._error(answer, now)
         while self._again and self._again[0][0] <= now:
             _, number = heapq.heappop(self._again)
             if (worker := self.workers[number]).state == "away" and worker.starts_again <= now:
@@ -226,6 +222,16 @@ class Dispatcher:
             self._results[answer.ticket] = answer.result
             self._lost.pop(answer.ticket, None)
         self._let_go(answer.worker, answer.ticket)
+
+    def _error(self, answer: PieceFailed, now: float) -> None:
+        if answer.ticket is None and (self.workers[answer.worker].losses or self._times):
+            self._gone(
+                answer.worker, f"it could not load: {answer.error}", now
+            )  # others have drawn: it lacks something
+        elif answer.ticket is None or answer.ticket in self._pieces:
+            raise answer.error
+        else:  # another worker was faster, and the weights may be gone by now
+            self._done(PieceDone(answer.worker, answer.ticket, None), now)
 
     def _ready(self, answer: WorkerReady, now: float) -> None:
         worker = self.workers[answer.worker]

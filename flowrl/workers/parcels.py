@@ -32,7 +32,7 @@ _ALIGNED = 64  # bytes at whose multiples tensors begin
 _BLOCK = 2**13  # words of 8 bytes that are added up for a digest
 
 
-class Memory:
+class SharedBytes:
     """Bytes that processes of this machine map; see the file's docstring. Raises OSError: there is no room."""
 
     def __init__(self, size: int) -> None:
@@ -59,7 +59,7 @@ class Bundle:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class Shard:
     """What one learner has laid down of a version."""
 
     process: int
@@ -67,7 +67,7 @@ class Part:
     """Its number among the files that the process has open; negative where bundles have references."""
     bundles: tuple[Bundle, ...]
 
-    def by_ray(self, memory: Memory, put: Callable[[Any], Any]) -> Part:
+    def by_ray(self, memory: SharedBytes, put: Callable[[Any], Any]) -> Shard:
         """The same for workers of other machines; `put` gives a reference."""
         bytes_of = {one: memory.bytes[one.start : one.start + one.size].numpy() for one in self.bundles}
         return replace(self, bundles=tuple(replace(one, reference=put(own)) for one, own in bytes_of.items()))
@@ -96,19 +96,21 @@ class Version:
     """Weights that workers can draw under, for as long as somebody has this."""
 
     number: int
-    parts: tuple[Part, ...]
+    parts: tuple[Shard, ...]
     """Of each learner that holds some of the weights."""
-    memory: Memory | None
+    memory: SharedBytes | None
     """That this learner's bundles lie in."""
 
 
-def lay_down(weights: Mapping[str, Held], spare: list[Memory], put: Callable[[Any], Any]) -> tuple[Part, Memory | None]:
+def lay_down(
+    weights: Mapping[str, Held], spare: list[SharedBytes], put: Callable[[Any], Any]
+) -> tuple[Shard, SharedBytes | None]:
     """Lays down what a process holds of the weights: in one of the `spare` memories where it fits, else in new memory,
     or where there is no room bundle by bundle through `put`."""
     layout = list(bundles_of(weights))
     size = sum(size for _, _, size in layout)
     try:
-        memory = spare.pop() if spare and spare[-1].size == size else Memory(size)
+        memory = spare.pop() if spare and spare[-1].size == size else SharedBytes(size)
     except OSError:
         memory = None
     bundles, start = list[Bundle](), 0
@@ -122,7 +124,7 @@ def lay_down(weights: Mapping[str, Held], spare: list[Memory], put: Callable[[An
             offset = _after(end)
         bundles.append(Bundle(start, length, _digest(room), put(room.numpy()) if memory is None else None))
         start += length
-    return Part(os.getpid(), -1 if memory is None else memory.fd, tuple(bundles)), memory
+    return Shard(os.getpid(), -1 if memory is None else memory.fd, tuple(bundles)), memory
 
 
 def bundles_of(weights: Mapping[str, Held]) -> Iterator[tuple[bytes, list[tuple[Held, int, int]], int]]:
@@ -147,9 +149,9 @@ def bundles_of(weights: Mapping[str, Held]) -> Iterator[tuple[bytes, list[tuple[
     yield bundle()
 
 
-def read(parts: Sequence[Part], own: Mapping[str, Tensor] | None) -> Mapping[str, Tensor]:
+def read(parts: Sequence[Shard], own: Mapping[str, Tensor] | None) -> Mapping[str, Tensor]:
     """Copies a version into the tensors that a worker draws with, or into new ones. Raises ValueError: something did
-    not arrive whole, or is of another policy; OSError: as `Part.arrived`."""
+    not arrive whole, or is of another policy; OSError: as `Shard.arrived`."""
     found = dict(own or {})
     left = {name: tensor.numel() for name, tensor in found.items()}
     for data in (data for part in parts for data in part.arrived()):
@@ -171,7 +173,7 @@ def read(parts: Sequence[Part], own: Mapping[str, Tensor] | None) -> Mapping[str
     return found
 
 
-def reachable(part: Part) -> bool:
+def reachable(part: Shard) -> bool:
     """Whether this process can map what a learner has laid down."""
     try:
         return part.memory >= 0 and all(len(data) > 0 for data in part.arrived())

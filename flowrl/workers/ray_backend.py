@@ -16,7 +16,7 @@ from flowrl.runtime.disk_errors import WORDS
 from flowrl.training.draws import EvalRequest, Request
 from flowrl.workers.actor import Duty, RolloutWorker
 from flowrl.workers.dispatch import Answer, PieceDone, PieceFailed, WorkerGone, WorkerReady
-from flowrl.workers.parcels import Part, Version
+from flowrl.workers.parcels import Shard, Version
 
 _GONE: Mapping[str, str] = WORDS["worker_gone"]
 """Why an actor is gone, in few words, by Ray's error."""
@@ -46,7 +46,7 @@ class RayBackend:
         self._actors: dict[int, Any] = {}
         self._awaited: dict[Any, tuple[int, int | None]] = {}  # reference -> worker, ticket; None is its loading
         self._near = set[int]()  # workers of this machine
-        self._sent: WeakKeyDictionary[Version, tuple[Part, ...]] = WeakKeyDictionary()  # to workers of others
+        self._sent: WeakKeyDictionary[Version, tuple[Shard, ...]] = WeakKeyDictionary()  # to workers of others
 
     def now(self) -> float:
         """The time."""
@@ -112,7 +112,7 @@ class RayBackend:
         (self._near.add if near else self._near.discard)(worker)
         return WorkerReady(worker, place)
 
-    def _parts(self, version: Version) -> Sequence[Part]:
+    def _parts(self, version: Version) -> Sequence[Shard]:
         """A version as workers of other machines get it. Raises ValueError: other learners hold some of it."""
         if len(version.parts) > 1:
             raise ValueError(

@@ -25,7 +25,7 @@ from flowrl.training.run import Run
 from flowrl.workers.actor import Duty
 from flowrl.workers.dispatch import Dispatcher
 from flowrl.workers.joining import join_cluster
-from flowrl.workers.parcels import Memory, Version, lay_down
+from flowrl.workers.parcels import SharedBytes, Version, lay_down
 from flowrl.workers.ray_backend import Order, RayBackend
 
 _LOOK = 0.05  # seconds between looks of the thread that gives out pieces
@@ -50,7 +50,7 @@ class Rollouts:
         threads, folder = torch.get_num_threads(), os.getcwd()
         probe = Held(values=torch.arange(64), dtype=torch.int64, shape=(64,))
         part, self._probe = lay_down({"probe": probe}, [], str)
-        self._spare = list[Memory]()
+        self._spare = list[SharedBytes]()
         self._by_memory = self._probe is not None  # which only Linux has
         duty = Duty(config=config, learners=run.world, device=kind, threads=threads, folder=folder, probe=part)
         self._say, self._world, self._file = run.main, run.world, run.folder / ASKED
@@ -77,8 +77,7 @@ class Rollouts:
         mine, memory = lay_down(weights, self._spare, self.backend.put)
         if memory is None and self._by_memory:
             self._by_memory = False
-            self._tell("weights go to workers through Ray from now on: there is no room for them in memory that "
-                       "processes share")  # fmt: skip
+            self._tell("weights go to workers through Ray from now on: there is no room in memory that processes share")
         parts = (mine,) if split is None else tuple(split.gather(mine))
         if len(parts) > 1 and any(part.memory < 0 for part in parts):
             raise ValueError(

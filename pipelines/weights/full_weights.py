@@ -4,11 +4,8 @@ What the optimizer moves are masters in float32. Where the network computes in f
 is the network's weight itself; elsewhere the network holds working copies, the masters rounded to its dtype after every
 change, so that rollout and update run on the same numbers. Gradients are those of the working copies.
 
-Bytes a trained weight takes on the device, bfloat16 / float32: network 2 / 4, gradient of a micro-batch 2 / 4, its sum
-4 / 4, masters 4 / 0, moments of AdamW 8 / 8: 20 in both. `optim.offload` moves masters, moments and copies to the host.
-
-Where the network is split over processes (`parallel.shard`), its parts are the masters, and all of this is of a part:
-4 bytes of a weight in the network, 4 of the gradient's sum and 8 of the moments, divided by the processes.
+`optim.offload` moves masters, moments and copies to the host. Where the network is split over processes
+(`parallel.shard`), its parts are the masters, and all of this is of a part. docs/cards.md has the bytes of each.
 """
 
 from __future__ import annotations

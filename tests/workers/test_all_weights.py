@@ -14,9 +14,9 @@ from toy_pipeline import write_pairs
 
 from flowrl.cli import main
 from flowrl.workers import parcels, rollouts
-from flowrl.workers.parcels import Memory, Part
+from flowrl.workers.parcels import Shard, SharedBytes
 
-SENT = list[tuple[int, int, Memory | None]]()
+SENT = list[tuple[int, int, SharedBytes | None]]()
 """Of each version the bytes of its tensors, its bundles, and the memory that it lies in."""
 
 
@@ -30,7 +30,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory, tiny_sd3_folder: Path) -> Ite
         patch.setattr(parcels, "BUNDLE", 2**15)  # of some hundred thousand bytes
         lay_down = rollouts.lay_down
 
-        def counted(weights: Mapping[str, Any], *more: Any) -> tuple[Part, Memory | None]:
+        def counted(weights: Mapping[str, Any], *more: Any) -> tuple[Shard, SharedBytes | None]:
             part, memory = lay_down(weights, *more)
             bytes_of = sum(one.values.numel() * one.dtype.itemsize for one in weights.values())
             SENT.append((bytes_of, len(part.bundles), memory))

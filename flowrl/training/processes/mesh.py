@@ -4,11 +4,8 @@ Processes are numbered row by row, `rank = (replicate * S + shard) * C + context
 stand next to each other, then those that share a copy of the weights, so that both lie on one machine where it has
 enough cards, and only gradients and numbers travel between copies.
 
-Processes that hold one copy of the weights between them take their network calls together. Each draws and trains images
-of its own, and some have less to do than others: micro-batches without a row that is trained, groups without a pair, a
-shorter share of an evaluation. Where another process of the group is still at work, such a process takes an idle turn
-(`in_step`): the same calls, on a row of its own, with a loss of nothing. Idle turns are counted nowhere, and what they
-add to a gradient is exactly 0.
+Processes that hold one copy of the weights between them take their network calls together (docs/sharding.md). One that
+has less to do takes idle turns (`in_step`): the same calls, on a row of its own, with a loss of nothing.
 """
 
 from __future__ import annotations

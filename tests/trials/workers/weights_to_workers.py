@@ -26,7 +26,7 @@ from torch import Tensor
 
 from flowrl.pipelines.weights.trained_weights import Held
 from flowrl.runtime.cluster import connect, disconnect
-from flowrl.workers.parcels import Memory, Part, lay_down, read
+from flowrl.workers.parcels import Shard, SharedBytes, lay_down, read
 
 WORKERS = 2
 
@@ -43,14 +43,14 @@ class Holder:
         torch.set_num_threads(1)
         self.own = tensors_of(mebibytes)
 
-    def take(self, part: Part) -> float:
+    def take(self, part: Shard) -> float:
         """Overwrites them; a number of the result."""
         read([part], self.own)
         return float(self.own["layer_0"][0, 0])
 
 
 def middle(
-    mebibytes: int, times: int, sent: Callable[[Mapping[str, Held], Callable[[Any], Any]], Part]
+    mebibytes: int, times: int, sent: Callable[[Mapping[str, Held], Callable[[Any], Any]], Shard]
 ) -> dict[str, float]:
     """Median milliseconds of an update, and of them those until the learner may go on."""
     import ray
@@ -72,10 +72,10 @@ def middle(
     return {"all_ms": round(median(found[1:]), 1), "learner_ms": round(median(laid[1:]), 1)}
 
 
-def by_memory(spare: list[Memory]) -> Callable[[Mapping[str, Held], Callable[[Any], Any]], Part]:
+def by_memory(spare: list[SharedBytes]) -> Callable[[Mapping[str, Held], Callable[[Any], Any]], Shard]:
     """Laid down in the same memory again and again, as a run without staleness does."""
 
-    def sent(weights: Mapping[str, Held], put: Callable[[Any], Any]) -> Part:
+    def sent(weights: Mapping[str, Held], put: Callable[[Any], Any]) -> Shard:
         part, memory = lay_down(weights, spare, put)
         assert memory is not None
         spare.append(memory)
@@ -84,7 +84,7 @@ def by_memory(spare: list[Memory]) -> Callable[[Mapping[str, Held], Callable[[An
     return sent
 
 
-def by_ray(weights: Mapping[str, Held], put: Callable[[Any], Any]) -> Part:
+def by_ray(weights: Mapping[str, Held], put: Callable[[Any], Any]) -> Shard:
     """Laid down, and put into the object store from there."""
     part, memory = lay_down(weights, [], put)
     assert memory is not None
