@@ -1,9 +1,7 @@
 """A denoiser whose weights are split over processes (`parallel.shard`), by torch's `fully_shard` (FSDP2).
 
-Each of N processes holds a part of every weight, split along its first dimension. A block's weights are gathered before
-it runs and given back after it, and once more in the backward pass, so that a process holds at most
-
-    bytes of all weights / N + bytes of the two largest blocks + bytes of what lies outside the blocks
+Each process holds a part of every weight, split along its first dimension. A block's weights are gathered before it
+runs and given back after it, and once more in the backward pass. docs/sharding.md says what is held, read and sent.
 
 The LoRA, which is added afterwards, takes no part in it: every process holds the whole of it in float32, so that
 gradients, optimizer, checkpoints and files of a run are those of an unsplit one. Numbers are the same bit for bit, for
@@ -13,11 +11,7 @@ Where weights are kept in few bits (`pipeline.quantize`) the first process quant
 gathered is codes and scales: the numbers are those of a model that was quantised on one process.
 
 Where the denoiser's own weights are trained the parts are masters in float32, which a gathering rounds to the dtype
-that the network was read in. As the backward pass leaves a block, its gradient is added up over the processes in
-float32; each keeps its part, beside those of earlier micro-batches.
-
-The first process of a group reads the checkpoint on its host and hands every weight out, one at a time; the others make
-the network without weights.
+that the network was read in.
 
 A gathering waits for every process of the group: all of them have to call the network equally often, in one order, and
 walk as many graphs back (`flowrl/training/processes/mesh.py`).
