@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from kept_workers import Inside
-from tiny_runs import TinyRuns, differences, lasting, metrics, model_tensors, tiny_runs
+from tiny_runs import TinyRuns, differences, lasting, metrics, model_tensors, state, tiny_runs
 from torch import Tensor
 from toy_pipeline import write_pairs
 
@@ -66,7 +66,7 @@ def test_a_run_of_all_weights_is_that_without_workers(
     monkeypatch.setattr(Inside, "dies_at", 2)
     there = runs.train("there", *sizes, "num_iterations=2", "eval_every=2", "eval.initial=true", "workers.rollouts=2")
     assert "was lost (its process ended)" in capsys.readouterr().err
-    trained = numel(model_tensors(here))
+    trained = numel(state(here)["policy"])
     _, *versions = SENT  # the first asks whether memory is reached
     assert [size for size, _, _ in versions] == [2 * trained] * 4  # two evaluations and two iterations, in 16 bits
     assert min(bundles for _, bundles, _ in versions) > 2
@@ -95,8 +95,7 @@ def test_a_run_ahead_of_its_weights_goes_on_to_the_bit(runs: TinyRuns) -> None:
 def test_layers_alone_and_other_recipes(runs: TinyRuns) -> None:
     for name, more in {
         "layers": ("policy.target_modules=[attn]",),
-        "nft": ("recipe=forward", "sampler.kernel=ode", "objective.name=nft", "slots.old_decay=constant",
-                "slots.old_decay_value=0.5"),
+        "nft": ("recipe=forward", "sampler.kernel=ode", "objective.name=nft", "times.count=2"),
         "branches": ("credit.method=g2rpo", "sampler.kernel=cps", "prompts_per_step=2"),
     }.items():  # fmt: skip
         assert_same(runs.train(f"{name} here", *more), runs.train(f"{name} there", *more, "workers.rollouts=2"))
@@ -105,7 +104,13 @@ def test_layers_alone_and_other_recipes(runs: TinyRuns) -> None:
 @pytest.mark.slow
 def test_a_run_on_images_of_files_is_evaluated_elsewhere(runs: TinyRuns) -> None:
     write_pairs(shown := runs.folder / "shown", size=16)
-    more = ["recipe=forward", "sampler.kernel=ode", "objective.name=sft", f"objective.options.images={shown}"]
+    more = [
+        "recipe=forward",
+        "sampler.kernel=ode",
+        "objective.name=sft",
+        "times.count=2",
+        f"objective.options.images={shown}",
+    ]
     more += [f"prompts.eval={runs.folder / 'held_out.txt'}", "eval_every=2", "eval.initial=false"]
     Inside.asked.clear()
     assert_same(runs.train("shown here", *more), runs.train("shown there", *more, "workers.rollouts=1"))

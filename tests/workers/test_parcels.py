@@ -56,7 +56,7 @@ def test_what_is_read_is_what_was_laid_down(most: int, monkeypatch: pytest.Monke
     assert all(torch.equal(own[name], one) for name, one in sent.items())
     assert memory is not None
     assert memory.size == sum(bundle.size for bundle in part.bundles)
-    assert len(part.bundles) == (1 if most > 256 else 13)
+    assert len(part.bundles) == (1 if most > 256 else 12)
     assert max(bundle.size for bundle in part.bundles) < most + 512  # names, and bytes up to the next multiple
 
 
