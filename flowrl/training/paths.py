@@ -166,12 +166,6 @@ def _draw_elsewhere(loop: Loop, batch: Batch, how: Paths, *, plan: bool = False)
         if begun not in sent:
             sent[begun] = workers.send(weights[begun], loop.policy.split)
         loop.ahead[later] = workers.submit(asked, sent[begun]), sent[begun]
-    if staleness:
-        loop.memory[AHEAD] = {
-            begun: {name: one.values for name, one in held.items()}
-            for begun, held in weights.items()
-            if begun > iteration - staleness
-        }
     tickets, loop.sent = loop.ahead.pop(iteration)
     for drawn in workers.collect(tickets):
         loop.network.take_over(drawn.evaluations)
@@ -180,7 +174,7 @@ def _draw_elsewhere(loop: Loop, batch: Batch, how: Paths, *, plan: bool = False)
 
 def weights_in_flight(loop: Loop, iteration: int) -> dict[int, dict[str, Held]]:
     """What this process holds of the weights that iterations from this one on are drawn with, by the iteration that
-    began with them: the network's own, or copies on the host where later ones draw too."""
+    began with them: the network's own, or copies on the host, which the run's memory keeps for later ones."""
     staleness, kept, held = loop.config.workers.staleness, loop.memory.pop(AHEAD, {}), loop.policy.held()
     if "weights" in kept:  # of a version that had one copy, named by the iteration that it draws
         kept = {kept["iteration"] - 1: kept["weights"]}
@@ -188,6 +182,8 @@ def weights_in_flight(loop: Loop, iteration: int) -> dict[int, dict[str, Held]]:
     found[iteration] = {
         name: one.values.to("cpu", one.dtype, copy=True) if staleness else one.values for name, one in held.items()
     }
+    if staleness:
+        loop.memory[AHEAD] = {begun: tensors for begun, tensors in found.items() if begun > iteration - staleness}
     return {
         begun: {name: replace(one, values=tensors[name]) for name, one in held.items()}
         for begun, tensors in found.items()

@@ -48,7 +48,8 @@ class Rollouts:
         gpus = settings.rollout_gpus if kind == "cuda" else 0.0
         address = join_cluster(config, run)
         threads, folder = torch.get_num_threads(), os.getcwd()
-        probe = Held(values=torch.arange(64), dtype=torch.int64, shape=(64,))
+        mark = torch.frombuffer(bytearray(os.urandom(16)), dtype=torch.uint8)  # that no other machine has
+        probe = Held(values=mark, dtype=mark.dtype, shape=tuple(mark.shape))
         part, self._probe = lay_down({"probe": probe}, [], str)
         self._spare = list[SharedBytes]()
         self._by_memory = self._probe is not None  # which only Linux has

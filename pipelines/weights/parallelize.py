@@ -55,21 +55,12 @@ def done_by_first(split: Split, work: Callable[[], object]) -> bool:
             work()
         except Exception as error:
             failed = error
-    said = _of_first(split, None if failed is None else explain(failed))
+    said = split.gather(None if failed is None else explain(failed))[0]
     if failed is not None:
         raise failed
     if said is not None:
         raise ValueError(said)
     return first
-
-
-def _of_first(split: Split, mine: Any) -> Any:
-    """What the first process of the group has."""
-    import torch.distributed as dist
-
-    told, group = [mine], split.mesh.get_group()
-    dist.broadcast_object_list(told, src=dist.get_global_rank(group, 0), group=group)
-    return told[0]
 
 
 def split_over(network: nn.Module, split: Split, *, masters: bool = False) -> None:
@@ -89,7 +80,7 @@ def split_over(network: nn.Module, split: Split, *, masters: bool = False) -> No
         if isinstance(layer, QuantizedLinear):
             layer.become_parameters()
     whole = {name: parameter.detach() for name, parameter in network.named_parameters()} if first else {}
-    facts = _of_first(split, _facts(network) if first else None)
+    facts: Any = split.gather(_facts(network) if first else None)[0]
     for name, (kind, dtype, tensors) in facts["quantised"].items() if not first else ():
         layer = kind(network.get_submodule(name).to(dtype), **tensors)
         layer.become_parameters()
