@@ -32,7 +32,13 @@ def test_no_worker_reads_a_text_encoder(tmp_path: Path, tiny_sd3_folder: Path) -
     config = load_config(tiny_runs(tmp_path, model).config, [])
     worker = RolloutWorker()
     probe, _ = lay_down({}, [], str)
-    given = {"config": config, "learners": 1, "device": "cpu", "threads": torch.get_num_threads(), "probe": probe}
+    given: dict[str, Any] = {
+        "config": config,
+        "learners": 1,
+        "device": "cpu",
+        "threads": torch.get_num_threads(),
+        "probe": probe,
+    }
     worker.load(Duty(**given, folder=os.getcwd()))
     assert sum(parameter.numel() for parameter in worker.pipeline.denoiser.parameters()) > 0
     assert worker.own
