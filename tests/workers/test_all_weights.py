@@ -28,10 +28,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory, tiny_sd3_folder: Path) -> Ite
         patch.setattr(rollouts, "RayBackend", Inside)
         patch.setattr(rollouts, "join_cluster", lambda config, run: "here")
         patch.setattr(parcels, "BUNDLE", 2**15)  # of some hundred thousand bytes
-        lay_down = rollouts.lay_down
 
         def counted(weights: Mapping[str, Any], *more: Any) -> tuple[Shard, SharedBytes | None]:
-            part, memory = lay_down(weights, *more)
+            part, memory = parcels.lay_down(weights, *more)
             bytes_of = sum(one.values.numel() * one.dtype.itemsize for one in weights.values())
             SENT.append((bytes_of, len(part.bundles), memory))
             return part, memory

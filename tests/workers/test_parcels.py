@@ -115,8 +115,8 @@ def test_where_there_is_no_room_bundles_go_by_references(monkeypatch: pytest.Mon
     monkeypatch.setattr(os, "posix_fallocate", full)
     monkeypatch.setattr(parcels, "BUNDLE", 256)
     open_files = len(os.listdir("/proc/self/fd"))
-    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(get=lambda reference: store[reference]))
     store = list[Any]()
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(get=lambda reference: store[reference]))
 
     def put(data: Any) -> int:
         store.append(data.copy())
