@@ -139,7 +139,7 @@ def test_all_weights_come_by_memory_or_through_ray(
     here = tiny.train("here", *sizes, "threads=1")
     monkeypatch.setattr(parcels, "BUNDLE", 2**15)
     monkeypatch.setattr(Kept, "dies_at", 2)
-    by_ray = mock.Mock(side_effect=RayBackend.put, autospec=True)
+    by_ray = mock.Mock(side_effect=RayBackend.put)
     monkeypatch.setattr(RayBackend, "put", lambda backend, data: by_ray(backend, data))
     runs, calls = [tiny.train("near", *sizes, "threads=1", WORKERS)], [by_ray.call_count]
     monkeypatch.setattr(Kept, "far", True)
@@ -147,7 +147,14 @@ def test_all_weights_come_by_memory_or_through_ray(
     calls.append(by_ray.call_count)
     assert "no room" not in capsys.readouterr().err
     monkeypatch.setattr(Kept, "far", False)
-    monkeypatch.setattr(os, "posix_fallocate", mock.Mock(side_effect=OSError(errno.ENOSPC, "full")))
+    room = os.posix_fallocate
+
+    def scarce(fd: int, offset: int, size: int) -> None:
+        if size > 2**12:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        room(fd, offset, size)
+
+    monkeypatch.setattr(os, "posix_fallocate", scarce)
     runs.append(tiny.train("full", *sizes, "threads=1", WORKERS))
     calls.append(by_ray.call_count)
     assert calls[0] == 0 < calls[1] < calls[2]
