@@ -126,7 +126,7 @@ def _variables(text: str) -> dict[str, str]:
     """Variables that a script sets; later lines win."""
     found: dict[str, str] = {}
     for name, value in re.findall(r"^\s*(?:export )?(\w+)=(\S*)", text, flags=re.MULTILINE):
-        plain = value.strip("'\"")
+        plain = re.sub(r":\?.*", "}", value.strip("'\""))  # ${NAME:?what is said where it is not set
         filled = _filled(plain, found)
         found[name] = filled if len(filled) <= _LONGEST else plain
     return found

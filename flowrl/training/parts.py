@@ -190,6 +190,13 @@ def check_tokens(config: TrainConfig, known: ModelFamily) -> None:
     refuse_unsplit(known, model, options, config.parallel.context, sizes)
 
 
+def check_cached(known: ModelFamily, model: str) -> None:
+    """Refuses First-Block Cache of a model whose blocks cannot be cached, before weights load."""
+    from flowrl.pipelines.arithmetic.first_block import refuse_uncached  # imports diffusers
+
+    refuse_uncached(known, model)
+
+
 def attention_text(settings: PipelineConfig) -> str:
     """What `pipeline.attention` means on this machine, and which words it has."""
     known = model_family(settings).attends(location_of(settings))
