@@ -37,14 +37,14 @@ def add_sampling_arguments(
     own = "(default: the run's, else what the checkpoint is made for)"
     of_base = "guidance scale of the base model under --rlg (default: that of the tuned model)"
     tokens = "text tokens to read (default: the run's; embedded models 16; else the family's)"
-    share = "leave out blocks at steps where the first one changed by less than this share (default: 0, never)"
-    rows = [
+    cached = "leave out blocks at steps where the first one changed by less than this share (default: 0, never)"
+    rows: list[tuple[str, Any, str, str]] = [
         ("--steps", steps, "N", f"denoising steps {own}"),
         ("--guidance", scale, "W", f"guidance scale {own}"),
         *[("--base-guidance", scale, "W", of_base)] * base_guidance,
         ("--max-sequence-length", count, "N", tokens),
-        ("--dtype", str, "NAME", "network precision: float32, bfloat16 or float16 (default: the run's, else float32)"),
-        *[("--first-block-cache", partial(number, most=1), "SHARE", share)] * cache,
+        ("--dtype", None, "NAME", "network precision: float32, bfloat16 or float16 (default: the run's, else float32)"),
+        *[("--first-block-cache", share, "SHARE", cached)] * cache,
         ("--height", pixels, "N", "height in pixels (default: the run's, else the model's)"),
         ("--width", pixels, "N", "width in pixels (default: the run's, else the model's)"),
     ]
@@ -85,8 +85,8 @@ def number(text: str, most: float) -> float:
     return value
 
 
-scale, seconds = partial(number, most=GUIDANCE), partial(number, most=GRACE)
-"""A guidance scale; seconds, a day at most."""
+scale, seconds, share = (partial(number, most=most) for most in (GUIDANCE, GRACE, 1))
+"""A guidance scale; seconds, a day at most; a share."""
 
 
 def add_seed(parser: ActionsContainer) -> None:

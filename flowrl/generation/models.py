@@ -83,6 +83,12 @@ class Source:
         size = {name: self.options[name] for name in ("height", "width", "num_frames", "fps") if name in self.options}
         return {name: getattr(self, name) for name in names} | {"options": size}
 
+    @property
+    def told(self) -> str:
+        """Steps, guidance and cache, in words."""
+        cache = f", First-Block Cache {self.first_block_cache:g}" if self.first_block_cache else ""
+        return f"{self.num_steps} steps, guidance {self.guidance_scale:g}{cache}"
+
     def before_training(self) -> Source:
         """The model before training, sampled in the same way."""
         own = self.trained_variant if self.trained_from else self.variant
@@ -241,8 +247,7 @@ def check_source(source: Source, *, judging: str | None = None, videos: bool = F
             f"the run {run} has no {MODEL}/ yet: finish it with 'flowrl train resume={shlex.quote(str(run))}'"
         )
     family(source.family).check(model_location(source.model), None)
-    if source.first_block_cache:
-        check_cached(family(source.family), model_location(source.model))
+    check_cached(source.first_block_cache, family(source.family), model_location(source.model))
     if judging is not None and family_for(source.family, source.model).videos != videos:
         if videos:
             raise ValueError(

@@ -173,8 +173,6 @@ def sample(
             f"`rlg` holds tuned models as LoRAs beside one base, and {place_of(model)} trained all weights: give it "
             "runs that trained a LoRA (policy.train=lora), or leave `rlg` out"
         )
-    if rlg is not None and first_block_cache:
-        raise ValueError("`rlg` mixes networks, and `first_block_cache` would mix up their blocks: give one of them")
     loras = loras or [place for place in (drawn.lora,) if place is not None]
     settings = rlg_settings(
         loras,
@@ -194,9 +192,8 @@ def sample(
     pairs = list(product(asked, numbers))
     whole, tracks = draw_pairs(drawing, pairs, batch_size or (1 if fps else BATCH))
     height, width = whole.shape[-2:]
-    said = f"{drawn.num_steps} steps, guidance {drawn.guidance_scale:g}, {width} x {height} pixels, "
+    said = f"{drawn.told}, {width} x {height} pixels, "
     said += f"seed {numbers[0]}" if len(numbers) == 1 else f"{len(numbers)} seeds from {numbers[0]} to {numbers[-1]}"
-    said += f", First-Block Cache {first_block_cache:g}" if first_block_cache else ""
     return replace(_collect(asked, pairs, whole, tracks, fps, folder), drawn_with=said)
 
 
@@ -281,6 +278,8 @@ def load_drawing(
 ) -> tuple[Callable[[Sequence[Pair]], tuple[Tensor, list[Track]]], float]:
     """Loads the model; returns a function that draws images of pairs and the sounds of clips, on the host, with its
     LoRA or with guidance between models, and the frames per second of videos (0 for images)."""
+    if settings is not None and source.first_block_cache:
+        raise ValueError("`rlg` mixes networks, and `first_block_cache` would mix up their blocks: give one of them")
     pipeline = load_source(source if settings is None else replace(source, lora=None), device)
     schedule, scale = schedule_of(source, pipeline), source.guidance_scale
     names = [] if settings is None else add_experts(pipeline, settings.loras, stock_of(source.family, source.model))

@@ -12,6 +12,8 @@ from typing import Any, Literal
 from flowrl.config.strict_yaml import dotted_items, parse_yaml, read_mapping
 from flowrl.migrating.foreign_python import Reader, choose_function
 
+Made = dict[str, Any] | str
+"""Our keys with their values, or why there are none, as in the tables (``- why``, ``! why``)."""
 Kind = Literal["flow_grpo", "DiffusionNFT", "DanceGRPO", "MixGRPO", "Flow-Factory", "verl-omni", "UniRL"]
 SIGNS = (
     "a .py file with functions that fill a ConfigDict (flow_grpo, DiffusionNFT), YAML with 'model' and 'train', which "

@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from flowrl.config.foreign import foreign_words
-from flowrl.migrating.foreign_files import Foreign, Kind
+from flowrl.migrating.foreign_files import Foreign, Kind, Made
+from flowrl.migrating.foreign_teachers import flow_factory_teachers, teachers, unirl_teachers
 
-Made = dict[str, Any] | str
-"""Our keys with their values, or why there are none, as in the tables (``- why``, ``! why``)."""
 _STAYS = "so that of the base stays"
 _NEVER = 1_000_000  # iterations that no run has
 _REWARD = re.compile("use_|[vm]q_coef")  # flags of DanceGRPO that say a reward
@@ -126,36 +125,8 @@ def _flow_factory(given: Foreign, method: str) -> dict[str, Made]:
         found[f"train.{key}"] = _clip(ours, keys.get(f"train.{key}"))
     found |= _flow_factory_kl_and_steps(given, method)
     if method == "opd":
-        return found | _flow_factory_teachers(keys)
+        return found | flow_factory_teachers(keys)
     return found if method in ("grpo", "guard", "dppo") else found | _flow_factory_noised(keys, method)
-
-
-def _flow_factory_teachers(keys: dict[str, Any]) -> dict[str, Made]:
-    """Keys of on-policy distillation."""
-    found, reach, target = dict[str, Made](), keys.get("train.timestep_range"), keys.get("train.loss_target")
-    steps, weight = _count(keys, "train.num_inference_steps"), {"xt": "transition", "v": "velocity"}.get(str(target))
-    found["train.loss_target"] = (
-        {"objective.options.weight": weight} if weight else f"- the loss has no target {target}, {_STAYS}"
-    )
-    found["train.timestep_range"] = "- all steps are trained where none has noise"
-    if _is_number(reach) and keys.get("scheduler.dynamics_type") != "ODE":
-        found["train.timestep_range"] = {"sampler.sde_window_range": [0, max(1, min(int(steps * reach), steps - 1))]}
-    names = {"path": "lora", "applicable_datasets": "prompts", "guidance_scale": "guidance_scale"}
-    return found | _teachers(keys, r"train\.teachers\[(\d+)\]\.(\w+)", names)
-
-
-def _teachers(keys: dict[str, Any], pattern: str, names: dict[str, str]) -> dict[str, Made]:
-    """Translates teachers by the keys that match a pattern, whose groups are a teacher and what is said of it; `names`
-    has what that is called here."""
-    teachers, found, listed = dict[str, dict[str, Any]](), dict[str, Made](), list[dict[str, Any]]()
-    for key, value in keys.items():
-        said = re.fullmatch(pattern, key)
-        if said is not None and (ours := names.get(said[2])) is not None and value is not None:
-            told = [value] if ours == "prompts" and not isinstance(value, list) else value
-            teachers.setdefault(said[1], {})[ours] = told
-            found[key] = {"policy.teachers": listed}
-    listed += teachers.values()
-    return found
 
 
 def _flow_factory_noised(keys: dict[str, Any], method: str) -> dict[str, Made]:
@@ -282,7 +253,7 @@ def _verl(given: Foreign, method: str) -> dict[str, Made]:
     std = {"adv_std": over if keys.get("algorithm.norm_adv_by_std_in_grpo", True) else "none"}
     found["algorithm.global_std"] = found["algorithm.norm_adv_by_std_in_grpo"] = std
     place = r"(?:distillation\.teacher_models|actor_rollout_ref\.teacher\.models)\.(\w+)\.(\w+|model\.path)"
-    return found | _teachers(keys, place, {"model_path": "lora", "model.path": "lora", "key": "prompts"})
+    return found | teachers(keys, place, {"model_path": "lora", "model.path": "lora", "key": "prompts"})
 
 
 def _dance(given: Foreign, method: str) -> dict[str, Made]:
@@ -344,25 +315,8 @@ def _unirl(given: Foreign, method: str) -> dict[str, Made]:
     names = ("ema_decay", "ema_decay_type", "ema_flat_steps", "ema_uprate", "ema_uphold")
     found |= {f"backend.ema_lora_cfg.{name}": made for name in names}
     if method == "opd":
-        found |= _unirl_teachers(keys)
+        found |= unirl_teachers(keys)
     return found | _share(keys, "algorithm.training_timestep_fraction", "sampling.num_inference_steps")
-
-
-def _unirl_teachers(keys: dict[str, Any]) -> dict[str, Made]:
-    """Keys of on-policy distillation: a teacher is said in two places by its name, and some rollouts are one update."""
-    found, parts = dict[str, Made](), max(1, _count(keys, "accumulate_rollouts"))
-    found["batch_size"] = found["accumulate_rollouts"] = {"prompts_per_step": _count(keys, "batch_size") * parts}
-    found["num_rollouts"] = {"num_iterations": _count(keys, "num_rollouts") // parts}
-    level = keys.get("sampling.eta")
-    found["sampling.eta"] = {"sampler.noise_level": level}
-    if _is_number(level) and level < 1e-3:
-        found["sampling.eta"] = found["pipeline.strategy._target_"] = {"sampler.kernel": "ode"}
-    place = re.compile(r"((?:backend\.lora_cfg\.frozen_adapters|algorithm\.teachers)\[\d+\])\.(\w+)")
-    places = {key: said for key in keys if (said := place.fullmatch(key))}
-    by_name = {f"{keys.get(f'{said[1]}.name')}:{said[2]}": keys[key] for key, said in places.items()}
-    names = {"path": "lora", "guidance_scale": "guidance_scale", "name": "prompts"}
-    made = next(iter(_teachers(by_name, r"(.+):(\w+)", names).values()), "! it names no teacher")
-    return found | dict.fromkeys(places, made)
 
 
 _RULES: dict[Kind, Callable[[Foreign, str], dict[str, Made]]] = {

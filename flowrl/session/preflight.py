@@ -281,8 +281,7 @@ def _of_whole(config: TrainConfig, looked: Looked, *, here: bool) -> Iterator[Ca
         yield lambda: _check_negative(config, known)
         yield lambda: check_attention(config.pipeline, known, here=here)
         yield lambda: check_tokens(config, known)
-        if config.sampler.first_block_cache:
-            yield lambda: check_cached(known, location_of(config.pipeline))
+        yield lambda: check_cached(config.sampler.first_block_cache, known, location_of(config.pipeline))
     if config.pipeline.offload:
         yield lambda: check_offload(config, through_rewards=recipe.THROUGH_REWARDS)
     if here:

@@ -190,11 +190,12 @@ def check_tokens(config: TrainConfig, known: ModelFamily) -> None:
     refuse_unsplit(known, model, options, config.parallel.context, sizes)
 
 
-def check_cached(known: ModelFamily, model: str) -> None:
-    """Refuses First-Block Cache of a model whose blocks cannot be cached, before weights load."""
-    from flowrl.pipelines.arithmetic.first_block import refuse_uncached  # imports diffusers
+def check_cached(threshold: float, known: ModelFamily, model: str) -> None:
+    """Refuses First-Block Cache, above 0, of a model whose blocks cannot be cached, before weights load."""
+    if threshold > 0:
+        from flowrl.pipelines.arithmetic.first_block import refuse_uncached  # imports diffusers
 
-    refuse_uncached(known, model)
+        refuse_uncached(known.meta_denoiser(model), model)
 
 
 def attention_text(settings: PipelineConfig) -> str:

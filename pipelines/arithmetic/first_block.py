@@ -17,7 +17,6 @@ from diffusers import CacheMixin, FirstBlockCacheConfig
 from torch import Tensor, nn
 
 from flowrl.pipelines.arithmetic.compiling import experts_of
-from flowrl.pipelines.shared.contract import ModelFamily
 from flowrl.samplers.guidance import Velocity
 
 Cached = Callable[[Velocity], Velocity]
@@ -31,17 +30,14 @@ class _Blocks(CacheMixin, nn.Module):  # type: ignore[misc]
         super().__init__()
         for name, blocks in network.named_children():
             if isinstance(blocks, nn.ModuleList):
-                self.add_module(name, nn.ModuleList(block for block in blocks if not _is_last_of_sd3(block)))
+                # SD3's last block returns no text, and diffusers' cache wants some: it runs at every step.
+                cached = [block for block in blocks if not vars(block).get("context_pre_only")]
+                self.add_module(name, nn.ModuleList(cached))
 
 
-def _is_last_of_sd3(block: Any) -> bool:
-    """Whether a block returns no text: diffusers' cache wants some, so that it runs at every step."""
-    return bool(vars(block).get("context_pre_only"))
-
-
-def refuse_uncached(known: ModelFamily, model: str) -> None:
-    """Refuses a model whose blocks diffusers cannot cache, before weights load."""
-    for network in experts_of(known.meta_denoiser(model)):
+def refuse_uncached(denoiser: nn.Module | None, model: str) -> None:
+    """Refuses a model, by its denoiser without weights, whose blocks diffusers cannot cache."""
+    for network in experts_of(denoiser):
         try:
             _Blocks(network).enable_cache(FirstBlockCacheConfig())
         except (IndexError, ValueError):  # no list of blocks, or blocks of which diffusers does not know what they give

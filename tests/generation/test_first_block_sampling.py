@@ -12,9 +12,19 @@ from tiny_runs import TinyRuns, differences, lasting, lora, metrics, tiny_runs
 import flowrl
 from flowrl.cli import main
 from flowrl.config.train import resolve_path
-from flowrl.generation.models import EMBEDDED
+from flowrl.generation.models import EMBEDDED, find_source
+from flowrl.generation.rlg import rlg_settings
+from flowrl.generation.sample import load_drawing
+from flowrl.generation.sampling_options import SamplingOptions
 
-FORWARD = ("recipe=forward", "objective.name=nft", "sampler.kernel=ode", "sampler.noise_level=null", "num_iterations=2")
+FORWARD = (
+    "recipe=forward",
+    "objective.name=nft",
+    "sampler.kernel=ode",
+    "sampler.noise_level=null",
+    "num_iterations=2",
+    "sampler.num_steps=8",
+)
 
 
 @pytest.fixture(scope="module")
@@ -39,18 +49,21 @@ def test_a_run_with_a_cache_resumes_to_the_bit(runs: TinyRuns, cached: Path) -> 
     assert main(["train", f"resume={whole}", "sampler.first_block_cache=0.5"]) == 1
 
 
-def test_samples_and_evaluations_say_so_and_lie_apart(tiny_sd3_folder: Path, tmp_path: Path) -> None:
-    how: dict[str, Any] = {"steps": 3, "show": False, "device": "cpu", "max_sequence_length": 16}
+def test_samples_and_evaluations_say_so_and_lie_apart(tmp_path: Path) -> None:
+    how: dict[str, Any] = {"steps": 8, "show": False, "device": "cpu"}
     drawn = [flowrl.sample(EMBEDDED, "a red circle", first_block_cache=one, **how) for one in (None, 0, 1e-9, 1)]
     pixels = [one.images[0].tobytes() for one in drawn]
     assert pixels[0] == pixels[1] == pixels[2] != pixels[3]
     assert [", First-Block Cache" in one.drawn_with for one in drawn] == [False, False, True, True]
     with pytest.raises(flowrl.FlowrlError, match=r"`first_block_cache` must lie in \[0, 1\], got 2"):
         flowrl.sample(EMBEDDED, "a red circle", first_block_cache=2, **how)
-    with pytest.raises(flowrl.FlowrlError, match="`rlg` mixes networks"):
-        flowrl.sample(EMBEDDED, "a red circle", rlg=2, lora=tmp_path, first_block_cache=0.1, **how)
+    source = find_source(EMBEDDED, sampling=SamplingOptions(first_block_cache=0.1))
+    settings = rlg_settings([tmp_path], 2.0)
+    with pytest.raises(ValueError, match="`rlg` mixes networks"):
+        load_drawing(source, settings, "cpu")
 
-    out, asked = tmp_path / "out", {"num_prompts": 1, "samples": 1, "steps": 3, "device": "cpu", "show": False}
+    out = tmp_path / "out"
+    asked: dict[str, Any] = {"num_prompts": 1, "samples": 1, "steps": 3, "device": "cpu", "show": False}
     found = flowrl.evaluate(out=out, first_block_cache=0.5, **asked)
     assert any("Drawn with First-Block Cache 0.5: images are not those" in note for note in found.notes)
     told = [json.loads((out / name).read_text()) for name in ("result.json", "model/images/drawn.json")]

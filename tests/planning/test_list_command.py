@@ -106,7 +106,7 @@ LEADS = {
     "DiffusionNFT": "told of under: nft\n",
     "RTDMD": "told of under: dmd\n",
     "gspo": "a key tells of it, see 'flowrl list keys NAME': ratio\n",
-    "mix_grpo": "a key tells of it, see 'flowrl list keys NAME': sampler.sde_window, ",
+    "mix_grpo": "a key tells of it, see 'flowrl list keys NAME': loss_denominator, sampler.sde_window, ",
 }
 
 

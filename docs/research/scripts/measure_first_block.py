@@ -29,8 +29,8 @@ from flowrl.training.heldout import made_of
 sys.path.append(str(Path(__file__).resolve().parents[3] / "tests" / "trials"))
 from origin import origin
 
-THRESHOLDS = (0.0, 0.02, 0.05, 0.1, 0.2, 0.4)
-IMAGES, REPEATS, PROMPTS = 24, 5, 120
+THRESHOLDS = (0.0, 0.05, 0.1, 0.2, 0.4)
+IMAGES, REPEATS, PROMPTS = 12, 3, 40
 
 
 def main() -> None:
