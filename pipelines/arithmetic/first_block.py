@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from inspect import signature
 from typing import Any
 
 from diffusers import CacheMixin, FirstBlockCacheConfig
@@ -38,9 +39,12 @@ class _Blocks(CacheMixin, nn.Module):  # type: ignore[misc]
 def refuse_uncached(denoiser: nn.Module | None, model: str) -> None:
     """Refuses a model, by its denoiser without weights, whose blocks diffusers cannot cache."""
     for network in experts_of(denoiser):
-        try:
-            _Blocks(network).enable_cache(FirstBlockCacheConfig())
-        except (IndexError, ValueError):  # no list of blocks, or blocks of which diffusers does not know what they give
+        blocks = _Blocks(network)
+        try:  # too few blocks in a list; some of which diffusers does not know what they give; or, last, what they take
+            blocks.enable_cache(FirstBlockCacheConfig())
+            hooked = [type(block) for block in blocks.modules() if "forward" in vars(block)]
+            [signature(block.forward).parameters["hidden_states"] for block in hooked]
+        except (IndexError, ValueError, KeyError):
             raise ValueError(
                 f"diffusers cannot cache the blocks of {type(network).__name__}, the network of {model}: leave "
                 "first_block_cache out"

@@ -20,10 +20,10 @@ from flowrl.training.prompting import caching, encode_prompts, guided
 NEVER, ALWAYS = 1e-12, 1e9
 """Thresholds below which nothing that moves is, and above which no block of these networks gets."""
 CACHED = {
-    "chroma", "cogvideox", "flux", "flux_fill", "hunyuan_video", "kontext", "ltx_video", "qwen_image",
-    "qwen_image_edit", "sd3", "wan", "wan_vace", "z_image",
+    "cogvideox", "flux", "flux2", "flux_fill", "hunyuan_video", "kontext", "ltx_video", "qwen_image", "qwen_image_edit",
+    "wan", "wan_vace",
 }  # fmt: skip
-"""Families whose blocks diffusers can cache."""
+"""Families whose blocks diffusers can cache; those of a SD3 with more blocks than the tiny one has, too."""
 
 
 def drawn(pipeline: Any, threshold: float, scale: float = 3.0, apart: bool = False, rows: int = 2) -> Tensor:
@@ -105,7 +105,9 @@ def test_families_are_cached_or_refused(name: str, tmp_path: Path) -> None:
     known: Any = family(name)
     with nullcontext() if name in CACHED else pytest.raises(ValueError, match="cannot cache the blocks of"):
         refuse_uncached(known.meta_denoiser(str(folder)), str(folder))
-    if name in CACHED and known.num_sources == (0, 0):
-        pipeline = known.load(str(folder), dtype=torch.float32, **SETTINGS.get(name, {}))
+    if name not in CACHED:
+        return
+    pipeline = known.load(str(folder), dtype=torch.float32, **SETTINGS.get(name, {}))
+    if pipeline.num_sources[0] == 0:
         assert torch.equal(drawn(pipeline, NEVER), drawn(pipeline, 0.0))
         assert drawn(pipeline, ALWAYS).isfinite().all()
