@@ -20,6 +20,8 @@ from torch import Tensor, nn
 from flowrl.pipelines.arithmetic.compiling import experts_of
 from flowrl.samplers.guidance import Velocity
 
+_UNLIKE = ("Flux2Transformer2DModel",)
+"""Networks whose first blocks give image and text and whose last ones a tensor of both, which the cache mixes up."""
 Cached = Callable[[Velocity], Velocity]
 """What a velocity goes through to be cached."""
 
@@ -40,15 +42,18 @@ def refuse_uncached(denoiser: nn.Module | None, model: str) -> None:
     """Refuses a model, by its denoiser without weights, whose blocks diffusers cannot cache."""
     for network in experts_of(denoiser):
         blocks = _Blocks(network)
-        try:  # too few blocks in a list; some of which diffusers does not know what they give; or, last, what they take
+        try:  # there may be too few, some of which diffusers does not know what they give, or what they take
             blocks.enable_cache(FirstBlockCacheConfig())
             hooked = [type(block) for block in blocks.modules() if "forward" in vars(block)]
-            [signature(block.forward).parameters["hidden_states"] for block in hooked]
-        except (IndexError, ValueError, KeyError):
+            fit = type(network).__name__ not in _UNLIKE
+            fit &= all("hidden_states" in signature(block.forward).parameters for block in hooked)
+        except (IndexError, ValueError):
+            fit = False
+        if not fit:
             raise ValueError(
                 f"diffusers cannot cache the blocks of {type(network).__name__}, the network of {model}: leave "
                 "first_block_cache out"
-            ) from None
+            )
 
 
 @contextmanager
