@@ -29,6 +29,7 @@ from flowrl.training.kept_graphs import KeptGradients, KeptGraphs
 from flowrl.training.loop import Loop
 from flowrl.training.parts import at_eval_size, eval_schedule, sampler_of
 from flowrl.training.processes.mesh import data_ranks
+from flowrl.training.prompting import caching
 from flowrl.training.scoring import Scoring
 from flowrl.trajectory import Sampled, Schedule, Trajectory
 
@@ -142,7 +143,12 @@ def _pieces(draws: Draws, batch: Batch, how: Paths, *, keep_velocity: bool = Fal
             velocity, step_noise = how.graphs.recording(*given)
         keep: dict[str, Any] = {"keep_means": how.keep_means, "keep_states": how.keep_states}
         keep["keep_velocity"] = keep_velocity
-        yield rollout(velocity, noise, how.schedule, how.kernel, step_noise, stochastic=steps, solver=solver, **keep)
+        with caching(draws.pipeline, draws.config.sampler.first_block_cache) as cached:
+            path = rollout(
+                cached(velocity), noise, how.schedule, how.kernel, step_noise, stochastic=steps, solver=solver, **keep
+            )
+        yield path
+        del path  # the next one needs the room
 
 
 def _draw_elsewhere(loop: Loop, batch: Batch, how: Paths, *, plan: bool = False) -> Iterator[Any]:
