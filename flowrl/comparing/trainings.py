@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Protocol, Self
+from typing import IO, Any, Self
 
 import torch
 from rich.console import Console
@@ -26,6 +26,7 @@ from rich.live import Live
 from rich.text import Text
 
 from flowrl.comparing.question import (
+    BUDGETS,
     JOURNAL,
     ComparisonQuestion,
     base_key,
@@ -46,7 +47,8 @@ _LOOK_EVERY = 0.2  # seconds between looks at the trainings
 
 @dataclass(kw_only=True, slots=True, eq=False)
 class Training:
-    """A run in training, in one of the slots 0 .. jobs - 1."""
+    """A run in training, in one of the slots 0 .. jobs - 1; when it was started (monotonic seconds), and the share of
+    its budget that it had spent by then."""
 
     name: str
     slot: int
@@ -243,19 +245,8 @@ def last_line(log: Path) -> str:
     return next((line.strip() for line in reversed(lines) if line.strip()), "")
 
 
-SPENT_KEYS = {"nfe": "nfe/total", "images": "images", "seconds": "seconds/total"}
-"""Budget -> the column of `metrics.jsonl` that counts it."""
-
 _LINES_EVERY, _READ_EVERY = 60.0, 2.0  # seconds
 _TAIL = 16_384  # bytes read from the end of metrics.jsonl
-
-
-class Working(Protocol):
-    """An active run: its name, when it was started here (monotonic seconds) and what it had spent by then."""
-
-    name: str
-    begun: float
-    share: float
 
 
 class Display:
@@ -290,7 +281,7 @@ class Display:
         error = f": {entry['error']}" if "error" in entry else ""
         self.say(f"{entry['state']:<9} {name}  {clock(entry['wall_seconds'])}{error}")
 
-    def update(self, runs: Mapping[str, Mapping[str, Any]], working: Sequence[Working]) -> None:
+    def update(self, runs: Mapping[str, Mapping[str, Any]], working: Sequence[Training]) -> None:
         """Reads what the active runs have spent, and shows it when the next update is due."""
         now = time.monotonic()
         every = _LINES_EVERY if self.live is None else _READ_EVERY
@@ -333,7 +324,7 @@ def standing(runs: Mapping[str, Mapping[str, Any]], working: Sequence[tuple[str,
 
 def spent_share(run: Path, question: ComparisonQuestion) -> float:
     """Share of the budget that a run has spent, from the last complete line of its metrics."""
-    path, key = run / "metrics.jsonl", SPENT_KEYS[question.budget]
+    path, key = run / "metrics.jsonl", BUDGETS[question.budget]
     if not path.is_file():
         return 0.0
     with path.open("rb") as file:

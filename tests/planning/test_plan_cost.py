@@ -219,9 +219,8 @@ def test_a_constant_negative_saves_half_of_the_backward_pass_and_a_recomputed_on
     toy: Path,
 ) -> None:
     network = Network(
-        parameters=0, trained=0, weights=DenoiserWeights(parameters=0), latent=(), attended=0, forward=1.0,
-        backward=2.0,
-        attention=0.0, saved=0, saved_checkpointed=0, beside=0, working=0, blocks=1,
+        trained=0, weights=DenoiserWeights(parameters=0), latent=(), attended=0, forward=1.0, backward=2.0,
+        in_attention=0, saved=0, outside=0, largest=0, beside=0, working=0, blocks=1,
     )  # fmt: skip
 
     def stages(value: str, checkpointing: bool = False) -> dict[str, float]:
