@@ -215,21 +215,17 @@ def read_results(
     )  # fmt: skip
 
 
-def check_metric(metric: str, row: Mapping[str, Any], name: str) -> None:
-    """Refuses a metric that an evaluation does not have."""
-    keys = [key for key in row if key.startswith((GENEVAL, REWARD)) and not key.endswith(("_low", "_high"))]
-    if metric not in keys:
-        near = closest(metric, keys)
-        hint = f"did you mean {near}?" if near else f"there are {', '.join(keys)}"
-        raise ValueError(f"`metric` {metric!r} is not in the evaluations of {name}: {hint}")
-
-
 def _with_shared_images(runs: Sequence[RunResult], metric: str) -> tuple[list[RunResult], tuple[str, ...]]:
     """The runs with only the images that have a score in all evaluations, and a note on the others. Raises ValueError:
     there is no such image, or an evaluation does not have the metric."""
     sides, firsts = [], []
     for run in runs:
-        check_metric(metric, run.data.evaluations[-1], run.data.name)
+        keys = [key for key in run.data.evaluations[-1] if key.startswith((GENEVAL, REWARD))]
+        keys = [key for key in keys if not key.endswith(("_low", "_high"))]
+        if metric not in keys:
+            near = closest(metric, keys)
+            hint = f"did you mean {near}?" if near else f"there are {', '.join(keys)}"
+            raise ValueError(f"`metric` {metric!r} is not in the evaluations of {run.data.name}: {hint}")
         firsts.append(run.start is not None and 0 in run.start.image_rows)
         sides += [score_rows(run.start.image_rows[0], metric)] if run.start is not None and firsts[-1] else []
         sides.append(score_rows(run.data.image_rows[run.last], metric))

@@ -172,8 +172,12 @@ class ComparisonRuns:
             entry["state"] = "stopped"
         else:
             entry["state"] = "failed"
-            entry["error"] = last_line(self.folder / "logs" / f"{name}.log") or f"exit code {code}"
-        display.tell_end(name, entry)
+            log = self.folder / "logs" / f"{name}.log"
+            lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.exists() else []
+            last = next((line.strip() for line in reversed(lines) if line.strip()), "")
+            entry["error"] = last or f"exit code {code}"
+        error = f": {entry['error']}" if "error" in entry else ""
+        display.say(f"{entry['state']:<9} {name}  {clock(entry['wall_seconds'])}{error}")
         self._write()
 
     def _write(self) -> None:
@@ -239,12 +243,6 @@ def start_process(
         )
 
 
-def last_line(log: Path) -> str:
-    """The last line of a log that says something."""
-    lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.exists() else []
-    return next((line.strip() for line in reversed(lines) if line.strip()), "")
-
-
 _LINES_EVERY, _READ_EVERY = 60.0, 2.0  # seconds
 _TAIL = 16_384  # bytes read from the end of metrics.jsonl
 
@@ -275,11 +273,6 @@ class Display:
             self.live.console.print(text, highlight=False, soft_wrap=True)
         else:
             print(text, file=sys.stderr, flush=True)
-
-    def tell_end(self, name: str, entry: Mapping[str, Any]) -> None:
-        """Says how a run ended."""
-        error = f": {entry['error']}" if "error" in entry else ""
-        self.say(f"{entry['state']:<9} {name}  {clock(entry['wall_seconds'])}{error}")
 
     def update(self, runs: Mapping[str, Mapping[str, Any]], working: Sequence[Training]) -> None:
         """Reads what the active runs have spent, and shows it when the next update is due."""

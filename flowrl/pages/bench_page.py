@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from flowrl.pages.bench_figures import BarPair, paired_bars
+from flowrl.planning.words import in_bytes
 from flowrl.profiling.result import PAGE, USED, WHOLE, WRONG, Bench, Phase, TimeSpread
 from flowrl.profiling.text import (
     READING,
@@ -16,7 +17,6 @@ from flowrl.profiling.text import (
     notes_of,
     pace,
     rate,
-    size,
     span,
 )
 from flowrl.profiling.text import time as written
@@ -146,7 +146,7 @@ def _row(bench: Bench, phase: Phase) -> list[str]:
         str(phase.repeats),
         reached or DASH,
         DASH if least is None else written(least),
-        *(DASH if count is None else size(count) for count in (phase.peak_bytes, phase.saved_bytes)),
+        *(DASH if count is None else in_bytes(count) for count in (phase.peak_bytes, phase.saved_bytes)),
         DASH if phase.operations is None else f"{phase.operations:,}",
     ]
 

@@ -30,7 +30,7 @@ from flowrl.planning.throughput import Pace
 from flowrl.prompts.loading import eval_items
 from flowrl.recipes.counting import Passes, RecipeCounts
 from flowrl.rewards import models_of, reward_options
-from flowrl.session.batch_sizes import geometry_of
+from flowrl.session.advice import geometry_of
 from flowrl.session.preflight import recipe_of
 from flowrl.training.model_files import location_of
 from flowrl.training.parts import DTYPES, family_options, init_lora, lora_of, read_prompts

@@ -26,9 +26,8 @@ from flowrl.planning.cost import cost_of, decode_flops
 from flowrl.planning.counts import graph_rows, negative_again, of_iteration, of_run
 from flowrl.planning.gather import _reward_models
 from flowrl.planning.memory import GIB
-from flowrl.planning.network import FewBlocks, Network, Trained, few_blocks, measure
+from flowrl.planning.network import DenoiserWeights, FewBlocks, Network, Trained, few_blocks, measure
 from flowrl.planning.traces import Trace
-from flowrl.planning.weights import DenoiserWeights
 from flowrl.recipes.counting import Counts
 from flowrl.session.preflight import recipe_of, resolve
 from flowrl.training.loop import Loop

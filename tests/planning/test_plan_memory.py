@@ -45,9 +45,8 @@ from flowrl.planning.memory import (
     memory_of,
     trained_bytes,
 )
-from flowrl.planning.network import Network, Trained, few_blocks, measure, without_gradient
+from flowrl.planning.network import DenoiserWeights, Network, Trained, few_blocks, measure, weights_of, without_gradient
 from flowrl.planning.traces import Trace
-from flowrl.planning.weights import DenoiserWeights, weights_of
 from flowrl.recipes.counting import RolloutRecord
 from flowrl.runtime.files import read_json
 from flowrl.session.preflight import recipe_of
