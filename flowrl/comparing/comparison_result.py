@@ -76,13 +76,10 @@ class MethodResult:
     """One row of the tables."""
 
     name: str
-    """Name of the method."""
     runs: tuple[RunResult, ...]
-    """Its finished runs."""
     score: Estimate
     """Score at the end."""
     seed_scores: tuple[float, ...]
-    """Score of each run."""
     gain: Estimate | None
     """Gain over the base; None without an evaluation before training."""
     difference: Estimate | None

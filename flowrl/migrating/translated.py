@@ -26,7 +26,6 @@ class Line:
     key: str
     """Key in its own words."""
     value: Any
-    """Its value."""
     made: dict[str, Any]
     """Our keys with their values; empty if it was not translated."""
     fate: Fate

@@ -132,7 +132,6 @@ class Memory:
     configured: int
     """Activations of the configured micro-batch."""
     micro_batch_size: int
-    """The configured micro-batch."""
     gradients: int = 0
     """Gradients of its images, which `configured` includes."""
     update: int = 0

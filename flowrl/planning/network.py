@@ -260,13 +260,11 @@ class DenoiserWeights:
     """Parameters of a denoiser, of all experts."""
 
     parameters: int
-    """All."""
     blocks: int = 0
     """Those of the blocks that repeat."""
     matrices: Mapping[tuple[int, int], int] = field(default_factory=dict)
     """Shape of a layer that can be quantised, (outputs, inputs) -> how many there are."""
     largest_block: int = 0
-    """Parameters of the largest block."""
 
     def __add__(self, other: DenoiserWeights) -> DenoiserWeights:
         shapes = {**self.matrices, **other.matrices}

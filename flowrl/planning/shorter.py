@@ -54,13 +54,11 @@ class Length:
     batch: Batch
     """Prompts of an iteration, and images of each."""
     iterations: int
-    """Of the run."""
     evaluations: int
     """Number of evaluations before, during and after the run."""
     share: float
     """Share of an evaluation's prompts that is kept."""
     hours: Hours
-    """Of the run."""
 
     def __str__(self) -> str:
         return f"{self.batch[0]} x {self.batch[1]} x {self.iterations:,}"

@@ -54,17 +54,13 @@ class BenchSubject:
     """All that phases are measured on."""
 
     name: str
-    """Name of the configuration."""
     config: TrainConfig
     """The measured configuration, with missing parts replaced."""
     family: str
-    """Of the model."""
     device: torch.device
-    """Where."""
     pipeline: Pipeline
     """Pipeline, loaded or with random weights."""
     policy: Policy
-    """Its LoRA."""
     rewards: tuple[tuple[Reward, RewardConfig], ...]
     """Loaded ones, with their entries."""
     absent: tuple[tuple[str, str], ...]
@@ -76,11 +72,9 @@ class BenchSubject:
     geometry: Geometry
     """Of one process."""
     text_encoders: bool
-    """Whether there are text encoders."""
     layers: int | None
     """Largest number of blocks of each kind; None keeps all."""
     notes: tuple[str, ...]
-    """Notes for the reader."""
 
     @property
     def parameters(self) -> list[Tensor]:

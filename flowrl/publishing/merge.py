@@ -90,11 +90,9 @@ class MergedModel:
     """A merged model."""
 
     folder: Path
-    """Folder of the model."""
     variant: str | None
     """Ending of its files, the same as the base's."""
     layers: int
-    """Number of changed layers."""
     dtypes: tuple[str, ...]
     """Dtypes of their weights, in alphabetical order."""
     lost: float

@@ -34,7 +34,6 @@ class SettingResult:
     """The result of one setting."""
 
     setting: Setting
-    """The setting."""
     evaluations: int
     """Network evaluations for each image that is kept."""
     drift: float

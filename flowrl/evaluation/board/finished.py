@@ -56,7 +56,6 @@ class BoardEntry:
     judged: Mapping[str, Any]
     """Facts about the judge in the journal of answers, besides its name."""
     version: str | None
-    """Version of flowrl."""
 
 
 def find_entries(given: Sequence[str]) -> list[BoardEntry]:

@@ -99,7 +99,12 @@ def ask_cases(
 
     def read(place: int, answer: Answer) -> tuple[str | None, Row]:
         case, _, ask = work[place]
-        found = read_answer(protocol, case, ask, answer)
+        if ask.forms:
+            found = {_MASS: answer_mass(answer.logprobs[0], ask.forms)} if answer.logprobs else None
+        else:
+            found = protocol.read_reply(ask.name, answer.text)
+            if found is not None and protocol.fits is not None and not protocol.fits(case, {ask.name: found}):
+                found = None
         if found is not None:
             return None, {VALUES: found}
         return (UNPARSED if ask.forms else answer.error or UNPARSED), {}
@@ -125,16 +130,6 @@ def ask_cases(
 def _source_of(case: Case) -> tuple[Path, str] | None:
     """The image that an edit starts from, with a digest of its content."""
     return None if case.source is None else (case.source, content_digest(case.source))
-
-
-def read_answer(protocol: Protocol, case: Case, ask: Ask, answer: Answer) -> Mapping[str, float] | None:
-    """Reads the numbers in a judge's answer; None if it cannot be read, or does not fit the case."""
-    if ask.forms:
-        return {_MASS: answer_mass(answer.logprobs[0], ask.forms)} if answer.logprobs else None
-    found = protocol.read_reply(ask.name, answer.text)
-    if found is not None and protocol.fits is not None and not protocol.fits(case, {ask.name: found}):
-        return None
-    return found
 
 
 @lru_cache(maxsize=8)  # the questions about one image stand together
