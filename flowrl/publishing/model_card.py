@@ -1,4 +1,4 @@
-"""The model card of a run: the hub's YAML front matter, and what others need to use and judge a LoRA; no local place."""
+"""The model card of a run: the hub's YAML front matter, and what others need to use and to judge the LoRA."""
 
 from __future__ import annotations
 
