@@ -274,11 +274,12 @@ def results_of(
                     f"reads (GenEval's records for geneval and attributes), and does it work (flowrl reward score)?"
                 )
     by_scale = {one.setting.scale: one for one in plain if one.setting.kind == "rlg"}
-    ends = {"to_tuned": by_scale.get(1.0), "to_base": by_scale.get(0.0)}
-    found = [
-        replace(one, **{name: differences(one, end) for name, end in ends.items() if end and end is not one})
-        for one in plain
-    ]
+
+    def beside(one: SettingResult, scale: float) -> dict[str, Interval]:
+        end = by_scale.get(scale, one)
+        return {} if end is one else differences(one, end)
+
+    found = [replace(one, to_tuned=beside(one, 1.0), to_base=beside(one, 0.0)) for one in plain]
     judge = min(measures, key=lambda measure: measure.role)  # the first held-out one, or else the first target
     rlg = [one for one in found if one.setting.kind == "rlg"]
     peak = max(rlg, key=lambda one: one.means[judge.name].mean)

@@ -162,16 +162,7 @@ def meet(said: Said, judge: Judge, *, patience: float = 0.0) -> None:
     sense.
     """
     if (who := launched()) is not None:
-        text = os.environ.get(WAIT, "").strip() or f"{_SECONDS}"
-        try:
-            seconds = float(text)
-        except ValueError:
-            seconds = -1.0
-        if not 0 < seconds < 1e7:
-            raise ValueError(
-                f"{WAIT}={text!r} is no number of seconds: give one above 0, or leave it out for {_SECONDS:g}"
-            )
-        _meeting(who, max(seconds, patience)).agree(said, judge)
+        _meeting(who, max(_limit(), patience)).agree(said, judge)
 
 
 @contextmanager
@@ -203,6 +194,17 @@ def words_left(seconds: float = 2.0) -> dict[int, str]:
             found = {rank: store.get(f"ended/{rank}").decode() for rank in others if store.check([f"ended/{rank}"])}
             time.sleep(0 if found else _LOOK)
     return found
+
+
+def _limit() -> float:
+    text = os.environ.get(WAIT, "").strip()
+    try:
+        seconds = float(text) if text else _SECONDS
+    except ValueError:
+        seconds = -1.0
+    if not 0 < seconds < 1e7:
+        raise ValueError(f"{WAIT}={text!r} is no number of seconds: give one above 0, or leave it out for {_SECONDS:g}")
+    return seconds
 
 
 def _say(line: str) -> None:
