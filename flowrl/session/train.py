@@ -329,7 +329,7 @@ def _is_finished(folder: Path, config: TrainConfig) -> bool:
             f"The run in {folder} is finished ({done} of {wanted} iterations). To go on, raise the number: "
             f"flowrl train resume={shlex.quote(str(folder))} num_iterations={2 * done}"
         )
-    elif share_spent(config.budget, state["counters"]) >= 1:
+    elif share_spent(config.budget.limits, state["counters"]) >= 1:
         limits = ", ".join(f"{name} {limit:g}" for name, limit in config.budget.limits.items())
         print(
             f"The run in {folder} is finished: its budget ({limits}) was used up after {done} iterations. To train "

@@ -143,8 +143,8 @@ class Loop(Draws):
             self.memory = state.get("memory", {})
         self.ahead: dict[int, Sequence[int]] = {}  # what workers draw of later iterations: their tickets
         self.stages = Stages(run.device)
-        total, every = config.num_iterations, config.eval_every
-        self.budget = Budget(config.budget, self.counters, num_iterations=total, eval_every=every)
+        total, every, evals = config.num_iterations, config.eval_every, config.budget.evals
+        self.budget = Budget(config.budget.limits, self.counters, evals=evals, num_iterations=total, eval_every=every)
         self.watch = RewardWatch(self.counters, max_invalid_ratio=config.max_invalid_ratio)
         self.network = NetworkCounter(self.pipeline.network, self.counters)
         self.scorer = Scorer(
