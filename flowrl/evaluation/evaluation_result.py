@@ -100,10 +100,7 @@ def over_models(results: Sequence[Result], labels: Sequence[str]) -> Result:
         headline = " ".join(result.headline for result in results)
         return Result(headline=headline, rows=(), metrics={}, tables=(), notes=notes)
     means = over_runs([one.metrics for one in results], shares=are_shares(results[0].metrics))
-    changes = over_runs([
-        {name: value - one.base_metrics[name] for name, value in one.metrics.items() if name in one.base_metrics}
-        for one in results
-    ])  # fmt: skip
+    changes = over_runs([*map(_changes, results)])
     short = {name: name.split("/", 2)[-1] for name in means if not name.endswith(("_low", "_high"))}
     first = next(iter(short))
     head: tuple[str, ...] = ("", "mean", "95 %")
@@ -134,3 +131,9 @@ def over_models(results: Sequence[Result], labels: Sequence[str]) -> Result:
         ),
         notes=notes,
     )
+
+
+def _changes(result: Result) -> dict[str, float]:
+    """Every metric minus the base's."""
+    base = result.base_metrics
+    return {name: value - base[name] for name, value in result.metrics.items() if name in base}

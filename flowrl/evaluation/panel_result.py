@@ -44,6 +44,12 @@ class ScoredImages:
             for image in self.images
         ]
 
+    def add_diversity(self, diversity: Diversity) -> None:
+        """Writes each prompt's diversity into one of its rows: comparisons pair prompts."""
+        first = dict(reversed(list(zip(self.prompts, self.rows, strict=True))))
+        for prompt, row in first.items():
+            row[DIVERSITY] = diversity.by_prompt.get(prompt)
+
 
 def panel_result(
     settings: Settings, panel: Panel, parts: Sequence[SubjectVerdicts[ScoredImages]], spread: Sequence[Diversity],
@@ -64,9 +70,7 @@ def panel_result(
     found = [{name: mean.interval for name, mean in part.items()} for part in means]
     for intervals, part, one in zip(found, scored, spread, strict=False):
         intervals[DIVERSITY] = one.interval
-        first = dict(reversed(list(zip(part.prompts, part.rows, strict=True))))  # a prompt's, since these are paired
-        for prompt, row in first.items():
-            row[DIVERSITY] = one.by_prompt.get(prompt)
+        part.add_diversity(one)
     change = _change(scored, spread) if len(scored) > 1 else {}
     failed = {name: mean.failed for name, mean in means[0].items()}
     metrics = list(map(means_and_bounds, found))

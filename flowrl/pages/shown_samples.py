@@ -30,7 +30,7 @@ def images(run: RunData, home: Path) -> str:
     more = f" {rest} more in samples/." if rest > 0 else ""
     if video:
         more += " Beside each clip are frames spread evenly over it, the first and the last among them."
-        more += " Clips with sound wait to be started." if heard else ""
+        more += " Clips with sound wait to be started." * bool(heard)
         if any(not value.startswith("data:") for value in address.values()):
             more += " The clips are files in samples/: keep this page where it is."
     title = "Before and after" if len(run.pair_iterations) > 1 else "Videos" if video else "Images"

@@ -106,10 +106,9 @@ def fit(facts: Facts, chosen: MemorySettings, choices: Choices, card: int) -> Fi
     for k in reversed(range(len(ladders))):
         places[k] = next((rung for rung in range(len(ladders[k])) if fits([*places[:k], rung, *places[k + 1 :]])), -1)
         if places[k] < 0:
-            tried = [chosen, *(at([*places[:k], rung, *places[k + 1 :]]) for rung in range(len(ladders[k])))]
-            each = [(memory_of(facts, one), one) for one in tried if one is not None]
-            memory, settings = min(each, key=lambda entry: entry[0].peak)  # at its smallest, and still too large
-            return Fit(card=card, overrides=None, memory=memory, settings=settings)
+            return _least(
+                facts, chosen, [at([*places[:k], rung, *places[k + 1 :]]) for rung in range(len(ladders[k]))], card
+            )
     settings = at(places) or chosen
     overrides = tuple(text for ladder, place in zip(ladders, places, strict=True) for text in ladder[place].overrides)
     memory, gains = memory_of(facts, settings), list[tuple[str, int]]()
@@ -118,6 +117,13 @@ def fit(facts: Facts, chosen: MemorySettings, choices: Choices, card: int) -> Fi
         if without is not None:
             gains.append((" ".join(ladder[place].overrides), memory_of(facts, without).peak - memory.peak))
     return Fit(card=card, overrides=overrides, memory=memory, settings=settings, gains=tuple(gains))
+
+
+def _least(facts: Facts, chosen: MemorySettings, tried: Sequence[MemorySettings | None], card: int) -> Fit:
+    """The run at its smallest, which is still too large."""
+    found = [(memory_of(facts, settings), settings) for settings in (chosen, *tried) if settings is not None]
+    memory, settings = min(found, key=lambda entry: entry[0].peak)
+    return Fit(card=card, overrides=None, memory=memory, settings=settings)
 
 
 def _ladders(facts: Facts, chosen: MemorySettings, choices: Choices) -> Iterator[Ladder]:

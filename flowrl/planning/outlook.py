@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from flowrl.config.train import ConfigError, TrainConfig
@@ -137,23 +137,17 @@ def time_words(plan: Plan, outlook: Outlook) -> list[str]:
 
 
 def sooner_lines(plan: Plan, outlook: Outlook) -> list[str]:
-    """How much of the run ends within each of `SPANS`, the time of the whole, and the cards for a week, a column for
-    each recipe; empty if an evening is enough for all of it."""
+    """How much of the run ends within an evening, a weekend and a week; empty if an evening is enough for all of it."""
     own, other, speed = outlook.own, outlook.other, outlook.speed
     if own is None or speed is None or own.hours.most <= min(SPANS.values()) * (1 - RESERVE):
         return []
     recipes = [("this recipe", own), *([("recommended recipe", other)] if other is not None else [])]
-    rows = [("prompts x group x iterations", *(title for title, _ in recipes))]
-    rows += [
-        (f"{name}, {within:.0f} h", *(str(one.lengths[name] or "-") for _, one in recipes))
-        for name, within in SPANS.items()
-    ]
-    rows.append(("whole", *(in_time(one.hours.middle) for _, one in recipes)))
-    week = SPANS["a week"] * (1 - RESERVE)
-    counts = [math.ceil(one.hours.most * speed.cards / week) for _, one in recipes]
-    if max(counts) > speed.cards:
-        rows.append(("whole in a week", *(f"{n} card{'s' * (n > 1)}" if n <= MOST_CARDS else "-" for n in counts)))
-    lines = table(rows) + note(GIVES_UP)
+    lines = table(
+        [
+            ("prompts x group x iterations", *(title for title, _ in recipes)),
+            *length_rows([one for _, one in recipes], speed),
+        ]
+    ) + note(GIVES_UP)
     if other is not None:
         lines += note(
             f"Recommended: {other.config.objective.name}, {other.config.updates_per_rollout} updates a rollout. It "
@@ -163,3 +157,17 @@ def sooner_lines(plan: Plan, outlook: Outlook) -> list[str]:
     if not ends:
         return lines + note(SMALLER)
     return lines + note(f"Add `card` {outlook.card} `hours` {ends[0]:.0f} to write such a run.")
+
+
+def length_rows(recipes: Sequence[Recipe], speed: Speed) -> list[tuple[str, ...]]:
+    """A column per recipe: what ends within each of `SPANS`, the time of the whole, and the cards for a week."""
+    rows = [
+        (f"{name}, {within:.0f} h", *(str(one.lengths[name] or "-") for one in recipes))
+        for name, within in SPANS.items()
+    ]
+    rows.append(("whole", *(in_time(one.hours.middle) for one in recipes)))
+    week = SPANS["a week"] * (1 - RESERVE)
+    counts = [math.ceil(one.hours.most * speed.cards / week) for one in recipes]
+    if max(counts) > speed.cards:
+        rows.append(("whole in a week", *(f"{n} card{'s' * (n > 1)}" if n <= MOST_CARDS else "-" for n in counts)))
+    return rows

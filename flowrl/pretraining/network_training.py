@@ -242,13 +242,7 @@ def train_network(
     with progress(name, steps, start) as advance:
         for step in range(start, steps):
             loss = loss_of(step)
-            network.zero_grad(set_to_none=True)
-            loss.backward()
-            nn.utils.clip_grad_norm_([p for p in network.parameters() if p.requires_grad], 1.0)
-            for optimizer in learners:
-                for group in optimizer.param_groups:
-                    group["lr"] = learning_rate(step, steps, lr)
-                optimizer.step()
+            _descend(network, loss, learners, learning_rate(step, steps, lr))
             average_weights(network, average, min(ema_decay, (1 + step) / (10 + step)))
             recent = loss.item() if step == start else 0.98 * recent + 0.02 * loss.item()
             advance(f"loss {recent:.4f} {note()}")
@@ -265,6 +259,17 @@ def train_network(
     if average:
         network.load_state_dict(average)
     return spent + time.monotonic() - begun
+
+
+def _descend(network: nn.Module, loss: Tensor, learners: Sequence[torch.optim.Optimizer], lr: float) -> None:
+    """One step of all optimizers down the clipped gradient of a loss."""
+    network.zero_grad(set_to_none=True)
+    loss.backward()
+    nn.utils.clip_grad_norm_([p for p in network.parameters() if p.requires_grad], 1.0)
+    for optimizer in learners:
+        for group in optimizer.param_groups:
+            group["lr"] = lr
+        optimizer.step()
 
 
 @torch.no_grad()

@@ -8,6 +8,8 @@ as well as on faultless ones.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -43,12 +45,10 @@ def training_scene(rng: np.random.Generator) -> UInt8[np.ndarray, " 64 64 3"]:
     for _ in range(number):
         largest = {1: 15, 2: 13, 3: 12}.get(number, 10)
         radius = rng.uniform(2, 6) if flawed and rng.random() < 0.07 else rng.uniform(6, largest)
-        for _ in range(40):  # tries for a centre that keeps the gap
-            x, y = rng.uniform(radius, SIZE - radius, 2)
-            if all(max(abs(x - a), abs(y - b)) - radius - r >= gap for a, b, r in placed):
-                break
-        else:
+        place = _free_place(radius, gap, placed, rng)
+        if place is None:
             continue
+        x, y = place
         placed.append((x, y, radius))
         shape = int(rng.integers(3)) if label is None else label
         where = SHAPES[shape], columns - x, rows - y, radius
@@ -57,6 +57,17 @@ def training_scene(rng: np.random.Generator) -> UInt8[np.ndarray, " 64 64 3"]:
         opacity = rng.uniform(0.1, 1.0) if flawed and rng.random() < 0.15 else 1.0
         canvas += opacity * np.clip(0.5 - distance, 0.0, 1.0)[..., None] * (paint - canvas)
     return np.clip(np.round(canvas), 0, 255).astype(np.uint8)
+
+
+def _free_place(
+    radius: float, gap: float, placed: Sequence[tuple[float, float, float]], rng: np.random.Generator
+) -> tuple[float, float] | None:
+    """A random centre that keeps a gap to shapes (x, y, radius); None after 40 tries."""
+    for _ in range(40):
+        x, y = rng.uniform(radius, SIZE - radius, 2)
+        if all(max(abs(x - a), abs(y - b)) - radius - r >= gap for a, b, r in placed):
+            return x, y
+    return None
 
 
 def _flawed_outline(label: str, dx: np.ndarray, dy: np.ndarray, radius: float, rng: np.random.Generator) -> np.ndarray:

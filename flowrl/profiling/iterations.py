@@ -139,12 +139,7 @@ def phases_of(subject: BenchSubject, config: TrainConfig, rows: list[dict[str, A
     yield replace(whole, ceiling="") if on_cpu else whole
     if on_cpu:
         yield replace(whole, name=USED, seconds=TimeSpread.of(used), note="", ratio_first_deviation=None)
-    found = {key.removeprefix("seconds/") for row in timed for key in row if key.startswith("seconds/")} - {"total"}
-    usual = [name for name in ("pairs", "rollout", "reward", "update") if name in found]  # first, in their order
-    names = [*usual, *sorted(found.difference(usual))]
-    stages = {name: [row.get(f"seconds/{name}", 0.0) for row in timed] for name in names}
-    other = [row["seconds"] - sum(parts) for row, *parts in zip(timed, *stages.values(), strict=True)]
-    for stage, seconds in (stages | {"other": other}).items():
+    for stage, seconds in _seconds_of_stages(timed).items():
         spread = TimeSpread.of(seconds)
         yield Phase(
             section="iteration",
@@ -154,6 +149,15 @@ def phases_of(subject: BenchSubject, config: TrainConfig, rows: list[dict[str, A
             repeats=len(timed),
             **_asked(subject, stage, counts, recomputed=checkpointing) | ({"ceiling": ""} if on_cpu else {}),
         )
+
+
+def _seconds_of_stages(rows: list[dict[str, Any]]) -> dict[str, list[float]]:
+    """Seconds of each stage, the usual ones first and in their order, and of what is in none."""
+    found = {key.removeprefix("seconds/") for row in rows for key in row if key.startswith("seconds/")} - {"total"}
+    usual = [name for name in ("pairs", "rollout", "reward", "update") if name in found]
+    names = [*usual, *sorted(found.difference(usual))]
+    stages = {name: [row.get(f"seconds/{name}", 0.0) for row in rows] for name in names}
+    return stages | {"other": [row["seconds"] - sum(parts) for row, *parts in zip(rows, *stages.values(), strict=True)]}
 
 
 def _asked(subject: BenchSubject, stage: str, counts: Counts, *, recomputed: bool) -> dict[str, Any]:

@@ -114,13 +114,7 @@ def merge_files(base: Path, loras: Mapping[str, SavedLora], out: Path, variant: 
     files = {name: (part, weights_of(base / part, variant)) for name, part in _parts(base, loras).items()}
     for name, (part, paths) in files.items():
         _check(loras[name], base / part, paths)
-    need = sum(path.stat().st_size for _, paths in files.values() for path in paths)  # and copies of the other parts:
-    need += min(sum(path.stat().st_size for path in base.rglob("*") if path.is_file()) - need, SMALL)
-    if need > free_bytes(out):
-        raise ValueError(
-            f"the merged model takes {need / 1e9:.2f} GB and the disk of {nearest_folder(out)} has "
-            f"{free_bytes(out) / 1e9:.2f} GB left: make room, or give a folder on another disk"
-        )
+    _check_room(base, [path for _, paths in files.values() for path in paths], out)
     staged = out.with_name(f".{out.name}.writing")
     shutil.rmtree(staged, ignore_errors=True)
     try:
@@ -202,6 +196,18 @@ def _quantised(part: Path) -> str:
         f"{part} holds quantised weights, to which a LoRA cannot be added without loss: merge it into the same model "
         "in bfloat16 or float32"
     )
+
+
+def _check_room(base: Path, paths: list[Path], out: Path) -> None:
+    """Refuses if the disk has no room for the merged parts and copies of the others."""
+    need = sum(path.stat().st_size for path in paths)
+    need += min(sum(path.stat().st_size for path in base.rglob("*") if path.is_file()) - need, SMALL)
+    free = free_bytes(out)
+    if need > free:
+        raise ValueError(
+            f"the merged model takes {need / 1e9:.2f} GB and the disk of {nearest_folder(out)} has {free / 1e9:.2f} GB "
+            "left: make room, or give a folder on another disk"
+        )
 
 
 def _merge_file(path: Path, place: Path, lora: SavedLora, squares: list[float], dtypes: set[str]) -> None:

@@ -349,9 +349,17 @@ def _resume_folder(given: str | Mapping[str, Any] | None, settings: Mapping[str,
     if not str(run):
         raise ValueError("resume= names no run: write resume=RUN, or leave it out to start a run")
     beside = {key: value for key, value in dotted_items(settings) if key not in RESUME_KEYS}
+    _refuse_beside(str(run), given, {} if ALLOW in beside else beside)
+    folder = Path(run).expanduser()
+    refuse_no_run(folder, ": where nodes share no disk, each needs a copy of it" if "WORLD_SIZE" in os.environ else "")
+    return folder
+
+
+def _refuse_beside(run: str, given: str | Mapping[str, Any] | None, settings: Mapping[str, Any]) -> None:
+    """Refuses a configuration, or settings that belong to the run itself, together with a run to continue."""
     words = [
         str(value) if isinstance(value, Typed) else f"{key}={value}"
-        for key, value in ({} if ALLOW in beside else beside).items()
+        for key, value in settings.items()
         if not MOVED.fullmatch(key)
     ]
     if given is not None or words:
@@ -361,6 +369,3 @@ def _resume_folder(given: str | Mapping[str, Any] | None, settings: Mapping[str,
             f"{what or words[0]!r}; allowed are {', '.join(key + '=' for key in RESUME_KEYS[1:])}"
             + (f"; add {ALLOW}=true to change any setting, and the manifest records it" if given is None else "")
         )
-    folder = Path(run).expanduser()
-    refuse_no_run(folder, ": where nodes share no disk, each needs a copy of it" if "WORLD_SIZE" in os.environ else "")
-    return folder

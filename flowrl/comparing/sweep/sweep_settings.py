@@ -142,10 +142,7 @@ def ask(
     measures = parse_measures(rewards, embedded=embedded)
     if select is None and embedded and rewards is None:
         select = EMBEDDED_SELECT
-    by = None
-    if searches:  # which go by the first target if you name no reward
-        first = next(measure for measure in measures if measure.role == "target")
-        by = first if select is None else _measure(select.strip(), "target", "`select`")
+    by = _criterion(measures, select) if searches else None
     wanted = list(dict.fromkeys(measure.reward for measure in (*measures, by) if measure is not None))
     texts = [f"{key}={value}" for key, value in options.items()] if isinstance(options, Mapping) else list(options)
     for text in texts:
@@ -178,6 +175,13 @@ def _searches(
     plans += [("prune", _pruning(text, keep, num_steps)) for text in prune]
     scales = _rising(search_rlg, "`search_rlg`", "1") if plans else ()
     return [Setting(kind=kind, scale=scale, plan=plan) for scale in scales for kind, plan in plans]
+
+
+def _criterion(measures: Sequence[Measure], select: str | None) -> Measure:
+    """The reward by which search chooses: the named one, or the first target if none is named."""
+    if select is not None:
+        return _measure(select.strip(), "target", "`select`")
+    return next(measure for measure in measures if measure.role == "target")
 
 
 def _pruning(text: str, keep: float, num_steps: int) -> Pruning:

@@ -99,12 +99,7 @@ def ask_cases(
 
     def read(place: int, answer: Answer) -> tuple[str | None, Row]:
         case, _, ask = work[place]
-        if ask.forms:
-            found = {_MASS: answer_mass(answer.logprobs[0], ask.forms)} if answer.logprobs else None
-        else:
-            found = protocol.read_reply(ask.name, answer.text)
-            if found is not None and protocol.fits is not None and not protocol.fits(case, {ask.name: found}):
-                found = None
+        found = read_answer(protocol, case, ask, answer)
         if found is not None:
             return None, {VALUES: found}
         return (UNPARSED if ask.forms else answer.error or UNPARSED), {}
@@ -118,18 +113,32 @@ def ask_cases(
     # A question whose first token is read comes out the same at every try.
     once = all(ask.forms for _, _, ask in work)
     rows = ask_kept(chat, keys, build, read, journal, replace(asking, attempts=1) if once else asking, label=label)
-    listed, verdicts = iter(rows), []
-    for case in cases:
-        own = {ask.name: next(listed) for ask in case.asks}
-        whole = all(row["error"] is None for row in own.values())
-        values = {name: row[VALUES] for name, row in own.items()} if whole else None
-        verdicts.append(Judgement(case=case, replies={n: row["output"] for n, row in own.items()}, values=values))
-    return verdicts, rows
+    listed = iter(rows)
+    return [_judgement(case, [next(listed) for _ in case.asks]) for case in cases], rows
 
 
 def _source_of(case: Case) -> tuple[Path, str] | None:
     """The image that an edit starts from, with a digest of its content."""
     return None if case.source is None else (case.source, content_digest(case.source))
+
+
+def read_answer(protocol: Protocol, case: Case, ask: Ask, answer: Answer) -> Mapping[str, float] | None:
+    """Reads the numbers in a judge's answer; None if it cannot be read, or does not fit the case."""
+    if ask.forms:
+        return {_MASS: answer_mass(answer.logprobs[0], ask.forms)} if answer.logprobs else None
+    found = protocol.read_reply(ask.name, answer.text)
+    if found is not None and protocol.fits is not None and not protocol.fits(case, {ask.name: found}):
+        return None
+    return found
+
+
+def _judgement(case: Case, rows: Sequence[Row]) -> Judgement:
+    whole = all(row["error"] is None for row in rows)
+    return Judgement(
+        case=case,
+        replies={ask.name: row["output"] for ask, row in zip(case.asks, rows, strict=True)},
+        values={ask.name: row[VALUES] for ask, row in zip(case.asks, rows, strict=True)} if whole else None,
+    )
 
 
 @lru_cache(maxsize=8)  # the questions about one image stand together

@@ -71,20 +71,13 @@ def points_result(settings: Settings, plan: Any, chat: Chat, parts: Sequence[Sub
         settings.benchmark, summing.add_difference(said, changes[OVERALL], labels[1]) if changes else said,
         [_side(*found) for found in zip(parts, scores, named, strict=True)],
         changes=changes,
-        tables=(
-            summing.score_table(
-                labels, summing.lines_of(named, changes), note=NOTE, paired_by="prompts",
-                extra=("test points", {ENGLISH.get(k, k): _count(one) for k, one in scores[0].primary.items()}),
-            ),
-            _subs(scores),
-        ),
+        tables=(_dimensions(labels, scores[0], named, changes), _subs(scores)),
         notes=_notes(settings, plan, parts, scores),
         facts={
             "judge": chat.version, "track": plan.file.track, "prompts": prompts, "samples": settings.samples,
             "repairs": list(plan.file.repairs), **plan.asking.facts, "words_digest": plan.wording.digest,
             "skipped": {label: found.skipped for label, found in zip(labels, scores, strict=True)},
-            "attempts": {part.label: round(fmean(row["attempts"] for row in part.found.answers), 3) for part in parts},
-            **summing.costs_of({part.label: part.found.answers for part in parts}),
+            **_effort({part.label: part.found.answers for part in parts}),
         },
     )  # fmt: skip
 
@@ -111,6 +104,15 @@ def _side(part: SubjectVerdicts[Judging], scores: Scores, intervals: Mapping[str
     return SideResult(rows=rows, metrics=metrics, intervals=intervals)
 
 
+def _dimensions(
+    labels: Sequence[str], scores: Scores, named: Sequence[Mapping[str, Interval]], changes: Mapping[str, Interval]
+) -> Table:
+    tallies = {ENGLISH.get(name, name): _count(tally) for name, tally in scores.primary.items()}
+    return summing.score_table(
+        labels, summing.lines_of(named, changes), note=NOTE, paired_by="prompts", extra=("test points", tallies)
+    )
+
+
 def _subs(scores: Sequence[Scores]) -> Table:
     labels = sorted({label for part in scores for label in part.sub})
     rows = [
@@ -123,6 +125,12 @@ def _subs(scores: Sequence[Scores]) -> Table:
     ]
     head = ("", "score", "test points") if len(scores) == 1 else ("", "base", "model", "test points")
     return Table(title="Test points", head=head, rows=tuple(rows), note="Test points that are met, of those judged.")
+
+
+def _effort(answers: Mapping[str, Sequence[Row]]) -> dict[str, dict[str, float]]:
+    """Tries and costs of the answers, by subject."""
+    tries = {label: round(fmean(row["attempts"] for row in rows), 3) for label, rows in answers.items()}
+    return {"attempts": tries, **summing.costs_of(answers)}
 
 
 def _count(tally: Any) -> str:
