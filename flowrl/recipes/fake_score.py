@@ -18,6 +18,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from flowrl.config.methods import DmdConfig
+from flowrl.config.strict_yaml import refuse
+from flowrl.config.train import TrainConfig
 from flowrl.objectives.distillation import distribution_matching, noise_level
 from flowrl.objectives.forward_losses import noised
 from flowrl.objectives.terms import mean_squared_error
@@ -82,3 +85,19 @@ def _noise(record: Recording, index: Tensor, tag: str, number: int) -> tuple[Ten
     noise = sent(sample_normals(loop.pipeline.latent_shape, keys), clean.device)
     sigma = torch.tensor([noise_level(record.schedule.highest_sigma, "level", *key) for key in keys])
     return clean, noise, sigma, record.schedule.timestep_of(sigma)
+
+
+def check_dmd(config: TrainConfig) -> None:
+    """Refuses settings of distribution matching that cannot work. Raises ConfigError: says what to change."""
+    dmd, sampler, last = config.dmd, config.sampler, config.sampler.num_steps - 1
+    refuse(
+        (
+            dmd.weight == 0 and dmd != DmdConfig(),
+            "dmd.weight is 0, so there is no fake score: set it above 0, or remove the other keys of dmd",
+        ),
+        (
+            dmd.weight > 0 and (sampler.sde_window_size > 0 or sampler.stochastic_range[1] != last),
+            f"dmd.weight is {dmd.weight:g}, so the last step of every path is trained, and the one before it has to "
+            f"have noise: set sampler.sde_window_size=0, and let sampler.sde_window_range end at {last} or be null",
+        ),
+    )

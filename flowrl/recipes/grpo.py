@@ -27,16 +27,14 @@ from torch import Tensor
 
 from flowrl.advantages.routing import means_of_parts, regions_of, with_parts
 from flowrl.advantages.shaping import aggregation_weights
-from flowrl.config.methods import DmdConfig
 from flowrl.config.options import build_options, entry_of
 from flowrl.config.readers import refuse_unread
-from flowrl.config.strict_yaml import refuse
 from flowrl.config.train import TrainConfig
 from flowrl.credit import CREDIT
 from flowrl.objectives.policy_gradient import OBJECTIVES, Scored
 from flowrl.objectives.terms import approx_kl
 from flowrl.recipes.counting import only_here, trained_scale
-from flowrl.recipes.fake_score import learn, match, matched_images
+from flowrl.recipes.fake_score import check_dmd, learn, match, matched_images
 from flowrl.recipes.grpo_counts import counts, keeps_pieces, needs_means
 from flowrl.rewards import RewardOutput
 from flowrl.rewards.base.outputs import join_outputs
@@ -145,7 +143,7 @@ def check(config: TrainConfig) -> None:
         config, ("paths", "advantages", "rollout", *readers_of(config)), f"credit method {config.credit.method}"
     )
     check_plan(config, method)
-    _check_dmd(config)
+    check_dmd(config)
     check_assignment(config, method)
     curriculum_of(config.curriculum.sampling, config.curriculum.options)
     if config.ratio != "step" and not method.of_outcomes:
@@ -176,22 +174,6 @@ def check(config: TrainConfig) -> None:
         )
     if objective.needs_mean_log_ratio and config.log_ratio != "mean":
         raise ValueError(f"objective {name} is defined for log-ratios per latent dimension: set log_ratio=mean")
-
-
-def _check_dmd(config: TrainConfig) -> None:
-    """Refuses settings of distribution matching that cannot work. Raises ConfigError: says what to change."""
-    dmd, sampler, last = config.dmd, config.sampler, config.sampler.num_steps - 1
-    refuse(
-        (
-            dmd.weight == 0 and dmd != DmdConfig(),
-            "dmd.weight is 0, so there is no fake score: set it above 0, or remove the other keys of dmd",
-        ),
-        (
-            dmd.weight > 0 and (sampler.sde_window_size > 0 or sampler.stochastic_range[1] != last),
-            f"dmd.weight is {dmd.weight:g}, so the last step of every path is trained, and the one before it has to "
-            f"have noise: set sampler.sde_window_size=0, and let sampler.sde_window_range end at {last} or be null",
-        ),
-    )
 
 
 # ---- rollout ---------------------------------------------------------------------------------------------------------
