@@ -222,7 +222,6 @@ class WrittenCard:
     """A README.md with evaluations in its metadata."""
 
     path: Path
-    """The file."""
     block: str
     """Its model-index as it is now."""
     text: str

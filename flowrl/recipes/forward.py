@@ -145,7 +145,9 @@ def iterate(
         times = training_times(levels.kind, schedule, keys, **how_many)
         for part in range(config.updates_per_rollout):
             share = blocks[part :: config.updates_per_rollout]
-            own_blocks = trained_blocks(share, images.keep, objective.whole_groups)
+            kept = [index[images.keep[index]] for index in share]  # filled up again unless groups stay whole
+            kept = kept if objective.whole_groups else [*torch.cat(kept).split(len(share[0]))]
+            own_blocks = [index for index in kept if len(index)]
             counted = total_of(run, sum(len(index) for index in own_blocks))
             if counted == 0:
                 continue
@@ -219,12 +221,6 @@ def judge(
 
 
 # ---- update ----------------------------------------------------------------------------------------------------------
-
-
-def trained_blocks(blocks: tuple[Tensor, ...], keep: Tensor, whole: bool) -> list[Tensor]:
-    """The blocks of image indexes without images that are not trained, filled up again unless groups stay `whole`."""
-    kept = [index[keep[index]] for index in blocks]
-    return [index for index in (kept if whole else torch.cat(kept).split(len(blocks[0]))) if len(index)]
 
 
 def descend(

@@ -34,13 +34,11 @@ from flowrl.prompts.loading import Prompt, prompts_of_iteration
 from flowrl.prompts.pairs import Pair, load_images, read_pairs
 from flowrl.recipes.counting import trained_scale
 from flowrl.recipes.preference_settings import Offline, Steps, check, counts, objective_of, only_here
-from flowrl.rewards import RewardOutput
 from flowrl.runtime.placement import sent, taken
 from flowrl.runtime.randomness import sample_normals
 from flowrl.samplers import Kernel
 from flowrl.samplers.guidance import uncounted
 from flowrl.samplers.times import training_times
-from flowrl.training.batch import Batch
 from flowrl.training.learner import GradientSum, Statistics, total_of
 from flowrl.training.loop import Loop
 from flowrl.training.parts import sampler_of
@@ -103,7 +101,10 @@ def iterate(loop: Loop, records: list[Pair], iteration: int) -> None:
             scoring.add(sent(trajectory.final, loop.device), batch.group, batch.own)
             output = scoring.result()
         loop.rewards_of_all(output, compared=True)
-        pairs = pairs_of_rollout(batch, trajectory, output)
+        # Best and worst image of every group with a difference; those without a valid reward are no candidates.
+        winner, loser = pairs_of_groups(output.values.cpu(), batch.group, valid=output.valid.cpu())
+        group, pool = batch.group[winner], trajectory.states if steps else trajectory.final
+        pairs = Pairs(pool=pool, winner=winner, loser=loser, group=group, cond=batch.asked.cond_of(group))
         group = batch.group[:1]
         one: dict[str, Any] = {"winner": torch.arange(1), "loser": torch.arange(1)}
         idle = replace(pairs, **one, group=group, cond=batch.asked.cond_of(group))
@@ -171,19 +172,6 @@ def descend(
 
 
 # ---- pairs -----------------------------------------------------------------------------------------------------------
-
-
-def pairs_of_rollout(batch: Batch, trajectory: Trajectory, output: RewardOutput) -> Pairs:
-    """Best and worst image of every group with a difference; images without a valid reward are not candidates."""
-    winner, loser = pairs_of_groups(output.values.cpu(), batch.group, valid=output.valid.cpu())
-    group = batch.group[winner]
-    return Pairs(
-        pool=trajectory.states if trajectory.steps else trajectory.final,
-        winner=winner,
-        loser=loser,
-        group=group,
-        cond=batch.asked.cond_of(group),
-    )
 
 
 def pairs_of_files(loop: Loop, records: list[Pair], iteration: int) -> Pairs:

@@ -116,16 +116,11 @@ class Draws:
     def start_noise(self, batch: Batch, images: range) -> Tensor:
         """Start noise `[b, *latent]` of some images: a function of (seed, iteration, group, image in the group)."""
         size = self.config.group_size
-        return self.normals("start", batch, [(i // size, start_of(self.config, i % size)) for i in images])
+        return self.normals("start", batch, [(i // size, i % size // self.config.images_per_start) for i in images])
 
     def step_noise(self, batch: Batch, images: range) -> Callable[[int], Tensor]:
         """Step noise of some images: a function of (seed, iteration, group, image in the group, step)."""
         return lambda step: self.normals("step", batch, [(*divmod(i, self.config.group_size), step) for i in images])
-
-
-def start_of(config: TrainConfig, image: int) -> int:
-    """Which of its group's start noises an image has."""
-    return image // (config.group_size if config.same_latent is True else config.same_latent or 1)
 
 
 def batch_of(request: Request, group_size: int, device: torch.device) -> Batch:

@@ -141,8 +141,8 @@ class Loop(Draws):
         self.ahead: dict[int, tuple[Sequence[int], Any]] = {}  # what workers draw of iterations: tickets, weights
         self.sent: Any = None  # the weights of this one's images: other learners' workers may still take them
         self.stages = Stages(run.device)
-        total, every = config.num_iterations, config.eval_every
-        self.budget = Budget(config.budget, self.counters, num_iterations=total, eval_every=every)
+        total, every, evals = config.num_iterations, config.eval_every, config.budget.evals
+        self.budget = Budget(config.budget.limits, self.counters, evals=evals, num_iterations=total, eval_every=every)
         self.watch = RewardWatch(self.counters, max_invalid_ratio=config.max_invalid_ratio)
         self.network = NetworkCounter(self.pipeline.network, self.counters)
         self.scorer = Scorer(

@@ -23,7 +23,7 @@ from flowrl.samplers.tree import sample_tree, sibling_noise, window_law, window_
 from flowrl.samplers.windows import flash_tail, mixgrpo_window
 from flowrl.training.batch import Batch
 from flowrl.training.checkpoints import AHEAD
-from flowrl.training.draws import HOST, Draws, DrawsElsewhere, EvalRequest, Request, batch_of, start_of, without_texts
+from flowrl.training.draws import HOST, Draws, DrawsElsewhere, EvalRequest, Request, batch_of, without_texts
 from flowrl.training.heldout import final_of
 from flowrl.training.kept_graphs import KeptGradients, KeptGraphs
 from flowrl.training.loop import Loop
@@ -302,7 +302,7 @@ def _branches(draws: Draws, batch: Batch, how: Paths) -> Sampled:
     def noise(step: int, nodes: range) -> Tensor:
         return draws.normals("branch", batch, [(*anchors[i // branches], i % branches, step) for i in nodes])
 
-    starts = [(group, start_of(config, k)) for group, k in anchors]
+    starts = [(group, k // config.images_per_start) for group, k in anchors]
     return sample_branches(
         lambda index: draws.velocity(batch.asked.cond[index.cpu()]),
         draws.normals("start", batch, starts, device=HOST),

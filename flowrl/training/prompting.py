@@ -24,7 +24,6 @@ class RunPrompts:
     """The prompts of a run, read once."""
 
     train: tuple[Prompt, ...]
-    """To train on."""
     held_out: tuple[Prompt, ...] = ()
     """To evaluate on; none where nothing is evaluated."""
     more: tuple[Prompt, ...] = ()

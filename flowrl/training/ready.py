@@ -20,13 +20,11 @@ class Ready:
     """What a run is made of, resolved once: `flowrl.session.preflight.preflight` makes it."""
 
     config: TrainConfig
-    """The settings."""
     recipe: Any
     """The module that trains (`flowrl.session.preflight.recipe_of`)."""
     prompts: RunPrompts
     """To train on and to evaluate on."""
     family: ModelFamily
-    """Of the model."""
     location: str
     """Of the model, at its revision."""
     rewards: tuple[CheckedReward, ...]

@@ -30,7 +30,6 @@ class Recording:
     """What an iteration has sampled, on the host; rows go to the device as they are scored."""
 
     loop: Loop
-    """Of the run."""
     asked: AskedPrompts
     """Prompts of the groups."""
     sampled: Sampled
@@ -38,7 +37,6 @@ class Recording:
     kernel: Kernel
     """They were drawn with."""
     schedule: Schedule
-    """Of the rollout."""
     graphs: KeptGraphs | KeptGradients | None = None
     """Of the rollout's own evaluations, or their gradients, where it kept them."""
 

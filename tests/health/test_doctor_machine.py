@@ -14,8 +14,7 @@ import pytest
 
 from flowrl.cli import main
 from flowrl.health import machine_checks
-from flowrl.health.diagnosis import Check, Diagnosis, Examination, as_data
-from flowrl.health.doctor_text import as_text, last_words
+from flowrl.health.diagnosis import Check, Diagnosis, Examination, as_data, as_text, last_words
 from flowrl.health.machine_checks import (
     GIB,
     disk_check,

@@ -63,7 +63,6 @@ class Meeting:
     store: Store
     """That all of them reach."""
     who: Launched
-    """This process."""
     limit: float
     """Seconds to wait for the others."""
     hosts: bool

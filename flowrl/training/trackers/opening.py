@@ -32,7 +32,13 @@ def check_trackers(wandb: str, trackio: str, tensorboard: bool | None = None) ->
     if wandb != "none":
         check_wandb(wandb)
     if trackio != "none":
-        check_trackio(trackio)
+        if importlib.util.find_spec("trackio") is None:
+            raise ValueError(
+                f"logging.trackio={trackio} needs the package trackio, which is not installed: docs/trackers.md says "
+                "how to install it beside flowrl, or logging.trackio=none"
+            )
+        if trackio != LOCAL and (trackio.count("/") != 1 or not all(trackio.split("/"))):
+            raise ValueError(f"logging.trackio={trackio}: allowed are none, local, or a Space of the hub as OWNER/NAME")
 
 
 def open_trackers(settings: Mapping[str, Any], text: str, folder: Path, *, run: str, resumed: bool) -> Trackers:
@@ -153,17 +159,6 @@ class TrackioTracker:
 
     def close(self, report: Path | None, *, failed: bool) -> None:
         self._run.finish()
-
-
-def check_trackio(space: str) -> None:
-    """Refuses a tracker that is not there. Raises ValueError: it is not installed, or the name of a Space is none."""
-    if importlib.util.find_spec("trackio") is None:
-        raise ValueError(
-            f"logging.trackio={space} needs the package trackio, which is not installed: docs/trackers.md says how to "
-            "install it beside flowrl, or logging.trackio=none"
-        )
-    if space != LOCAL and (space.count("/") != 1 or not all(space.split("/"))):
-        raise ValueError(f"logging.trackio={space}: allowed are none, local, or a Space of the hub as OWNER/NAME")
 
 
 class WandbTracker:
