@@ -10,6 +10,7 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import resources
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal
 
@@ -203,7 +204,8 @@ class TrainConfig:
     """Logging."""
 
     def __post_init__(self) -> None:
-        check_most(self)  # alone, for what is said of a number beyond all bounds may take forever to find
+        # alone, for what is said of a number beyond all bounds may take forever to find
+        check_most(lambda key: attrgetter(key)(self))
         best, (low, high), same = self.best_of, self.clip_bounds, self.same_latent
         all_at_once(
             lambda: at_least(1, self, "num_iterations prompts_per_step updates_per_rollout checkpoint_every"),
