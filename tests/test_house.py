@@ -10,15 +10,15 @@ import pytest
 from house import ROOT, circles, complexities, measure
 
 LIMITS: dict[str, int] = {
-    "lines": 92791,
+    "lines": 92798,
     "lines of commands": 1487,
     "loose modules": 4,
     "circles of files": 0,
     "circles of folders": 0,
     "folders in circles": 0,
     "complexity > 15": 0,
-    "one-use helpers": 565,
-    "lines of one-use helpers": 7636,
+    "one-use helpers": 566,
+    "lines of one-use helpers": 7642,
     "fmt: skip": 232,
     "fmt: skip in tests": 783,
     "Namespace outside commands": 1,

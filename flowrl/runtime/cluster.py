@@ -95,9 +95,7 @@ def connect(address: str | None, *, workers: int, gpus: Sequence[str] | None = N
     folder, lock = None, None
     if address is None:
         folder = _short_folder()
-        lock = (folder / _OWNER).open("wb")
-        with suppress(OSError):  # a disk without locks: then folders of killed runs stay
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        lock = _claim(folder)
     settings: dict[str, Any] = {"address": address, "logging_level": logging.ERROR, "log_to_driver": False}
     if folder is not None:
         settings |= {"address": "local", "num_cpus": max(workers, os.cpu_count() or 1)}
@@ -235,6 +233,14 @@ def _short_folder() -> Path:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(folder, ignore_errors=True)
     return Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
+
+
+def _claim(folder: Path) -> IO[bytes]:
+    """Marks a folder as one of a process that lives."""
+    lock = (folder / _OWNER).open("wb")
+    with suppress(OSError):  # a disk without locks: then folders of killed runs stay
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    return lock
 
 
 @contextmanager
