@@ -68,10 +68,6 @@ def source_size(card: Card, options: Any) -> tuple[int, int]:
     return size
 
 
-def _suits(card: Card, options: Any) -> None:
-    source_size(card, options)
-
-
 def _embed(p: FamilyPipeline, prompt: str, sources: Sequence[Tensor]) -> dict[str, Tensor]:
     processor, (height, width) = p.pipe.image_processor, source_size(p.card, p.options)
     images = [Image.fromarray(to_pixels(source)) for source in sources]
@@ -150,5 +146,5 @@ FAMILY = replace(
     conditioning=lambda p, tokens: {
         **qwen_image.conditioning(p, tokens), "sources": common.meta(1, 1, *p.latent_shape)
     },
-    embed=_embed, suits=_suits, tokens=_tokens,
+    embed=_embed, suits=source_size, tokens=_tokens,
 )  # fmt: skip

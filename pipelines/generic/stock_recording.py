@@ -95,11 +95,13 @@ class Recorder:
         with torch.no_grad():
             made = p.pipe.vae.decode(*args, **named)
         made = made[0] if isinstance(made, (tuple, list)) else made.sample
-        size = _drawn_size(type(p.pipe).__name__, made, videos=p.videos)
-        p.check_drawn(size[:2])
+        if len(made) != 1 or made.ndim != (5 if p.videos else 4):
+            name = type(p.pipe).__name__
+            raise ValueError(f"{name} decodes one sample as {list(made.shape)}, of which its size cannot be read")
+        p.check_drawn(tuple(made.shape[-2:]))
         return Recorded(
             call=call,
-            size=size,
+            size=(made.shape[-2], made.shape[-1], made.shape[2] if p.videos else None),
             vae=p.pipe.vae,
             decoded=(args, named),
             text=read.shape[1] if isinstance(read, Tensor) and read.ndim == 3 else None,
@@ -231,9 +233,3 @@ def _rows(call: Mapping[str, Any]) -> int:
     """Samples of a call of a network: its first argument's, a tensor or a list of samples."""
     first = next(iter(call.values()))
     return len(first)
-
-
-def _drawn_size(name: str, made: Tensor, *, videos: bool) -> tuple[int, int, int | None]:
-    if len(made) != 1 or made.ndim != (5 if videos else 4):
-        raise ValueError(f"{name} decodes one sample as {list(made.shape)}, of which its size cannot be read")
-    return made.shape[-2], made.shape[-1], made.shape[2] if videos else None

@@ -124,7 +124,7 @@ class Family:
     """Tokens of text that the denoiser reads for prompts of a length."""
     refuse: Callable[[Card], None] = lambda card: None
     """Refuses checkpoints that look like the family's and are not."""
-    suits: Callable[[Card, Any], None] = lambda card, options: None
+    suits: Callable[[Card, Any], object] = lambda card, options: None
     """Refuses options that the checkpoint does not have."""
     check_scheduler: Callable[[str, Mapping[str, Any]], None] = stock_schedules.check_euler_scheduler
     """Refuses schedulers whose levels `schedule` does not visit."""
