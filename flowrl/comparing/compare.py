@@ -161,7 +161,7 @@ def compare(
     given = {"baseline": baseline, "metric": metric, "targets": targets}
     view = {**known.get("view", {}), **{key: value for key, value in given.items() if value is not None}}
     if view.get("baseline") not in (None, *question.methods):
-        raise ValueError(f"`baseline` {view['baseline']} is none of the methods: {', '.join(question.methods)}")
+        raise ValueError(f"`baseline` {view['baseline']} is not one of the methods: {', '.join(question.methods)}")
     if report_only and not known:
         raise ValueError(f"{folder} holds no comparison ({JOURNAL}): leave `report_only` out to start one")
     failed: tuple[str, ...] = ()

@@ -44,7 +44,7 @@ def _refuse(card: Card) -> None:
     if card.network.guidance_embeds:
         raise ValueError(
             f"the network of {card.model} takes the guidance scale as an input (guidance_embeds): it is distilled to "
-            "few steps with a path of its own; train the model it was made from"
+            "few steps with its own path; train the model it was made from"
         )
 
 

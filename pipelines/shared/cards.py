@@ -190,7 +190,7 @@ def _check_autoencoder(grid: Grid, card: Card) -> None:
         found = card.vae.get(key)
         number = isinstance(found, int | float) and not isinstance(found, bool) and math.isfinite(found)
         if not (found is None or (number and (found or key == "shift_factor"))):
-            raise ValueError(f"{where} has the {key} {found!r}, which is no such number: {AGAIN}")
+            raise ValueError(f"{where} has the {key} {found!r}, which is not such a number: {AGAIN}")
     for key in ("latents_mean", "latents_std"):
         found = card.vae.get(key)
         if channels is not None and isinstance(found, list | tuple) and len(found) != channels:

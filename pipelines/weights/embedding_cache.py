@@ -147,4 +147,4 @@ def _content(tensors: Mapping[str, Tensor]) -> str:
 
 
 def _say_damaged(path: Path, error: Exception) -> None:
-    print(f"Note: {path} is no embedding that can be used ({error}), and is not used.", flush=True)
+    print(f"Note: {path} cannot be used as an embedding ({error}), so it is left out.", flush=True)

@@ -134,7 +134,7 @@ def _read_card(path: Path) -> dict[str, Any]:
         notes = file.metadata() or {}
     stated = parse_json(notes.get("lora_adapter_metadata", "{}"), f"the metadata of {path}")
     if not isinstance(stated, dict):
-        raise ValueError(f"the metadata of {path} is no object: save the LoRA again")
+        raise ValueError(f"the metadata of {path} is not an object: save the LoRA again")
     return {plain_name(key): value for key, value in stated.items() if not key.startswith("text_encoder")}
 
 

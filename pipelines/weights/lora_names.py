@@ -302,7 +302,7 @@ def _check_own(tensors: Mapping[str, Tensor], what: str) -> None:
     if not any(name.endswith(".lora_A.weight") for name in tensors):
         raise ValueError(f"{what} holds no LoRA: none of its {len(tensors)} tensors is a matrix named lora_A")
     if strange := sorted(name for name in tensors if not _OWN.match(name)):
-        raise ValueError(f"{what} holds {len(strange)} tensors that nobody knows (first: {strange[0]}): {_MERGED}")
+        raise ValueError(f"{what} holds {len(strange)} unknown tensors (first: {strange[0]}): {_MERGED}")
     if folded := sorted(name for name, tensor in tensors.items() if ".lora_m" not in name and tensor.ndim != 2):
         raise ValueError(f"{what} also trains convolutions ({len(folded)} tensors, first {folded[0]}): {_MERGED}")
     for layer in {name.partition(".lora_")[0] for name in tensors}:

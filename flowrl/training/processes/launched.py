@@ -53,4 +53,4 @@ def _whole(name: str, default: int) -> int:
     try:
         return int(text) if text else default
     except ValueError:
-        raise ValueError(f"the environment has {name}={text!r}, which is no whole number: {_HOW}") from None
+        raise ValueError(f"the environment has {name}={text!r}, which is not a whole number: {_HOW}") from None

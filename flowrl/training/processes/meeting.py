@@ -263,7 +263,7 @@ def _store(who: Launched, limit: float, tell: Callable[[str], None], *, hosts: b
             "launch/, --master-port with torchrun), the same for all processes"
         ) from cause
     raise ValueError(
-        f"what answers at {_place(who)} is not a process of this run: another program listens there. Choose another "
+        f"the program at {_place(who)} is not a process of this run: another program listens there. Choose another "
         "MASTER_PORT, the same for all processes"
     ) from cause
 

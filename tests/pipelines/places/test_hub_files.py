@@ -210,7 +210,7 @@ def test_a_revision_travels_with_the_model(hub: FakeHub, tmp_path: Path) -> None
     assert split_revision("me/juggernaut@v2") == ("me/juggernaut", "v2")
     assert split_revision(at_revision(XL, None)) == (XL, None)
     for place in (str(tmp_path), "./absent", "asset:tiny-sd3"):
-        with pytest.raises(ValueError, match=r"pipeline.revision \(v2\) is of models on the hub"):
+        with pytest.raises(ValueError, match=r"pipeline.revision \(v2\) is for models on the hub"):
             at_revision(place, "v2")
 
 
