@@ -228,7 +228,7 @@ def test_no_variables_are_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("text", ["soon", "0", "-1", "nan"])
 def test_a_wait_that_is_no_number_of_seconds_is_refused(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(meeting.WAIT, text)
-    with pytest.raises(ValueError, match="is no number of seconds"):
+    with pytest.raises(ValueError, match="is not a number of seconds"):
         meeting._limit()
 
 
