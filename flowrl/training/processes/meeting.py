@@ -204,7 +204,7 @@ def _limit() -> float:
     except ValueError:
         seconds = -1.0
     if not 0 < seconds < 1e7:
-        raise ValueError(f"{WAIT}={text!r} is not a number of seconds: give one above 0, or leave it out for {_SECONDS:g}")
+        raise ValueError(f"{WAIT}={text!r} is not a number of seconds: give one above 0, or none for {_SECONDS:g}")
     return seconds
 
 
