@@ -1,4 +1,4 @@
-"""The policy where the network's own weights are trained, all of them or those of some layers.
+"""The policy that trains the network's own weights, all of them or those of some layers.
 
 What the optimizer moves are masters in float32. Where the network computes in float32 on the masters' device, a master
 is the network's weight itself; elsewhere the network holds working copies, the masters rounded to its dtype after every
@@ -7,7 +7,7 @@ change, so that rollout and update run on the same numbers. Gradients are those 
 Bytes a trained weight takes on the device, bfloat16 / float32: network 2 / 4, gradient of a micro-batch 2 / 4, its sum
 4 / 4, masters 4 / 0, moments of AdamW 8 / 8: 20 in both. `optim.offload` moves masters, moments and copies to the host.
 
-Where the network is split over processes (`parallel.shard`), its parts are the masters, and all of this is of a part:
+If the network is split over processes (`parallel.shard`), its parts are the masters, and each part takes:
 4 bytes of a weight in the network, 4 of the gradient's sum and 8 of the moments, divided by the processes.
 """
 
@@ -59,9 +59,9 @@ class FullWeights(TrainedWeights):
         offload: bool = False,
         split: Split | None = None,
     ) -> None:
-        """Takes the weights of a loaded network as they are, those of `trained_names`; what is not trained is frozen.
-        With `offload` copies lie in the host's memory, and masters that the network does not compute with. `split` are
-        the processes that it is split over, with masters."""
+        """Takes the weights of a loaded network as they are, those of `trained_names`; freezes the others. With
+        `offload` copies are in the host's memory, and so are masters that the network does not compute with. `split`
+        are the processes that share it, with masters."""
         chosen, own = trained_names(network, targets), dict(network.named_parameters())
         network.requires_grad_(False)
         self.network, self.split = network, split
@@ -85,7 +85,7 @@ class FullWeights(TrainedWeights):
         self._reference: dict[str, Tensor] | None = None
 
     def _held(self) -> dict[str, Tensor]:
-        """What the network has of the policy, rounded or the masters."""
+        """The network's form of the policy: rounded, or the masters."""
         return {name: self._rounded.get(name, master).detach() for name, master in self.parameters.items()}
 
     @property
@@ -99,7 +99,7 @@ class FullWeights(TrainedWeights):
         return torch.float32
 
     def settle(self) -> None:
-        """Gives the network what the masters have become."""
+        """Copies the changed masters into the network."""
         with torch.no_grad():
             for name, weight in self._rounded.items():
                 weight.copy_(self.parameters[name])
@@ -109,7 +109,7 @@ class FullWeights(TrainedWeights):
         return {name: master.detach().to("cpu", copy=True) for name, master in self.parameters.items()}
 
     def keep_reference(self) -> None:
-        """Keeps the weights as they are now for the slot "reference", in the network's dtype; of parts as masters."""
+        """Keeps the current weights for the slot "reference", in the network's dtype; parts as masters."""
         self._reference = {
             name: weight.to(self.rest or weight.device, copy=True) for name, weight in self._held().items()
         }
