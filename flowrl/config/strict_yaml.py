@@ -225,7 +225,7 @@ def read_mapping(path: str | Path) -> dict[str, Any]:
     except IsADirectoryError:
         raise ConfigError(f"{path}: is a folder; give the path of a YAML file") from None
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: is not UTF-8 text (byte {error.start}); save it as UTF-8, or give a YAML file") from None
+        raise ConfigError(f"{path}: is not UTF-8 text (byte {error.start}): save it as UTF-8, or give YAML") from None
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
     data = parse_yaml(text, str(path))

@@ -145,8 +145,9 @@ def refusal(model: str, asked: Answer, families: Sequence[str]) -> str:
 
     repo, revision = split_revision(model)
     meant, beside = did_you_mean(repo), Path(repo).parent
-    if asked.why in ("no repository", "offline") and not meant and beside.is_dir():  # a path in form of an id
-        near = get_close_matches(Path(repo).name, [one.name for one in beside.iterdir()], n=1)
+    names = [one.name for one in beside.iterdir()] if beside.is_dir() else []
+    if asked.why in ("no repository", "offline") and not meant and (beside.is_dir() or beside.name == "runs"):
+        near = get_close_matches(Path(repo).name, names, n=1)
         return (
             f"there is no run or folder {repo} here{f' (did you mean {beside / near[0]}?)' if near else ''}, and no "
             "model of that id is known: give a run, a folder, OWNER/NAME on the hub, or asset:NAME"

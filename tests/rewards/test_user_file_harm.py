@@ -219,6 +219,7 @@ def test_a_long_wait_says_what_for(
     for _ in range(2):
         reward(inputs_of(random_images()))
     assert capsys.readouterr().err.count("mine.py:reward is still at work after 0.02 s") == 1
+    monkeypatch.setattr(user_code_module, "IMPORT_SECONDS", 60.0)
     monkeypatch.setattr(user_code_module, "CALL_SECONDS", 60.0)
     make(body("return [0.0] * 4"), "quick.py")(inputs_of(random_images()))
     time.sleep(0.05)
