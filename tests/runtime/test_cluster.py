@@ -24,7 +24,7 @@ def test_nobody_at_an_address_is_said_at_once() -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    with pytest.raises(ValueError, match=rf"workers\.address=127\.0\.0\.1:{port}: nobody answers.*ray start --head"):
+    with pytest.raises(ValueError, match=rf"workers\.address=127\.0\.0\.1:{port}: nothing answers.*ray start --head"):
         connect(f"127.0.0.1:{port}", workers=1)
     disconnect()  # without a connection it does nothing
 
