@@ -1,4 +1,4 @@
-"""Reads the rewards of a command line (built-in names, or a YAML file with a list of rewards) and their options."""
+"""Reads the rewards of a command line (names, functions of files, or a YAML file with a list) and their options."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ def reward_list(given: Sequence[str]) -> list[dict[str, Any]]:
     neither names of rewards nor a file with rewards, or a name twice."""
     if twice := [name for name in given if given.count(name) > 1]:
         raise ValueError(f"reward {twice[0]} is named twice: name it once, or give a YAML file with options and labels")
-    wrong = next((name for name in given if name not in REWARDS), None)
+    own = {name: re.fullmatch(r"(?P<file>.+\.py):(?P<function>\w+)", name) for name in given}
+    wrong = next((name for name, function in own.items() if not function and name not in REWARDS), None)
     if wrong is None:
-        return [{"name": name} for name in given]
+        return [function.groupdict() if function else {"name": name} for name, function in own.items()]
     if len(given) > 1:
         raise ValueError(unknown_name("reward", wrong, REWARDS) + " A configuration must stand alone.")
+    unknown = f"{unknown_name('reward', wrong, REWARDS)} Or give FILE.py:FUNCTION, or YAML with a list rewards:."
+    if given[0].endswith(".py"):
+        raise ValueError(unknown)
     try:
         path = find_config(given[0])
-    except ValueError:
-        if re.search(r"/|\.ya?ml$", given[0]):
-            raise
-        raise ValueError(
-            f"{unknown_name('reward', wrong, REWARDS)} Or give a YAML file with a list rewards:."
-        ) from None
+    except ValueError as error:
+        raise (error if re.search(r"/|\.ya?ml$", given[0]) else ValueError(unknown)) from None
     rewards = read_with_base(path).get("rewards")
     if not isinstance(rewards, list) or not rewards or not all(isinstance(spec, Mapping) for spec in rewards):
         raise ValueError(f"{path}: rewards must be a list with entries such as {{name: hps}}, got {rewards!r}.")

@@ -150,6 +150,8 @@ def test_rewards_of_a_command_line(tmp_path: Path) -> None:
     ]  # fmt: skip
     nested = reward_specs("rank", ["reward=jpeg_compressibility", "options.scale=ddpo"])
     assert nested == [{"name": "rank", "options": {"reward": "jpeg_compressibility", "options": {"scale": "ddpo"}}}]
+    mine = reward_specs("hps,my/own.py:sharp", ["sharp.radius=3"])
+    assert mine == [{"name": "hps"}, {"file": "my/own.py", "function": "sharp", "options": {"radius": 3}}]
     config = tmp_path / "rewards.yaml"
     config.write_text("rewards:\n  - {name: hps, weight: 0.5, options: {version: v2.0}}\n", encoding="utf-8")
     assert reward_specs(str(config), ["hps.version=v2.1"]) == [{"name": "hps", "options": {"version": "v2.1"}}]
@@ -159,6 +161,7 @@ def test_rewards_of_a_command_line(tmp_path: Path) -> None:
     ("names", "options", "message"),
     [
         ("hpz", [], "did you mean 'hps'"),
+        (__file__, [], "Or give FILE.py:FUNCTION"),
         ("hps,aesthetic", ["head=x"], r"begin with the name of one, hps\.KEY=VALUE"),
         ("hps", ["version"], "KEY=VALUE"),
     ],
