@@ -80,8 +80,7 @@ def random_pipeline(
 
 
 def shorten(card: Card, layers: int) -> Card:
-    """A card of the same network with at most so many blocks of each kind. Raises ValueError: its blocks are not
-    alike."""
+    """A card of the same network with at most so many blocks of each kind. Raises ValueError: its blocks differ."""
     network = vars(card.network)
     return replace(card, network=SimpleNamespace(**with_blocks(network, fewer_blocks(card, layers))))
 

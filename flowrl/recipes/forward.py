@@ -165,7 +165,7 @@ def iterate(
 
 
 def images_of_files(loop: Loop, shown: list[Shown], iteration: int) -> tuple[Batch, Images]:
-    """This process's images of an iteration, encoded, each a group of its own: shuffled passes over the file, as for
+    """This process's images of an iteration, encoded, each its own group: shuffled passes over the file, as for
     prompts."""
     config, count = loop.config, loop.geometry.images_per_process
     own = range(loop.run.rank * count, (loop.run.rank + 1) * count)

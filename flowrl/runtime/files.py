@@ -366,8 +366,7 @@ def read_json(path: Path, advice: str = "", *, finite: bool = True) -> dict[str,
 
 
 def read_json_lines(path: Path) -> list[dict[str, Any]]:
-    """The objects of a file with one on each line; skips blank lines. Raises ValueError: as `read_json`, with the
-    line."""
+    """The objects of a file, one a line; skips blank lines. Raises ValueError: as `read_json`, with the line."""
     rows = []
     for number, line in numbered_lines(read_text(path)):
         where = f"{path}, line {number}"

@@ -60,8 +60,7 @@ def loaded_facts(inputs: Mapping[str, Any]) -> dict[str, str]:
 
 
 def difference(given: Sequence[Facts]) -> str:
-    """Why processes cannot train together: what differs between their facts (by rank), with the values; empty if
-    nothing does."""
+    """Why processes cannot train together: what differs between their facts (by rank), with the values; or ""."""
     lines = list(_lines(given))
     if not lines:
         return ""

@@ -38,8 +38,8 @@ from flowrl.trajectory import Conditioning, Schedule
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Made:
-    """What was drawn: images `[b, 3, H, W]` or videos `[b, F, 3, H, W]`, with sound `[b, channels, samples]` if their
-    family has any."""
+    """What was drawn: images `[b, 3, H, W]` or videos `[b, F, 3, H, W]`, perhaps with sound `[b, channels,
+    samples]`."""
 
     images: Tensor
     sounds: Tensor | None

@@ -134,6 +134,5 @@ def model_location(model: str) -> str:
 
 
 def location_of(settings: PipelineConfig) -> str:
-    """The location of the model that a configuration names, at its revision. Raises ValueError: a revision of a file or
-    folder."""
+    """The location of a configuration's model, at its revision. Raises ValueError: a revision of a file or folder."""
     return at_revision(model_location(settings.model), settings.revision)

@@ -115,8 +115,7 @@ def _keep(rows: dict[str, Tensor], start: int, count: int, columns: Mapping[str,
 def _drawn_at_once(
     config: TrainConfig, batch: Batch, steps: tuple[int, ...], size: int
 ) -> Iterator[tuple[range, tuple[int, ...]]]:
-    """Numbers of at most `size` images with their stochastic steps, which with `sde_window_by: prompt` are a prompt's
-    own."""
+    """Numbers of at most `size` images with their stochastic steps, of one prompt with `sde_window_by: prompt`."""
     own, by_prompt = batch.own, bool(steps) and config.sampler.sde_window_by == "prompt"
     start = own.start
     while start < own.stop:

@@ -266,9 +266,8 @@ def largest_weight(weights: Iterable[Tensor]) -> float:
 
 
 def stop_on_absurd_weights(run: Run, iteration: int, largest: float, *, full: bool = False) -> None:
-    """Ends a run after an update whose weights no training gives: not finite, or beyond `ABSURD_WEIGHT`.
-    `largest` is as `iteration_warnings` takes it; `full` means the network's own weights. Raises ValueError: as
-    `stop_on_broken`."""
+    """Ends a run after an update whose weights no training gives: not finite, or beyond `ABSURD_WEIGHT`. `largest` is
+    as `iteration_warnings` takes it; `full` means the network's own weights. Raises ValueError: as `stop_on_broken`."""
     if not largest <= ABSURD_WEIGHT:
         raise _end_diverged(run, iteration, f"{_reach(full, largest)}, beyond {ABSURD_WEIGHT:g}")
 

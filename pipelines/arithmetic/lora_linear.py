@@ -8,10 +8,9 @@ a plain linear layer. Two ways, both without a cache, so that they follow the la
 - Elsewhere `s B (A x)` is added within the matrix product that makes it. In 16 bits V would lose small updates to
   rounding; on a GPU TF32 rounds nearly as much.
 
-The backward pass knows that W and b are frozen: with g = dL/dy over n rows,
-`dL/dx = W^T g + s A^T B^T g`, `dL/dA = s (B^T g) x^T`, `dL/dB = s g (A x)^T`. Where W is kept in few bits
-(`quantized_linear`) it is restored for each of the two passes: the formulas, and the numbers, are those of a plain
-layer with the rounded weight.
+The backward pass knows that W and b are frozen: with g = dL/dy over n rows, `dL/dx = W^T g + s A^T B^T g`,
+`dL/dA = s (B^T g) x^T`, `dL/dB = s g (A x)^T`. If W is kept in few bits (`quantized_linear`), each pass restores it:
+the formulas, and the numbers, are those of a plain layer with the rounded weight.
 """
 
 from __future__ import annotations

@@ -5,8 +5,7 @@ Both are brought to the size that is drawn in the same way; the mask is made bla
 
 The network is FLUX.1's with more channels per token: beside the noisy latents it reads those of the image, grey where
 it is drawn new, and the mask at full resolution, its pixels of a latent folded into channels. Start noise is noise
-alone, as in stock at strength 1. The image's latents are the mode of the autoencoder's posterior, where stock draws
-from it.
+alone, as in stock at strength 1. The image's latents are the mode of the autoencoder's posterior; stock draws from it.
 Guidance is an input of the network, made for scales about 30.
 """
 

@@ -44,9 +44,8 @@ _SEEN_AREA = 384 * 384  # pixels of a source as the second pipeline's text encod
 
 @dataclass(frozen=True, kw_only=True)
 class QwenImageEditOptions(ImageOptions):
-    """Options of Qwen-Image-Edit. `max_sequence_length` None takes the source images' tokens and 512 more.
-    An image of 512 x 512 takes 324, one of 1024 x 1024 1369, and one of about 384 x 384, which 2509 and 2511 read,
-    196."""
+    """Options of Qwen-Image-Edit. `max_sequence_length` None takes the source images' tokens and 512 more. An image of
+    512 x 512 takes 324, one of 1024 x 1024 1369, and one of about 384 x 384, which 2509 and 2511 read, 196."""
 
     num_sources: int = 1
     """Source images of every prompt; more than 1, and at most 3, with 2509 and 2511 only."""

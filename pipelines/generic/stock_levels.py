@@ -41,8 +41,7 @@ class Levels:
 
     @staticmethod
     def of(scheduler: Any) -> Levels:
-        """The levels of a stock scheduler. Raises ValueError: it is of a diffusion model whose levels are not known
-        here."""
+        """The levels of a stock scheduler. Raises ValueError: it is of a diffusion model with unknown levels."""
         config, name = dict(scheduler.config), type(scheduler).__name__
         flow = is_flow(name, config)
         has = (

@@ -97,8 +97,7 @@ def _weights(folder: Path) -> list[Path]:
 
 
 def _only(folder: Path) -> Path:
-    """The one file with weights in a folder, or in one of its folders. Raises ValueError: there is none, or more than
-    one."""
+    """The one file with weights in a folder, or in one of its folders. Raises ValueError: none, or more than one."""
     if (named := _named(folder)) is not None:
         return named
     if (folder / "model_index.json").is_file():

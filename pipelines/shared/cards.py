@@ -250,8 +250,7 @@ def usual(network: Any) -> dict[str, Any]:
 
 
 def check_class(card: Card, family: str, stock: Sequence[str]) -> None:
-    """Refuses a checkpoint of another family. Raises ValueError: its stock class is not among those that the family
-    loads."""
+    """Refuses a checkpoint of another family. Raises ValueError: the family does not load its stock class."""
     if card.stock not in stock:
         raise ValueError(
             f"{card.model} is a {card.stock}, and pipeline.name={family} loads {' or '.join(stock)}: leave "

@@ -38,9 +38,8 @@ and gives a stock pipeline on the host."""
 
 
 def on_device(network: nn.Module, device: torch.device, how: Loading) -> nn.Module:
-    """A denoiser read on the host, now frozen on its device: the only place that changes its form.
-    Every denoiser of every run passes here once, before it has a LoRA, a kernel for its attention or compiled
-    blocks."""
+    """A denoiser read on the host, now frozen on its device: the only place that changes its form. Every denoiser of
+    every run passes here once, before it has a LoRA, a kernel for its attention or compiled blocks."""
     network.requires_grad_(False).eval()
     if how.quantize != "none":
         quantize = partial(quantize_blocks, repeated_blocks(network), how.quantize, device)
