@@ -98,7 +98,8 @@ def find_config(name: str, *, here: bool = True) -> Path:
         raise ValueError(f"{name} is {preset[0]} with `card` {preset[1]} now, which sets what the plan finds for it")
     stem = Path(name).stem
     within = [one for one in shipped if stem.replace("_", "") in one.replace("_", "")]
-    near = closest(stem, list(shipped)) or " or ".join(within[:3])
+    near = first if (first := f"{stem}_recommended") in shipped else closest(stem, list(shipped))
+    near = near or " or ".join(within[:3])
     hint = f"did you mean {near}? " if near else ""
     raise ValueError(
         f"there is no configuration {name!r}: {hint}give a YAML file, or one of the {len(shipped)} that ship: "
