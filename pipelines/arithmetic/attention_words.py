@@ -90,8 +90,7 @@ UNMASKED = Attends()
 
 
 def check_word(word: str, dtype: torch.dtype, known: Known) -> None:
-    """Refuses what no machine could do: a word without a backward pass, another dtype, heads or masks it cannot
-    take."""
+    """Refuses what no machine could do: a word without a backward pass, a wrong dtype, unfit heads or masks."""
     if word == "auto":
         return
     if word in _REFUSED:
