@@ -165,8 +165,7 @@ def iterate(
 
 
 def images_of_files(loop: Loop, shown: list[Shown], iteration: int) -> tuple[Batch, Images]:
-    """This process's images of an iteration, encoded, each its own group: shuffled passes over the file, as for
-    prompts."""
+    """This process's images of an iteration, encoded, each its own group: shuffled passes as for prompts."""
     config, count = loop.config, loop.geometry.images_per_process
     own = range(loop.run.rank * count, (loop.run.rank + 1) * count)
     lines = prompts_of_iteration(len(shown), config.num_images, config.seed, iteration)[own.start : own.stop]

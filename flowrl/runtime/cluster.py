@@ -122,8 +122,7 @@ def connect(address: str | None, *, workers: int, gpus: Sequence[str] | None = N
 
 
 def refuse_ended() -> None:
-    """Checks that the instance of this process still runs; call it before each call of Ray. Raises RayEnded: it does
-    not."""
+    """Checks that this process's instance still runs; call it before each call of Ray. Raises RayEnded: it does not."""
     if _connection and _is_over(_connection[0]):
         raise RayEnded(
             "Ray ended on this machine (its process raylet is gone), and with it all workers. Something killed "

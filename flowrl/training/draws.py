@@ -61,8 +61,7 @@ class EvalRequest:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Drawn:
-    """The result of a request, on the host, and its network evaluations by kind; those of held-out evaluations do not
-    count."""
+    """The result of a request, on the host, and its network evaluations by kind, without those of evaluations."""
 
     found: Trajectory | Sampled | Tensor
     evaluations: Mapping[str, int]

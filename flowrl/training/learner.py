@@ -66,8 +66,7 @@ class NetworkCounter:
 
     @contextmanager
     def keeping(self) -> Iterator[list[int]]:
-        """Inside, graphs are not counted: they are kept, and counted once they are walked back. The list gets the rows
-        of each."""
+        """Inside, graphs are kept, and counted only once they are walked back. The list gets the rows of each."""
         self._graphs = graphs = list[int]()
         try:
             yield graphs

@@ -306,8 +306,7 @@ def shipped_folder(folder: Path) -> Path:
 
 
 def keep_good(folder: Path) -> None:
-    """Notes that the weights a run folder ships have drawn finite images. Links cost no room: files are replaced, never
-    written into."""
+    """Notes that the weights in a run folder have drawn finite images. Links cost no room: files are replaced."""
     shipped, staged = shipped_folder(folder), folder / ".shipped.keeping"
     shutil.rmtree(staged, ignore_errors=True)
     shutil.copytree(shipped, staged, copy_function=_link, symlinks=True)

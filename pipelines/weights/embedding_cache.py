@@ -31,8 +31,7 @@ _WAYS_OUT = "give prompts.cache another folder, or remove the key"
 
 
 def check_cache(folder: Path) -> None:
-    """Makes the folder of a cache if it is missing, and refuses one that cannot be written into. The ValueError gives
-    the reason."""
+    """Makes the folder of a cache if it is missing. Raises ValueError: it cannot be written into, and why."""
     probe = folder / ".written"
     try:
         with replacing(probe, durable=False) as stream:

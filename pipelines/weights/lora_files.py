@@ -175,8 +175,7 @@ def _defaults() -> dict[str, Any]:
 
 
 def _tensors(path: Path) -> dict[str, Tensor]:
-    """The content of a file, without running anything in it. Raises ValueError: it is damaged, or holds more than
-    tensors."""
+    """The content of a file; runs nothing in it. Raises ValueError: it is damaged, or holds more than tensors."""
     if path.suffix in (".safetensors", ".sft"):
         with _damaged(path):
             return load_file(path)

@@ -82,8 +82,7 @@ def wait_for(device: torch.device) -> None:
 
 
 def accelerator_of(device: str) -> Accelerator:
-    """The processes of a run on a device. Raises ValueError: the device is missing, or so are some launched
-    processes."""
+    """The processes of a run on a device. Raises ValueError: the device or some launched processes are missing."""
     from accelerate import Accelerator
     from accelerate.utils import InitProcessGroupKwargs
 

@@ -73,8 +73,7 @@ class Meeting:
 
     def agree(self, said: Said, judge: Judge) -> None:
         """Says what this process was given; returns when all of them have come and the judge has nothing against it.
-        Raises ValueError: on every process: what differs, who could not take part and why, or who did not come in
-        time."""
+        Raises ValueError, on every process: what differs, who could not take part and why, or who never came."""
         try:
             self.store.set(f"said/{self.who.rank}", json.dumps(dict(said)))
             verdict = self._reach_verdict(judge) if self.who.rank == 0 else self._hear_verdict()
