@@ -38,8 +38,9 @@ def reward_list(given: Sequence[str]) -> list[dict[str, Any]]:
 
 def _named(name: str) -> dict[str, Any] | None:
     """A built-in reward, or a function of a Python file; None for anything else."""
-    own = re.fullmatch(r"(?P<file>.+\.py):?(?P<function>\w*)", name)
-    return own.groupdict() if own else {"name": name} if name in REWARDS else None
+    if own := re.fullmatch(r"(.+\.py):?(\w*)", name):
+        return {"file": own[1], "function": own[2] or "FUNCTION"}  # a file alone is answered with its functions
+    return {"name": name} if name in REWARDS else None
 
 
 def reward_label(spec: Mapping[str, Any]) -> str:

@@ -155,8 +155,8 @@ def test_rewards_of_a_command_line(tmp_path: Path) -> None:
     assert mine == [{"name": "hps"}, {"file": "my/own.py", "function": "sharp", "options": {"radius": 3}}]
     own = tmp_path / "own.py"
     own.write_text("def sharp(images, prompts, metadata):\n    return [0.0] * len(prompts)\n")
-    with pytest.raises(ValueError, match="unknown function ''; allowed: sharp"):
-        validate_reward_specs(reward_specs(str(own)))  # a file alone is answered with its functions
+    with pytest.raises(ValueError, match="unknown function 'FUNCTION'; allowed: sharp"):
+        validate_reward_specs(reward_specs(str(own)))
     config = tmp_path / "rewards.yaml"
     config.write_text("rewards:\n  - {name: hps, weight: 0.5, options: {version: v2.0}}\n", encoding="utf-8")
     assert reward_specs(str(config), ["hps.version=v2.1"]) == [{"name": "hps", "options": {"version": "v2.1"}}]
