@@ -1,4 +1,4 @@
-"""What a stock pipeline calls its networks with, recorded without weights: for a plan.
+"""Records, without weights, the arguments of a stock pipeline's networks: for a plan.
 
 The pipeline is made of its folder's own configurations: networks on the meta device, tokenizers and scheduler as they
 are. Each network is run on the meta device where stock's call calls it, and answers with zeros on the CPU, so that
@@ -56,7 +56,7 @@ class Recorder:
     parts: dict[str, int]
     """Name of a part that is no denoiser -> number of its parameters."""
     uncounted: tuple[str, ...]
-    """Parts of no library here, whose size is not known."""
+    """Parts of unknown libraries, whose size is unknown."""
 
     def sized(self, height: int, width: int) -> Recorder:
         """The same drawing another size."""
@@ -82,8 +82,8 @@ class Recorder:
         return sum(_rows(call) for call in self.guided(text, scale))
 
     def recorded(self, text: str) -> Recorded:
-        """What one sample is evaluated and decoded by. Raises ValueError: stock's call does not do with its networks
-        what can be counted."""
+        """The calls that evaluate and decode one sample. Raises ValueError: stock's call uses its networks in a way
+        that cannot be counted."""
         p = self.pipeline
         calls = self.guided(text, 1.0)
         if len(calls) != 1 or _rows(calls[0]) != 1:

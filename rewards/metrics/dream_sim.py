@@ -166,7 +166,7 @@ def load_towers(folder: Path, variant: str, device: torch.device) -> Towers:
     pairs: dict[tuple[int, str], dict[str, Tensor]] = {}
     for name, weight in read_weights(file, owner=OWNER).items():
         if (match := _ADAPTED.search(name)) is None:
-            raise ValueError(f"{OWNER}: {file.name} holds {name}, which is no LoRA of a DreamSim release.")
+            raise ValueError(f"{OWNER}: {file.name} holds {name}, which is not a LoRA of a DreamSim release.")
         pairs.setdefault((int(match[1]), f"{match[2]}.weight"), {})[match[3]] = weight.float()
     changes: dict[int, dict[str, Tensor]] = {}  # what the LoRA adds, alpha / r B A, by place of the tower and name
     try:

@@ -418,7 +418,7 @@ def read_json_body(body: bytes) -> Any:
 
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         if len(found := dict(pairs)) < len(pairs):
-            raise ValueError("a key stands twice in one mapping")
+            raise ValueError("a mapping has a key twice")
         return found
 
     try:
