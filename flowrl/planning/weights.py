@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from torch import nn
 
@@ -23,10 +23,13 @@ class DenoiserWeights:
     """Shape of a layer that can be quantised, (outputs, inputs) -> how many there are."""
     largest_block: int = 0
     """Parameters of the largest block."""
+    experts: int = 1
+    """Networks of which an evaluation calls one."""
 
     def __add__(self, other: DenoiserWeights) -> DenoiserWeights:
         shapes = {**self.matrices, **other.matrices}
-        return DenoiserWeights(
+        return replace(
+            self,
             parameters=self.parameters + other.parameters,
             blocks=self.blocks + other.blocks,
             matrices={shape: self.matrices.get(shape, 0) + other.matrices.get(shape, 0) for shape in shapes},
@@ -63,4 +66,5 @@ def weights_of(denoiser: nn.Module) -> DenoiserWeights:
         blocks=sum(sizes) * len(experts),
         matrices=matrices,
         largest_block=max(sizes, default=0),
+        experts=len(experts),
     )
