@@ -8,13 +8,14 @@ from __future__ import annotations
 import math
 import shutil
 from contextlib import nullcontext
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from config_files import as_launched
-from split_runs import command
+from split_runs import ROUTED, command
 from tiny_runs import differences, lora_tensors, metrics, model_tensors, state
 from two_processes import train_on_two
 
@@ -25,6 +26,7 @@ from flowrl.pipelines.arithmetic.compiling import first_expert
 from flowrl.pipelines.places.known_checkpoints import checkpoints
 from flowrl.pipelines.shared.cards import Size
 from flowrl.pipelines.shared.context_parallel import SPLIT_FAMILIES, image_tokens, refuse_unsplit
+from flowrl.pipelines.weights.quantize import LIBRARIES
 from flowrl.session.preflight import preflight
 from flowrl.training.processes.mesh import Layout
 from flowrl.training.run import Run
@@ -40,6 +42,8 @@ RUNS: dict[str, tuple[str, ...]] = {
     "full": ("flux", "grpo", *FULL, "keep_graphs=true"),
     "compiled": ("flux", "grpo", "pipeline.compile=blocks"),
     "gradients": ("flux", "grpo", "keep_graphs=gradients", "policy.lora_variant=dora"),
+    **{form: ("flux", "grpo", f"pipeline.quantize={form}", *ROUTED) for form, library in LIBRARIES.items()
+       if find_spec(library)},
 }  # fmt: skip
 
 
