@@ -169,20 +169,17 @@ def process_words(plan: Plan, outlook: Outlook) -> list[str]:
 
 def traffic_words(plan: Plan, card: int, chosen: MemorySettings) -> list[str]:
     """Sentences on what a card of so many GB receives in an iteration, at half of its link's pace to all of it."""
-    within, (moved, exchanged) = chosen.shard * chosen.context <= NODE, gathered_bytes(plan, chosen)
+    link = LINKS[usual_card(card)] if chosen.shard * chosen.context <= NODE else NETWORK
+    moved, exchanged = gathered_bytes(plan, chosen)
     amounts = (
-        (
-            moved,
-            LINKS[usual_card(card)] if within else NETWORK,
-            "its copy's weights and gradients, less with larger batches",
-        ),
+        (moved, link, "its copy's weights and gradients, less with larger batches"),
         (exchanged * (chosen.processes > NODE), NETWORK, "gradients of other copies"),
     )
     return [
         f"in an iteration a card receives {in_bytes(size)} of {what}: {span(size, (pace / 2000, pace / 1000))} at "
         f"{pace / 2:g} to {pace:g} GB/s, partly while it computes"
         for size, pace, what in amounts
-        if size
+        if size and plan.processor == "GPU"
     ]
 
 
