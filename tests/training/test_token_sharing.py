@@ -36,13 +36,14 @@ METRICS, WEIGHTS = 1e-5, 1e-6
 # Adam divides by the gradient's size: where that is nearly 0 a step of 1e-8 would be one of rounding.
 SMOOTH = "optim.eps=0.01"
 FULL = ("policy.train=full", "policy.lora_rank=null", "policy.ema_decay=0.5", "optim.lr=1e-3")
+SHORT = ("num_iterations=1", "eval_every=0")
 RUNS: dict[str, tuple[str, ...]] = {
     "wan": ("wan", "grpo", "pipeline.gradient_checkpointing=true"),
     "qwen_image": ("qwen_image", "forward", "eval.height=24"),
     "full": ("flux", "grpo", *FULL, "keep_graphs=true"),
     "compiled": ("flux", "grpo", "pipeline.compile=blocks"),
     "gradients": ("flux", "grpo", "keep_graphs=gradients", "policy.lora_variant=dora"),
-    **{form: ("flux", "grpo", f"pipeline.quantize={form}", *ROUTED) for form, library in LIBRARIES.items()
+    **{form: ("flux", "grpo", f"pipeline.quantize={form}", *ROUTED, *SHORT) for form, library in LIBRARIES.items()
        if find_spec(library)},
 }  # fmt: skip
 
