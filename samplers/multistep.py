@@ -21,7 +21,6 @@ from torch import Tensor
 from flowrl.runtime.shapes import Float
 from flowrl.samplers.guidance import Velocity
 from flowrl.samplers.parametrization import clean_from_velocity, working_dtype
-from flowrl.samplers.path_memory import PathMemory
 from flowrl.trajectory import Schedule
 
 
@@ -67,12 +66,7 @@ def dpm_step(
 
 
 def solve(
-    velocity: Velocity,
-    x: Float[Tensor, " b *latent"],
-    schedule: Schedule,
-    *,
-    first: int = 0,
-    memory: PathMemory | None = None,
+    velocity: Velocity, x: Float[Tensor, " b *latent"], schedule: Schedule, *, first: int = 0
 ) -> Float[Tensor, " b *latent"]:
     """Integrate the ODE from the state before step `first` to sigma 0; the first step and the last one are of order 1.
 
@@ -82,18 +76,16 @@ def solve(
         velocity: `velocity(x, sigma, timestep)`, the last two 0-d tensors of the schedule; asked once per step.
         x: [b, *latent] at `schedule.sigma[first]`.
         first: First step to take, 0 .. T; at T x is finished already.
-        memory: Of the steps before.
 
     Returns the finished latent in the dtype of x, at least float32.
     """
     if not 0 <= first <= schedule.num_steps:
         raise ValueError(f"first must lie in 0 .. {schedule.num_steps}, a state of the schedule, got {first}")
     x = x.to(working_dtype(x))
-    cleans, memory = list[Tensor](), memory or PathMemory()
+    cleans: list[Tensor] = []
     for step in range(first, schedule.num_steps):
         order = 1 if step in (first, schedule.num_steps - 1) else 2
-        with memory.at(step):
-            predicted = velocity(x, schedule.sigma[step], schedule.timestep[step])
+        predicted = velocity(x, schedule.sigma[step], schedule.timestep[step])
         cleans = [*cleans[-1:], clean_from_velocity(x, predicted, schedule.sigma[step])]
         x = dpm_step(x, cleans[-order:], schedule.sigma[step + 1 - order : step + 2])
     return x

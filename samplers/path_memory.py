@@ -1,9 +1,9 @@
 """What guidance keeps from step to step of a path, and guidance that does: by a running average of differences.
 
-Whoever follows a path has its `PathMemory` and evaluates each step inside `at(step)`. What guidance kept before a step
-is then a part of the state there: a rollout records it beside the latent, and an update evaluates the step with the
-record, as a constant. So it gives what the rollout had, and gradient of the step's own call alone. Outside of a path
-every step is the first.
+Whoever follows a path evaluates its velocity `along` a `PathMemory`. What guidance kept before a step is then a part of
+the state there: a rollout records it beside the latent, and an update evaluates the step with the record, as a
+constant. So it gives what the rollout had, and gradient of the step's own call alone. Outside of a path every step is
+the first.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ import torch
 from torch import Tensor
 
 from flowrl.runtime.shapes import Float, Int
+from flowrl.samplers.guidance import Velocity
 from flowrl.samplers.guidance_rules import linear_cfg
+from flowrl.trajectory import Schedule
 
 _PATH: ContextVar[PathMemory | None] = ContextVar("path", default=None)
 
@@ -25,9 +27,19 @@ _PATH: ContextVar[PathMemory | None] = ContextVar("path", default=None)
 class PathMemory:
     """Of b samples of a path; `before` `[b, *latent]` is what was kept before the first step that is evaluated."""
 
-    def __init__(self, before: Tensor | None = None) -> None:
-        self.step = 0
+    def __init__(self, schedule: Schedule, before: Tensor | None = None) -> None:
+        self._schedule, self.step = schedule, 0
+        self._steps = {sigma: step for step, sigma in enumerate(schedule.sigma.tolist())}
         self._given, self._kept = before, dict[tuple[int, int], Tensor]()  # by guidance and step
+
+    def along(self, velocity: Velocity) -> Velocity:
+        """A velocity that is evaluated at levels of the path's schedule, each as the step that it begins."""
+
+        def followed(x: Tensor, sigma: Tensor, timestep: Tensor) -> Tensor:
+            with self.at(self._steps[float(sigma)]):
+                return velocity(x, sigma, timestep)
+
+        return followed
 
     @contextmanager
     def at(self, step: int) -> Iterator[None]:
@@ -50,7 +62,7 @@ class PathMemory:
     def chosen(self, choose: Callable[[Tensor], Tensor]) -> PathMemory:
         """The memory of some of the samples, which go on under other guidance after the step just evaluated."""
         found = next((kept for (_, step), kept in self._kept.items() if step == self.step), None)
-        return PathMemory(None if found is None else choose(found))
+        return PathMemory(self._schedule, None if found is None else choose(found))
 
     def _before(self, owner: int) -> Tensor | None:
         return self._kept.get((owner, self.step - 1), self._given)

@@ -74,7 +74,8 @@ def rollout(
     if not set(kept) <= set(range(tail + 1)):
         raise ValueError(f"states 0 .. {tail} of this path can be kept, got {kept}")
     x = start_state(x, schedule)
-    columns, log_probs, memory = dict[str, Tensor](), list[Tensor](), PathMemory()
+    columns, log_probs, memory = dict[str, Tensor](), list[Tensor](), PathMemory(schedule)
+    velocity = memory.along(velocity)
 
     def keep(name: str, place: int, count: int, latents: Tensor) -> None:
         if name not in columns:  # room for all: a stack would hold them twice
@@ -85,8 +86,7 @@ def rollout(
         keep("states", 0, len(kept), x)
     for step in range(tail):
         sigma, sigma_next = schedule.sigma[step], schedule.sigma[step + 1]
-        with memory.at(step):
-            predicted = velocity(x, sigma, schedule.timestep[step])
+        predicted = velocity(x, sigma, schedule.timestep[step])
         if step in kept and memory.before is not None:
             keep("memory", kept.index(step), len(kept), memory.before)
         if step in steps:
@@ -109,7 +109,7 @@ def rollout(
         mean=columns.get("mean", none) if keep_means else None,
         velocity=columns.get("velocity", none) if keep_velocity else None,
         memory=columns.get("memory"),
-        final=solve(velocity, x, schedule, first=tail, memory=memory),
+        final=solve(velocity, x, schedule, first=tail),
     )
 
 

@@ -78,20 +78,15 @@ def backprop_sample(
         raise ValueError(f"last_step must lie in 0 .. {schedule.num_steps - 1}, got {last_step}")
     if not train_steps or any(not 0 <= step <= last for step in train_steps):
         raise ValueError(f"train_steps must be steps in 0 .. {last}, at least one, got {sorted(train_steps)}")
-    x, memory = start_state(x, schedule), PathMemory()
-
-    def evaluated(source: Tensor, step: int) -> Tensor:
-        with memory.at(step):  # in the backward pass too, where a call is recomputed
-            return velocity(source, schedule.sigma[step], schedule.timestep[step])
-
+    x, velocity = start_state(x, schedule), PathMemory(schedule).along(velocity)
     for step in range(last + 1):
         sigma, trained = schedule.sigma[step], step in train_steps
         source = x if trained and not stop_input else x.detach()
         with nullcontext() if trained else torch.no_grad():
             if trained and checkpoint:
-                predicted = checkpointed(evaluated, source, step, use_reentrant=False)
+                predicted = checkpointed(velocity, source, sigma, schedule.timestep[step], use_reentrant=False)
             else:
-                predicted = evaluated(source, step)
+                predicted = velocity(source, sigma, schedule.timestep[step])
         if step < last:
             x = euler(x, predicted, sigma, schedule.sigma[step + 1])
     return clean_from_velocity(x, predicted, sigma)

@@ -103,11 +103,10 @@ def _base_side(
     noise = sample_normals(pipeline.latent_shape, [(seed, "eval", prompt.noise_name, 0) for prompt in prompts])
     x = start_state(noise.to(device_of(pipeline)), schedule)
     compared = {quarter * schedule.num_steps // KL_SIGMAS for quarter in range(KL_SIGMAS)}
-    places, memory = [], PathMemory()
+    places, memory = [], PathMemory(schedule)
     for step in range(max(compared) + 1):
         sigma, timestep = schedule.sigma[step], schedule.timestep[step]
-        with memory.at(step):
-            velocity = base(x, sigma, timestep)
+        velocity = memory.along(base)(x, sigma, timestep)
         if step in compared:
             places.append((x.cpu(), velocity.cpu(), step, memory.before))
         x = euler(x, velocity, sigma, schedule.sigma[step + 1])
@@ -117,8 +116,8 @@ def _base_side(
 def _distance(side: BaseSide, tuned: Velocity, schedule: Schedule, device: torch.device) -> float:
     distances = []
     for x, base, step, kept in side.places:
-        with PathMemory(kept).at(step):
-            velocity = tuned(sent(x, device), schedule.sigma[step], schedule.timestep[step])
+        evaluated = PathMemory(schedule, kept).along(tuned)
+        velocity = evaluated(sent(x, device), schedule.sigma[step], schedule.timestep[step])
         distances.append(float(widened(velocity - sent(base, device)).square().mean()))
     return sum(distances) / len(distances)
 

@@ -64,9 +64,9 @@ class Recording:
         first = torch.stack([torch.nonzero(place == number)[0, 0] for number in range(len(sources))])
         (sigma, sigma_next), x = self.levels(rows), self.latents(sources)
         velocity = self.loop.velocity(self.asked.cond_of(rows.group[first]))
-        step, kept = int(rows.step[0]), self.sampled.memory
-        with PathMemory(None if kept is None else taken(kept, sources, self.loop.device)).at(step):
-            predicted = velocity(x, sigma, self.schedule.timestep[step])
+        if (kept := self.sampled.memory) is not None:
+            velocity = PathMemory(self.schedule, taken(kept, sources, self.loop.device)).along(velocity)
+        predicted = velocity(x, sigma, self.schedule.timestep[int(rows.step[0])])
         return self.kernel(taken(x, place), taken(predicted, place), sigma, sigma_next)
 
     def transition(self, rows: Rows) -> Transition:

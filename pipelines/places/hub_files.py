@@ -15,6 +15,7 @@ from typing import Any, Literal
 from flowrl.config.locations import split_revision
 from flowrl.config.strict_yaml import read_mapping
 from flowrl.pipelines.places.known_checkpoints import AGAIN, checkpoints
+from flowrl.pipelines.places.modular_folders import MODULAR, stock_words
 from flowrl.runtime.files import read_json
 
 INDEX = "model_index.json"
@@ -161,6 +162,8 @@ def refusal(model: str, asked: Answer, families: Sequence[str]) -> str:
 
 def _instead(model: str) -> str:
     """What a repository holds in place of a pipeline, as far as its files tell."""
+    if (modular := ask(model, MODULAR).path) is not None:
+        return f"; {stock_words(model, read_json(modular, AGAIN, finite=False))}"
     card = model_card(model)
     files = () if card is None else card.files
     if {"pytorch_lora_weights.safetensors", "adapter_config.json"} & set(files):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -72,6 +72,8 @@ class Family:
     """The option that sets their number."""
     clips: tuple[str, ...] = ()
     """Keys of a prompt's row whose clips are sources too, before its images."""
+    needed_clips: tuple[str, ...] = ()
+    """Those of them that every prompt has."""
     attention: Attends = UNMASKED
     """How its denoiser attends."""
     stock_options: Mapping[str, Any] | None = None
@@ -98,6 +100,8 @@ class Family:
     """Guidance of a network."""
     passes: Callable[[Card | None, float], int] = lambda card, scale: 1 if scale == 1 else 2
     """Network rows of guidance at a scale; the card is None where nothing is known of the checkpoint."""
+    memory: Callable[[Card, Any, float, int], bool] = lambda card, options, scale, num_steps: False
+    """Whether guidance at a scale goes by earlier steps (`flowrl.samplers.path_memory`), in so many steps."""
     decode: Callable[[FamilyPipeline, Tensor], Tensor] = lambda p, z: common.decode(p.pipe.vae, z)
     """Images in [-1, 1] as the autoencoder gives them."""
     encode: Callable[[FamilyPipeline, Tensor], Tensor] = lambda p, x: common.encode(p.pipe.vae, x)
@@ -149,8 +153,6 @@ class Family:
         """Whether the family makes videos."""
         return issubclass(self.options, VideoOptions)
 
-    # ---- before weights load -----------------------------------------------------------------------------------------
-
     def card(self, model: str) -> Card | None:
         """What a model says of itself; None for a hub id that is neither published here nor can be asked."""
         if (known := known_checkpoints.published(model)) is not None:
@@ -182,7 +184,6 @@ class Family:
         return found[0] if found and all(kinds == found[0] for kinds in found) else {}
 
     def meta_denoiser(self, model: str, kinds: Mapping[str, int] | None = None) -> nn.Module | None:
-        """The denoiser without weights, or experts by name; with so many blocks of `kinds`. None of unknown models."""
         found = {
             name: stock_loading.on_meta(self.network, with_blocks(config, kinds or {}))
             for name, config in self._denoisers(model).items()
@@ -222,12 +223,10 @@ class Family:
         return build_options(self.options, options, owner=f"pipeline {self.name!r}")
 
     def check_options(self, options: Mapping[str, Any]) -> None:
-        """Checks `pipeline.options`, those that have no key of their own; a ValueError names the option."""
         cards.check_no_keys(options)
         self.chosen(options)
 
     def attends(self, model: str) -> Known:
-        """What is known of a checkpoint's attention before weights load."""
         card = self.card(model)
         return self.attention.known(None if card is None else card.network)
 
@@ -301,24 +300,22 @@ class Family:
         )
 
     def planned_size(self, model: str, options: Mapping[str, Any]) -> Size | None:
-        """What a checkpoint draws with these options; None where nothing is known of it."""
         card = self.card(model)
         return None if card is None or card.network is None else self.size_of(card, self.chosen(options))
 
     def text_tokens(self, model: str, options: Mapping[str, Any]) -> int:
-        """Tokens of text that the denoiser reads with these options; the family's usual where nothing is known."""
         card, chosen = self.card(model), self.chosen(options)
         if card is None or card.network is None:
             return int(chosen.max_sequence_length or self.length)
         return self.seen_tokens(card, self.prompt_tokens(card, chosen))
 
     def rows(self, model: str, scale: float) -> int:
-        """Network rows that guidance at a scale needs per sample and step."""
         return self.passes(self.card(model), scale)
 
+    def remembers(self, model: str, options: Mapping[str, Any], scale: float, num_steps: int) -> bool:
+        return (card := self.card(model)) is not None and self.memory(card, self.chosen(options), scale, num_steps)
+
     def meta_call(self, model: str, size: Size, text_tokens: int) -> dict[str, Any]:
-        """Keyword arguments of one evaluation of one sample, without numbers in them. Raises ValueError: the model
-        cannot draw this size, or nothing is known of it."""
         card, device = self.card(model), torch.device("meta")
         if card is None or card.network is None:
             raise ValueError(f"nothing is known of {model} without its download")
@@ -357,9 +354,8 @@ class FamilyPipeline:
         self.sizes = WeakSet([self])  # all pipelines that share these networks
         self.take(denoisers)
         self.lora_targets = family.lora_targets
-        self.num_sources = family.num_sources or (0, 0)
-        if family.count_sources is not None:
-            self.num_sources = family.count_sources(card, options)
+        counted = family.count_sources
+        self.num_sources = family.num_sources or (0, 0) if counted is None else counted(card, options)
         self.max_sequence_length = family.prompt_tokens(card, options) if tokens is None else tokens
         size = family.size_of(card, options)
         self.fps = size.fps
@@ -378,39 +374,30 @@ class FamilyPipeline:
         sources are encoded again, which works after the text encoders are freed too."""
         other = copy(self)
         self.sizes.add(other)
-        own = self.family.own_size(self.card)
-        frames = self.image_shape[0] if self.family.videos else None
-        other._set_size(Size(height=height or own.height, width=width or own.width, num_frames=frames))
+        other._set_size(self.family.size_of(self.card, replace(self.options, height=height, width=width)))
         other.embeddings = FamilyEmbeddings(other, like=self.embeddings)
         return other
 
     def encode(self, prompts: Sequence[str], sources: Sources | None = None) -> Conditioning:
-        """Embeds prompts and their source images, each distinct one once."""
         return self.embeddings.encode(prompts, sources)
 
     def keeps(self, prompts: Sequence[str], sources: Sources | None = None) -> bool:
-        """Whether `encode` of these needs no network."""
         return self.embeddings.keeps(prompts, sources)
 
     def keep_embeddings(self, folder: Path, encoders: str) -> None:
-        """Reads embeddings from a folder and writes those that are made into it; `encoders` says what embeds."""
         self.embeddings.keep_in(folder, encoders)
 
     def awake(self, *parts: str) -> AbstractContextManager[None]:
-        """Inside, parts that rest on the host otherwise are on the device: text_encoders, image_encoder, vae."""
         return awake(self.resting, parts)
 
     def num_cut(self, prompts: Sequence[str]) -> int:
-        """How many prompts have more tokens than are read."""
         return num_cut(self.pipe.components, self.max_sequence_length, prompts)
 
     def load_text_encoders(self) -> None:
-        """Loads the text encoders where they were left for later, or freed."""
         if self.later is not None and self.later.text_encoders(self):
             self.embeddings.texts.freed = False
 
     def load_denoiser(self) -> None:
-        """Loads the denoiser where it was left for later, ready to be called."""
         if self.later is not None and not self.experts:
             self.later.denoiser(self)
 
@@ -443,7 +430,6 @@ class FamilyPipeline:
         return common.held(velocity, x, timestep / self.pipe.scheduler.config.num_train_timesteps, cond)
 
     def passes(self, scale: float) -> int:
-        """Network rows that guidance at a scale needs per sample and step."""
         return self.family.passes(self.card, scale)
 
     def guided(
@@ -473,16 +459,13 @@ class FamilyPipeline:
 
     @property
     def parts(self) -> dict[str, tuple[Any, ...]]:
-        """Parts of a state by name, and their indexes in it."""
         return {name: region(self) for name, region in self.family.parts.items()}
 
     @property
     def sound_rate(self) -> int | None:
-        """Samples per second of the sound that videos come with; None of silent families."""
         return self.family.sound.rate(self) if self.family.sound else None
 
     def decode_sound(self, latents: Tensor) -> Tensor:
-        """Sound float32 `[b, channels, samples]` of finished latents."""
         return decode_sound(self, latents)
 
     def encode_images(self, images: Tensor) -> Tensor:

@@ -51,7 +51,7 @@ def test_every_step_is_that_of_diffusers_guider(momentum: float | None, scale: f
         )
         for start in starts.tolist()
     ]  # fmt: skip
-    path = PathMemory()
+    path = PathMemory(SCHEDULE)
     for step in range(STEPS):
         negative, positive = outputs(step)
         with path.at(step):
@@ -87,8 +87,8 @@ def test_a_rollout_records_what_a_step_needs_to_be_evaluated_again() -> None:
     assert found.memory.shape == found.states.shape
     for k, step in enumerate(found.steps):
         place = found.kept.index(step)
-        with PathMemory(found.memory[:, place]).at(step):
-            again = guided()(found.states[:, place], SCHEDULE.sigma[step], SCHEDULE.timestep[step])
+        evaluated = PathMemory(SCHEDULE, found.memory[:, place]).along(guided())
+        again = evaluated(found.states[:, place], SCHEDULE.sigma[step], SCHEDULE.timestep[step])
         assert torch.equal(again, found.velocity[:, k])
         without = guided()(found.states[:, place], SCHEDULE.sigma[step], SCHEDULE.timestep[step])
         assert torch.equal(without, again) == (step == 0)
@@ -114,7 +114,7 @@ def test_calls_that_are_recomputed_in_a_backward_pass_have_the_memory_of_their_s
 
 
 def test_chosen_samples_go_on_with_what_they_had() -> None:
-    path, places = PathMemory(), torch.tensor([2, 0])
+    path, places = PathMemory(SCHEDULE), torch.tensor([2, 0])
     rule = ProjectedGuidance(last_linear=torch.zeros(3, dtype=torch.long))
     for step in range(3):
         with path.at(step):
