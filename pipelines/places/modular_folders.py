@@ -26,7 +26,7 @@ def stock_words(model: str, index: Mapping[str, Any]) -> str:
         )
     taken = dict(inspect.signature(stock.__init__).parameters)
     specs = {part: entry[2] for part, entry in index.items() if isinstance(entry, list) and len(entry) == 3}
-    parts = {part: spec.get("type_hint") for part, spec in specs.items() if part in taken}
+    parts = {part: hint for part, spec in specs.items() if part in taken and (hint := spec.get("type_hint"))}
     values = {key: one for key, one in index.items() if key in taken and key not in specs}
     needed = {part for part, one in taken.items() if one.default is one.empty and part not in ("self", "kwargs")}
     if lacking := sorted(needed - parts.keys() - values.keys()):

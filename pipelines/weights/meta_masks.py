@@ -18,9 +18,11 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 _SORTING = (
-    "HunyuanImageTransformer2DModel", "HunyuanVideo15Transformer3DModel", "Lumina2Transformer2DModel",
+    "HunyuanImageTransformer2DModel",
+    "HunyuanVideo15Transformer3DModel",
+    "Lumina2Transformer2DModel",
     "MochiTransformer3DModel",
-)  # fmt: skip
+)
 """Classes of networks that do so."""
 _CASTING = ("MochiTransformer3DModel",)
 """Classes of networks that switch autocast off for the device of a tensor, which torch refuses of the meta device."""

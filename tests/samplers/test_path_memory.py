@@ -46,11 +46,15 @@ def test_every_step_is_that_of_diffusers_guider(momentum: float | None, scale: f
     )
     guiders = [
         AdaptiveProjectedMixGuidance(
-            guidance_scale=3.5, adaptive_projected_guidance_scale=scale, adaptive_projected_guidance_rescale=10.0,
-            adaptive_projected_guidance_momentum=momentum, eta=eta, adaptive_projected_guidance_start_step=start,
+            guidance_scale=3.5,
+            adaptive_projected_guidance_scale=scale,
+            adaptive_projected_guidance_rescale=10.0,
+            adaptive_projected_guidance_momentum=momentum,
+            eta=eta,
+            adaptive_projected_guidance_start_step=start,
         )
         for start in starts.tolist()
-    ]  # fmt: skip
+    ]
     path = PathMemory(SCHEDULE)
     for step in range(STEPS):
         negative, positive = outputs(step)

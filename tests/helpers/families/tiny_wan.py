@@ -41,9 +41,12 @@ def save_tiny_wan(folder: Path, kind: Kind = "t2v") -> Path:
         )  # fmt: skip
         vace, animate = kind.startswith("vace"), kind == "animate"
         layers: dict[str, Any] = {
-            "dim_mult": [1, 1, 2], "temperal_downsample": [True, True], "in_channels": 12, "out_channels": 12,
+            "dim_mult": [1, 1, 2],
+            "temperal_downsample": [True, True],
+            "in_channels": 12,
+            "out_channels": 12,
             "patch_size": 2,
-        }  # fmt: skip
+        }
         if vace or animate:  # whose stock class counts an autoencoder's levels alone
             layers = {"dim_mult": [1, 1, 1, 2], "temperal_downsample": [False, True, True]}
         vae = AutoencoderKLWan(
@@ -76,12 +79,15 @@ def save_tiny_wan(folder: Path, kind: Kind = "t2v") -> Path:
             torch.nn.init.normal_(expert.proj_out.weight, std=0.3)
             torch.nn.init.normal_(expert.condition_embedder.time_proj.weight, std=0.3)
         parts: dict[str, Any] = {
-            "tokenizer": tokenizer, "text_encoder": text_encoder, "vae": vae, **experts,
+            "tokenizer": tokenizer,
+            "text_encoder": text_encoder,
+            "vae": vae,
+            **experts,
             "scheduler": UniPCMultistepScheduler(
                 prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=3.0, num_train_timesteps=1000
             ),
             "boundary_ratio": BOUNDARY if kind.endswith("a14b") else None,
-        }  # fmt: skip
+        }
         if animate:
             del parts["boundary_ratio"]
         elif not vace:

@@ -170,6 +170,7 @@ def config_of(folder: Path, out: Path, **sampler: Any) -> dict[str, Any]:
     return {
         "num_iterations": 2, "prompts_per_step": 2, "group_size": 2, "eval_every": 0, "progress": False,
         "out": str(out), "threads": 1, "policy": {"lora_rank": 2}, "checkpoint_every": 1, "updates_per_rollout": 2,
+        "rollout_batch_size": 2, "micro_batch_size": 2,
         "pipeline": {"model": str(folder), "dtype": "float32", "device": "cpu", **OPTIONS},
         "sampler": {"kernel": "flow_sde", "noise_level": 0.3, "num_steps": STEPS, "guidance_scale": SCALE,
                     "sde_window_range": [1, 4], **sampler},

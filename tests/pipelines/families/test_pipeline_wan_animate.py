@@ -69,7 +69,7 @@ def stock_call(pipe: Any, pipeline: FamilyPipeline, given: list[Tensor], scale: 
             Image.fromarray(to_pixels(given[-1])), **dict(zip(names, clips, strict=False)), prompt=prompt,
             negative_prompt="", latents=noise[None], guidance_scale=scale, height=height, width=width,
             segment_frame_length=frames, num_inference_steps=STEPS, mode="replace" if len(clips) > 2 else "animate",
-            max_sequence_length=OPTIONS["max_sequence_length"], output_type=output,
+            max_sequence_length=512, output_type=output,  # of which the attention to the image counts off
         ).frames
         for prompt, noise in zip(PROMPTS, start_noise(pipeline), strict=True)
     ]  # fmt: skip
