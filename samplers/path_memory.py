@@ -8,8 +8,7 @@ the first.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass
 
@@ -33,22 +32,17 @@ class PathMemory:
         self._given, self._kept = before, dict[tuple[int, int], Tensor]()  # by guidance and step
 
     def along(self, velocity: Velocity) -> Velocity:
-        """A velocity that is evaluated at levels of the path's schedule, each as the step that it begins."""
+        """A velocity that is evaluated at levels of the path's schedule, each as the step that it begins. A step may be
+        evaluated often: the next has what the last call kept."""
 
         def followed(x: Tensor, sigma: Tensor, timestep: Tensor) -> Tensor:
-            with self.at(self._steps[float(sigma)]):
+            self.step, token = self._steps[float(sigma)], _PATH.set(self)
+            try:
                 return velocity(x, sigma, timestep)
+            finally:
+                _PATH.reset(token)
 
         return followed
-
-    @contextmanager
-    def at(self, step: int) -> Iterator[None]:
-        """Inside, velocities are evaluated at this step, however often: the next has what the last call kept."""
-        self.step, token = step, _PATH.set(self)
-        try:
-            yield
-        finally:
-            _PATH.reset(token)
 
     @property
     def before(self) -> Tensor | None:
@@ -67,7 +61,7 @@ class PathMemory:
     def _before(self, owner: int) -> Tensor | None:
         return self._kept.get((owner, self.step - 1), self._given)
 
-    def followed(self, owner: object, difference: Tensor, momentum: float) -> Tensor:
+    def averaged(self, owner: object, difference: Tensor, momentum: float) -> Tensor:
         """The running average with the step's difference, which is kept as a constant."""
         known = self._before(id(owner))
         average = difference if known is None else difference + momentum * known.to(difference)
@@ -105,7 +99,7 @@ class ProjectedGuidance:
         path, linear = _PATH.get(), linear_cfg(negative, positive, scale)
         if path is None:
             return linear
-        average = path.followed(self, positive - negative, self.momentum)
+        average = path.averaged(self, positive - negative, self.momentum)
         later = path.step > self.last_linear
         if self.projected_scale == 1 or not bool(later.any()):
             return linear

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import pytest
 import torch
 from diffusers import AdaptiveProjectedMixGuidance
@@ -26,6 +29,12 @@ def outputs(step: int) -> tuple[Tensor, Tensor]:
 
 def network(x: Tensor, timestep: Tensor, cond: Conditioning) -> Tensor:
     return (x * cond.tensors["text"].view(-1, 1, 1)).sin() - x / 3 + timestep.view(-1, 1, 1) / 1000
+
+
+def at(path: PathMemory, step: int, evaluate: Callable[[], Tensor]) -> Tensor:
+    """What is evaluated at a step of a path."""
+    velocity = path.along(lambda x, sigma, timestep: evaluate())
+    return velocity(torch.zeros(1), SCHEDULE.sigma[step], SCHEDULE.timestep[step])
 
 
 def guided(weight: Tensor | None = None, last_linear: int = 1) -> Velocity:
@@ -58,8 +67,7 @@ def test_every_step_is_that_of_diffusers_guider(momentum: float | None, scale: f
     path = PathMemory(SCHEDULE)
     for step in range(STEPS):
         negative, positive = outputs(step)
-        with path.at(step):
-            found = rule(negative, positive, 3.5)
+        found = at(path, step, partial(rule, negative, positive, 3.5))
         for row, guider in enumerate(guiders):
             guider.set_state(step, STEPS, torch.tensor(0))
             guider.prepare_inputs({})
@@ -121,13 +129,8 @@ def test_chosen_samples_go_on_with_what_they_had() -> None:
     path, places = PathMemory(SCHEDULE), torch.tensor([2, 0])
     rule = ProjectedGuidance(last_linear=torch.zeros(3, dtype=torch.long))
     for step in range(3):
-        with path.at(step):
-            rule(*outputs(step), 3.5)
+        at(path, step, partial(rule, *outputs(step), 3.5))
     later = path.chosen(lambda kept: kept[places])
-    with path.at(3):
-        whole = rule(*outputs(3), 3.5)
-    with later.at(3):
-        some = ProjectedGuidance(last_linear=torch.zeros(2, dtype=torch.long))(
-            *(one[places] for one in outputs(3)), 3.5
-        )
-    assert torch.equal(some, whole[places])
+    whole = at(path, 3, partial(rule, *outputs(3), 3.5))
+    rule, chosen = ProjectedGuidance(last_linear=torch.zeros(2, dtype=torch.long)), [one[places] for one in outputs(3)]
+    assert torch.equal(at(later, 3, partial(rule, *chosen, 3.5)), whole[places])
