@@ -242,12 +242,7 @@ def prompt_of(row: Any, where: str, *, find: Find, negative: str = "", missing: 
         key, given = foreign_rows.foreign_sources(row, where, find_too)
         names, sources = _images({key: given or None}, (key,), where, find_too)
     _, references = _images(row, REFERENCES, where, find)
-    videos = {key: _video(row[key], key, where, find) for key in CLIPS if row.get(key) is not None}
-    pose, face, video, mask = CLIPS
-    if mask in videos and video not in videos:
-        raise ValueError(f"{where}: {mask} says where a {video} is drawn, and there is none: give it, or remove {mask}")
-    if (pose in videos) != (face in videos):
-        raise ValueError(f"{where}: a character is drawn from a {pose} and a {face}: give both, or neither")
+    videos = clips_of(row, where, find)
     return Prompt(
         text=text,
         metadata=row,
@@ -258,6 +253,17 @@ def prompt_of(row: Any, where: str, *, find: Find, negative: str = "", missing: 
         source_names=(*names, *(row[key] for key in videos)),
         where=where,
     )
+
+
+def clips_of(row: Mapping[str, Any], where: str, find: Find) -> dict[str, str]:
+    """The videos that a record names, by their keys. Raises ValueError: as `prompt_of`."""
+    videos = {key: _video(row[key], key, where, find) for key in CLIPS if row.get(key) is not None}
+    pose, face, video, mask = CLIPS
+    if mask in videos and video not in videos:
+        raise ValueError(f"{where}: {mask} says where a {video} is drawn, and there is none: give it, or remove {mask}")
+    if (pose in videos) != (face in videos):
+        raise ValueError(f"{where}: a character is drawn from a {pose} and a {face}: give both, or neither")
+    return videos
 
 
 def _texts(row: Any, where: str, missing: str) -> tuple[str, str | None]:

@@ -279,7 +279,7 @@ def _of_whole(config: TrainConfig, looked: Looked, *, here: bool) -> Iterator[Ca
         yield lambda: check_routes(config.rewards, known.name, known.parts)
         yield lambda: _check_trained(config, known, looked)
         yield lambda: _check_negative(config, known)
-        yield lambda: _check_memory(config, known)
+        yield lambda: check_memory(config, known)
         yield lambda: check_attention(config.pipeline, known, here=here)
         yield lambda: check_tokens(config, known)
     if config.pipeline.offload:
@@ -334,7 +334,7 @@ def _check_negative(config: TrainConfig, known: ModelFamily) -> None:
         )
 
 
-def _check_memory(config: TrainConfig, known: ModelFamily) -> None:
+def check_memory(config: TrainConfig, known: ModelFamily) -> None:
     """Refuses to train beside whole paths where guidance goes by earlier steps of a path."""
     from flowrl.credit import CREDIT
     from flowrl.training.model_files import location_of

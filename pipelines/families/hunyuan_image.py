@@ -51,7 +51,8 @@ class HunyuanImageOptions(ImageOptions):
     """Whether later steps are guided by projections, as stock's are; false guides all steps linearly."""
 
 
-def _arguments(p: FamilyPipeline, x: Tensor, timestep: Tensor, cond: Conditioning) -> dict[str, Any]:
+def arguments(p: FamilyPipeline, x: Tensor, timestep: Tensor, cond: Conditioning) -> dict[str, Any]:
+    """What the denoiser is called with."""
     given = quoting_arguments(x, timestep.real, cond)
     if p.card.network.use_meanflow:
         given["timestep_r"] = timestep.imag if timestep.is_complex() else timestep
@@ -60,14 +61,15 @@ def _arguments(p: FamilyPipeline, x: Tensor, timestep: Tensor, cond: Conditionin
     return given
 
 
-def _conditioning(p: FamilyPipeline, tokens: int) -> dict[str, Tensor]:
+def conditioning(p: FamilyPipeline, tokens: int) -> dict[str, Tensor]:
+    """What it is given, without numbers."""
     config = p.card.network
     found = {"embeds": common.meta(1, tokens, config.text_embed_dim), "mask": common.meta(1, tokens)}
     found |= {"glyphs": common.meta(1, _GLYPHS, config.text_embed_2_dim or 1), "glyph_mask": common.meta(1, _GLYPHS)}
     return found | ({"guidance": common.meta(1)} if config.guidance_embeds else {})
 
 
-def _schedule(p: FamilyPipeline, num_steps: int, grid: str, shift: float | None) -> Schedule:
+def schedule(p: FamilyPipeline, num_steps: int, grid: str, shift: float | None) -> Schedule:
     """Levels; where the network reads two times, a step's is a complex number: where it is, and where it leads."""
     schedule = _levels(p, num_steps, grid, shift)
     if not p.card.network.use_meanflow:
@@ -80,7 +82,8 @@ def _schedule(p: FamilyPipeline, num_steps: int, grid: str, shift: float | None)
     )
 
 
-def _guided(p: FamilyPipeline, asked: Guidance) -> Velocity:
+def guided(p: FamilyPipeline, asked: Guidance) -> Velocity:
+    """By the checkpoint's guiders, or by an input."""
     guiders = [None if one is None else stated(one) for one in (p.pipe.guider, p.pipe.ocr_guider)]
     if p.card.network.guidance_embeds or guiders == [None, None]:
         return common.guide_by_input(p, asked)
@@ -103,7 +106,7 @@ def _passes(card: Card | None, scale: float) -> int:
     return 1 if embeds or scale == 1 else 2
 
 
-def _remembers(card: Card, options: Any, scale: float, num_steps: int) -> bool:
+def remembers(card: Card, options: Any, scale: float, num_steps: int) -> bool:
     """Whether some step is guided by those before it."""
     guider = read_part(card.model, "guider/guider_config.json") or {}
     return (
@@ -126,7 +129,8 @@ def _check_guiders(model: str, guiders: Sequence[Mapping[str, Any]]) -> None:
         )
 
 
-def _refuse(card: Card) -> None:
+def refuse(card: Card) -> None:
+    """Refuses other guiders, and the refiner."""
     parts = (read_part(card.model, f"{name}/guider_config.json") for name in ("guider", "ocr_guider"))
     _check_guiders(card.model, [config for config in parts if config is not None])
     if len(card.network.patch_size) != 2:
@@ -145,6 +149,6 @@ FAMILY = Family(
     options=HunyuanImageOptions, encoders=("text_encoder", "text_encoder_2"), length=1000, own_size=square(64),
     grid=lambda config: Grid(channels=config.in_channels, patch=max(config.patch_size)),
     factors=lambda vae: (int(vae.get("spatial_compression_ratio", 32)), 1),
-    embed=embed, arguments=_arguments, conditioning=_conditioning, guided=_guided, passes=_passes, memory=_remembers,
-    schedule=_schedule, refuse=_refuse, prepare=_prepare, attention=Attends(mask="keys"),
+    embed=embed, arguments=arguments, conditioning=conditioning, guided=guided, passes=_passes, memory=remembers,
+    schedule=schedule, refuse=refuse, prepare=_prepare, attention=Attends(mask="keys"),
 )  # fmt: skip

@@ -37,7 +37,7 @@ _CLIPS = ("pose_video", "face_video", "source_video", "mask_video")
 """Keys of a prompt's row that name its clips, in this order."""
 
 
-def _embed_sources(p: FamilyPipeline, sources: Sequence[Tensor]) -> dict[str, Tensor]:
+def embed_sources(p: FamilyPipeline, sources: Sequence[Tensor]) -> dict[str, Tensor]:
     """What stands beside the noise, `[1, f + C, 1 + F', h, w]`; the pose, the face's pixels and CLIP's tokens."""
     frames, _rgb, height, width = p.image_shape
     clips, images = ([one for one in sources if one.ndim == ndim] for ndim in (4, 3))
@@ -68,12 +68,14 @@ def _embed_sources(p: FamilyPipeline, sources: Sequence[Tensor]) -> dict[str, Te
     return {name: tensor.to(p.dtype) for name, tensor in found.items()}
 
 
-def _arguments(p: FamilyPipeline, x: Tensor, timestep: Tensor, cond: Conditioning) -> dict[str, Any]:
+def arguments(p: FamilyPipeline, x: Tensor, timestep: Tensor, cond: Conditioning) -> dict[str, Any]:
+    """What the denoiser is called with: Wan's, the pose and the face."""
     own = {"pose_hidden_states": cond.tensors["pose"].to(x), "face_pixel_values": cond.tensors["face"].to(x)}
     return wan.FAMILY.arguments(p, x, timestep, cond) | own
 
 
-def _conditioning(p: FamilyPipeline, tokens: int) -> dict[str, Tensor]:
+def conditioning(p: FamilyPipeline, tokens: int) -> dict[str, Tensor]:
+    """What it is given, without numbers."""
     channels, frames, height, width = p.grid_shape
     side = p.card.network.motion_encoder_size
     return wan.FAMILY.conditioning(p, tokens) | {
@@ -82,14 +84,16 @@ def _conditioning(p: FamilyPipeline, tokens: int) -> dict[str, Tensor]:
     }
 
 
-def _guided(p: FamilyPipeline, asked: Guidance) -> Velocity:
+def guided(p: FamilyPipeline, asked: Guidance) -> Velocity:
+    """In two passes, the negative one with a black face."""
     if asked.negative is not None:
         black = torch.full_like(asked.negative.tensors["face"], -1)
         asked = replace(asked, negative=Conditioning({**asked.negative.tensors, "face": black}))
     return common.two_pass_guidance(asked)
 
 
-def _encode(p: FamilyPipeline, x: Tensor) -> Tensor:
+def encode(p: FamilyPipeline, x: Tensor) -> Tensor:
+    """Refused."""
     raise ValueError(
         f"finished clips have no latents of the character's frame, a part of what {p.model} draws: choose a method "
         "that draws its own clips"
@@ -100,10 +104,10 @@ FAMILY = replace(
     wan.FAMILY, name="wan_animate", title="Wan Animate", network=WanAnimateTransformer3DModel,
     denoisers=("transformer",), options=VideoOptions, clips=_CLIPS, needed_clips=_CLIPS[:2],
     own_size=lambda card: Size(height=720, width=1280, num_frames=77, fps=30.0),
-    embed_sources=_embed_sources, arguments=_arguments, conditioning=_conditioning, guided=_guided,
+    embed_sources=embed_sources, arguments=arguments, conditioning=conditioning, guided=guided,
     count_sources=lambda card, options: (1, 1 + len(_CLIPS)),
     # The character's frame, then those of the clip
     state=lambda p: (p.grid_shape[0], 1 + p.grid_shape[1], *p.grid_shape[2:]),
-    decode=lambda p, z: wan.FAMILY.decode(p, z[:, :, 1:]), encode=_encode, suits=lambda card, options: None,
+    decode=lambda p, z: wan.FAMILY.decode(p, z[:, :, 1:]), encode=encode, suits=lambda card, options: None,
     stock_class=lambda card, options: card.stock,
 )  # fmt: skip

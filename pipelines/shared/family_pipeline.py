@@ -184,6 +184,7 @@ class Family:
         return found[0] if found and all(kinds == found[0] for kinds in found) else {}
 
     def meta_denoiser(self, model: str, kinds: Mapping[str, int] | None = None) -> nn.Module | None:
+        """The denoiser without weights, or experts by name; with so many blocks of `kinds`. None of unknown models."""
         found = {
             name: stock_loading.on_meta(self.network, with_blocks(config, kinds or {}))
             for name, config in self._denoisers(model).items()
@@ -223,10 +224,12 @@ class Family:
         return build_options(self.options, options, owner=f"pipeline {self.name!r}")
 
     def check_options(self, options: Mapping[str, Any]) -> None:
+        """Checks `pipeline.options`, those that have no key of their own; a ValueError names the option."""
         cards.check_no_keys(options)
         self.chosen(options)
 
     def attends(self, model: str) -> Known:
+        """What is known of a checkpoint's attention before weights load."""
         card = self.card(model)
         return self.attention.known(None if card is None else card.network)
 
@@ -300,16 +303,19 @@ class Family:
         )
 
     def planned_size(self, model: str, options: Mapping[str, Any]) -> Size | None:
+        """What a checkpoint draws with these options; None where nothing is known of it."""
         card = self.card(model)
         return None if card is None or card.network is None else self.size_of(card, self.chosen(options))
 
     def text_tokens(self, model: str, options: Mapping[str, Any]) -> int:
+        """Tokens of text that the denoiser reads with these options; the family's usual where nothing is known."""
         card, chosen = self.card(model), self.chosen(options)
         if card is None or card.network is None:
             return int(chosen.max_sequence_length or self.length)
         return self.seen_tokens(card, self.prompt_tokens(card, chosen))
 
     def rows(self, model: str, scale: float) -> int:
+        """Network rows that guidance at a scale needs per sample and step."""
         return self.passes(self.card(model), scale)
 
     def remembers(self, model: str, options: Mapping[str, Any], scale: float, num_steps: int) -> bool:
@@ -379,25 +385,32 @@ class FamilyPipeline:
         return other
 
     def encode(self, prompts: Sequence[str], sources: Sources | None = None) -> Conditioning:
+        """Embeds prompts and their source images, each distinct one once."""
         return self.embeddings.encode(prompts, sources)
 
     def keeps(self, prompts: Sequence[str], sources: Sources | None = None) -> bool:
+        """Whether `encode` of these needs no network."""
         return self.embeddings.keeps(prompts, sources)
 
     def keep_embeddings(self, folder: Path, encoders: str) -> None:
+        """Reads embeddings from a folder and writes those that are made into it; `encoders` says what embeds."""
         self.embeddings.keep_in(folder, encoders)
 
     def awake(self, *parts: str) -> AbstractContextManager[None]:
+        """Inside, parts that rest on the host otherwise are on the device: text_encoders, image_encoder, vae."""
         return awake(self.resting, parts)
 
     def num_cut(self, prompts: Sequence[str]) -> int:
+        """How many prompts have more tokens than are read."""
         return num_cut(self.pipe.components, self.max_sequence_length, prompts)
 
     def load_text_encoders(self) -> None:
+        """Loads the text encoders where they were left for later, or freed."""
         if self.later is not None and self.later.text_encoders(self):
             self.embeddings.texts.freed = False
 
     def load_denoiser(self) -> None:
+        """Loads the denoiser where it was left for later, ready to be called."""
         if self.later is not None and not self.experts:
             self.later.denoiser(self)
 
@@ -430,6 +443,7 @@ class FamilyPipeline:
         return common.held(velocity, x, timestep / self.pipe.scheduler.config.num_train_timesteps, cond)
 
     def passes(self, scale: float) -> int:
+        """Network rows that guidance at a scale needs per sample and step."""
         return self.family.passes(self.card, scale)
 
     def guided(
@@ -459,13 +473,16 @@ class FamilyPipeline:
 
     @property
     def parts(self) -> dict[str, tuple[Any, ...]]:
+        """Parts of a state by name, and their indexes in it."""
         return {name: region(self) for name, region in self.family.parts.items()}
 
     @property
     def sound_rate(self) -> int | None:
+        """Samples per second of the sound that videos come with; None of silent families."""
         return self.family.sound.rate(self) if self.family.sound else None
 
     def decode_sound(self, latents: Tensor) -> Tensor:
+        """Sound float32 `[b, channels, samples]` of finished latents."""
         return decode_sound(self, latents)
 
     def encode_images(self, images: Tensor) -> Tensor:

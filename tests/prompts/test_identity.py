@@ -47,7 +47,8 @@ def replaced(path: Path, content: bytes) -> None:
     "other",
     [
         {"text": "b"}, {"negative": "blur"}, {"metadata": {"text": "HELLO"}}, {"sources": ("blue.png",)},
-        {"references": ("blue.png",)}, {"video": "blue.png"}, {"video": "red.png", "mask": "blue.png"},
+        {"references": ("blue.png",)}, {"videos": {"source_video": "blue.png"}},
+        {"videos": {"source_video": "red.png", "mask_video": "blue.png"}},
     ],
     ids=str,
 )  # fmt: skip

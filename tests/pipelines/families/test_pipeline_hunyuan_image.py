@@ -53,11 +53,17 @@ def stock_call(pipe: Any, pipeline: FamilyPipeline, scale: float, output: str) -
     _, height, width = pipeline.image_shape
     drawn = [
         pipe(
-            prompt=prompt, negative_prompt="", latents=noise[None], height=height, width=width,
-            num_inference_steps=STEPS, distilled_guidance_scale=scale, output_type=output,
+            prompt=prompt,
+            negative_prompt="",
+            latents=noise[None],
+            height=height,
+            width=width,
+            num_inference_steps=STEPS,
+            distilled_guidance_scale=scale,
+            output_type=output,
         ).images
         for prompt, noise in zip(PROMPTS, start_noise(pipeline), strict=True)
-    ]  # fmt: skip
+    ]
     return torch.cat(drawn)
 
 
@@ -96,9 +102,14 @@ def test_steps_are_evaluated_again_with_what_guidance_had_kept(folders: dict[str
     velocity, schedule, x = guided(pipeline, SCALE), pipeline.schedule(STEPS, "diffusers"), start_noise(pipeline)
     with torch.no_grad():
         path = rollout(
-            velocity, x, schedule, KERNELS["flow_sde"], lambda step: counter_normal(x.shape, "step", step),
-            stochastic=range(STEPS - 1), keep_velocity=True,
-        )  # fmt: skip
+            velocity,
+            x,
+            schedule,
+            KERNELS["flow_sde"],
+            lambda step: counter_normal(x.shape, "step", step),
+            stochastic=range(STEPS - 1),
+            keep_velocity=True,
+        )
     assert path.memory is not None
     assert path.velocity is not None
     answers, again = [], guided(pipeline, SCALE)
@@ -168,16 +179,31 @@ def config_of(folder: Path, out: Path, **sampler: Any) -> dict[str, Any]:
         "def darkness(images, prompts, metadata):\n    return -images.mean((1, 2, 3))\n"
     )
     return {
-        "num_iterations": 2, "prompts_per_step": 2, "group_size": 2, "eval_every": 0, "progress": False,
-        "out": str(out), "threads": 1, "policy": {"lora_rank": 2}, "checkpoint_every": 1, "updates_per_rollout": 2,
-        "rollout_batch_size": 2, "micro_batch_size": 2,
+        "num_iterations": 2,
+        "prompts_per_step": 2,
+        "group_size": 2,
+        "eval_every": 0,
+        "progress": False,
+        "out": str(out),
+        "threads": 1,
+        "policy": {"lora_rank": 2},
+        "checkpoint_every": 1,
+        "updates_per_rollout": 2,
+        "rollout_batch_size": 2,
+        "micro_batch_size": 2,
         "pipeline": {"model": str(folder), "dtype": "float32", "device": "cpu", **OPTIONS},
-        "sampler": {"kernel": "flow_sde", "noise_level": 0.3, "num_steps": STEPS, "guidance_scale": SCALE,
-                    "sde_window_range": [1, 4], **sampler},
+        "sampler": {
+            "kernel": "flow_sde",
+            "noise_level": 0.3,
+            "num_steps": STEPS,
+            "guidance_scale": SCALE,
+            "sde_window_range": [1, 4],
+            **sampler,
+        },
         "prompts": {"train": str(out.parent / "p.jsonl")},
         "rewards": [{"file": str(out.parent / "rewards.py"), "function": "darkness"}],
         "logging": {"tensorboard": False},
-    }  # fmt: skip
+    }
 
 
 @pytest.mark.slow
@@ -211,7 +237,7 @@ def test_methods_beside_whole_paths_are_refused(
     folders: dict[str, Path], tmp_path: Path, changes: dict[str, Any], words: str
 ) -> None:
     from flowrl.config.train import load_config
-    from flowrl.session.preflight import _check_memory
+    from flowrl.session.preflight import check_memory
 
     config = config_of(folders["base"], tmp_path / "run") | {
         k: v for k, v in changes.items() if k in ("recipe", "credit")
@@ -221,9 +247,9 @@ def test_methods_beside_whole_paths_are_refused(
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
     loaded = load_config(tmp_path / "run.yaml")
     if not words:
-        return _check_memory(loaded, FAMILY)
+        return check_memory(loaded, FAMILY)
     with pytest.raises(ValueError, match=words):
-        _check_memory(loaded, FAMILY)
+        check_memory(loaded, FAMILY)
 
 
 # ---- what is known and what is refused -------------------------------------------------------------------------------

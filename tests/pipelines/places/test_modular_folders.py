@@ -52,7 +52,7 @@ def test_the_index_that_is_told_makes_the_folder_load(folder: Path) -> None:
     (folder / MODULAR).write_text(json.dumps(modular(index)), encoding="utf-8")
     words = told(str(folder))
     assert f"write {folder}/model_index.json, and set pipeline.model to {folder}: " in words
-    assert "hf download" not in words
+    assert "copy " not in words
     with pytest.raises(ValueError, match="is a modular repository"):
         family("sd3").check(str(folder), None)
     written = words[words.index(": {") + 2 :]
@@ -69,7 +69,7 @@ def test_parts_in_other_repositories_are_fetched_first(folder: Path) -> None:
     (folder / "model_index.json").unlink()
     (folder / "vae").rename(folder.parent / "vae")
     (folder / MODULAR).write_text(json.dumps(modular(index, vae="other/vaes")), encoding="utf-8")
-    assert f"hf download other/vaes --include 'vae/*' --local-dir {folder}; then write {folder}/" in told(str(folder))
+    assert f"copy vae of other/vaes to {folder}/vae; write {folder}/model_index.json" in told(str(folder))
     del index["vae"]
     (folder / MODULAR).write_text(json.dumps(modular(index)), encoding="utf-8")
     assert "which has no vae for StableDiffusion3Pipeline: take a checkpoint" in told(str(folder))
