@@ -97,7 +97,7 @@ def test_images_are_those_of_the_stock_pipeline_its_scheduler_and_its_guiders(
 
 def test_steps_are_evaluated_again_with_what_guidance_had_kept(folders: dict[str, Path]) -> None:
     """As an update does it: the same numbers to the bit, gradient for every LoRA tensor, and other numbers without."""
-    pipeline = load(folders["base"])
+    pipeline = load(folders["base"], gradient_checkpointing=True)
     policy = flow.adapted(pipeline)
     velocity, schedule, x = guided(pipeline, SCALE), pipeline.schedule(STEPS, "diffusers"), start_noise(pipeline)
     with torch.no_grad():
