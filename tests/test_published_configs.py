@@ -226,7 +226,8 @@ def test_the_mean_is_over_all_rows_where_the_code_keeps_groups_of_equal_rewards(
     assert every == {
         "chroma_grpo_pickscore", "flux2_klein_base_grpo", "flux2_klein_grpo", "flux_branch_grpo_full",
         "flux_dance_grpo_full", "flux_flow_grpo_fast", "flux_g2rpo_full", "flux_grpo_pickscore", "flux_paco_t2is",
-        "flux_pref_grpo", "flux_pref_grpo_flex", "hunyuan_video_dance_grpo", "hunyuan_video_dance_grpo_full",
+        "flux_pref_grpo", "flux_pref_grpo_flex", "hunyuan_image_grpo", "hunyuan_image_distilled_grpo",
+        "hunyuan_video_dance_grpo", "hunyuan_video_dance_grpo_full",
         "krea2_grpo", "qwen_image_21_grpo", "qwen_image_dance_grpo_full", "wan22_t2v_grpo_full",
         "qwen_image_edit_grpo", "qwen_image_edit_r1", "qwen_image_grpo_pickscore", "sd14_dance_grpo",
         "sd15_ddpo_aesthetic", "sd15_ddpo_compressibility", "sd35m_branch_grpo", "sd35m_dance_grpo",

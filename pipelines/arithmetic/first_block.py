@@ -41,7 +41,7 @@ class _Blocks(CacheMixin, nn.Module):  # type: ignore[misc]
 def refuse_uncached(denoiser: nn.Module | None, model: str) -> None:
     """Refuses a model, by its denoiser without weights, whose blocks diffusers cannot cache."""
     for network in experts_of(denoiser):
-        blocks = _Blocks(network)
+        blocks: Any = _Blocks(network)
         try:  # there may be too few, some of which diffusers does not know what they give, or what they take
             blocks.enable_cache(FirstBlockCacheConfig())
             hooked = [type(block) for block in blocks.modules() if "forward" in vars(block)]
@@ -71,12 +71,12 @@ def first_block_cache(denoiser: nn.Module, threshold: float) -> Iterator[Cached]
 
     with ExitStack() as inside:
 
-        def enter(blocks: _Blocks, network: nn.Module, _: Any) -> None:
+        def enter(blocks: Any, network: nn.Module, _: Any) -> None:
             inside.enter_context(blocks.cache_context(str(calls[network])))
             calls[network] += 1
 
         for network in experts_of(denoiser):
-            blocks = _Blocks(network)
+            blocks: Any = _Blocks(network)
             blocks.enable_cache(FirstBlockCacheConfig(threshold=threshold))
             inside.callback(blocks.disable_cache)
             inside.callback(network.register_forward_pre_hook(partial(enter, blocks)).remove)

@@ -92,7 +92,7 @@ def test_layers_alone_and_other_recipes(runs: TinyRuns) -> None:
         "layers": ("policy.target_modules=[attn]",),
         "nft": ("recipe=forward", "sampler.kernel=ode", "objective.name=nft", "times.count=2"),
         "branches": ("credit.method=g2rpo", "sampler.kernel=cps", "prompts_per_step=2"),
-    }.items():  # fmt: skip
+    }.items():
         assert_same(runs.train(f"{name} here", *more), runs.train(f"{name} there", *more, "workers.rollouts=2"))
 
 

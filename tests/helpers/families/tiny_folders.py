@@ -8,7 +8,7 @@ from typing import Any
 
 TINY = {
     "chroma": "tiny_flux:save_tiny_chroma", "cogvideox": "tiny_cogvideox", "flux": "tiny_flux", "flux2": "tiny_flux2",
-    "flux_fill": "tiny_flux:save_tiny_flux_fill", "hunyuan_image": "tiny_hunyuan_image",
+    "flux_fill": "tiny_flux:save_tiny_flux_fill", "hunyuan_image": "tiny_qwen_image:save_tiny_hunyuan_image",
     "hunyuan_video": "tiny_hunyuan_video",
     "hunyuan_video15": "tiny_hunyuan_video15",
     "kontext": "tiny_flux:save_tiny_kontext", "krea2": "tiny_krea2", "ltx2": "tiny_ltx2", "ltx_video": "tiny_ltx_video",

@@ -16,7 +16,7 @@ from diffusers import HunyuanImagePipeline
 from family_sampling import start_noise
 from rounding import assert_same_sum
 from safetensors.torch import load_file
-from tiny_hunyuan_image import CHANNELS, OPTIONS, save_tiny_hunyuan_image
+from tiny_qwen_image import CHANNELS, OPTIONS, save_tiny_hunyuan_image
 from torch import Tensor
 from train_command import train
 

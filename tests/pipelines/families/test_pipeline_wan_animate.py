@@ -66,13 +66,22 @@ def stock_call(pipe: Any, pipeline: FamilyPipeline, given: list[Tensor], scale: 
     names = ("pose_video", "face_video", "background_video", "mask_video")
     drawn = [
         pipe(
-            Image.fromarray(to_pixels(given[-1])), **dict(zip(names, clips, strict=False)), prompt=prompt,
-            negative_prompt="", latents=noise[None], guidance_scale=scale, height=height, width=width,
-            segment_frame_length=frames, num_inference_steps=STEPS, mode="replace" if len(clips) > 2 else "animate",
-            max_sequence_length=512, output_type=output,  # of which the attention to the image counts off
+            Image.fromarray(to_pixels(given[-1])),
+            **dict(zip(names, clips, strict=False)),
+            prompt=prompt,
+            negative_prompt="",
+            latents=noise[None],
+            guidance_scale=scale,
+            height=height,
+            width=width,
+            segment_frame_length=frames,
+            num_inference_steps=STEPS,
+            mode="replace" if len(clips) > 2 else "animate",
+            max_sequence_length=512,
+            output_type=output,  # of which the attention to the image counts off
         ).frames
         for prompt, noise in zip(PROMPTS, start_noise(pipeline), strict=True)
-    ]  # fmt: skip
+    ]
     return torch.cat(drawn)
 
 
@@ -97,10 +106,15 @@ def test_each_source_changes_what_is_drawn(folder: Path) -> None:
     answers = [
         pipeline.network(x, time, pipeline.encode(PROMPTS, both(given)))
         for given in (
-            ANIMATE, [1 - pose, face, character], [pose, 1 - face, character], [pose, face, image(0, 40, 30)],
-            REPLACE, [pose, face, 1 - clip(0), mask(), character], [pose, face, clip(0), 1 - mask(), character],
+            ANIMATE,
+            [1 - pose, face, character],
+            [pose, 1 - face, character],
+            [pose, face, image(0, 40, 30)],
+            REPLACE,
+            [pose, face, 1 - clip(0), mask(), character],
+            [pose, face, clip(0), 1 - mask(), character],
         )
-    ]  # fmt: skip
+    ]
     for at, one in enumerate(answers):
         assert all((one - other).abs().max() > 1e-4 for other in answers[at + 1 :])
 
