@@ -321,7 +321,7 @@ def _words(found: Fit, plan: Plan) -> str:
 def first_rows(plan: Plan, found: Obstacles) -> list[str]:
     """Licence, what you have to put in place, and what this machine lacks."""
     rows: list[Row] = []
-    if plan.model.startswith("asset:"):
+    if plan.config.pipeline.model.startswith("asset:"):
         rows.append(("licence", "Apache-2.0; ships with flowrl"))
     elif not on_hub(plan):
         rows.append(("licence", "none known for a folder: see where it came from"))
