@@ -21,6 +21,7 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any, NoReturn
 
+from flowrl.config.spelling import closest
 from flowrl.runtime.call import answering
 from flowrl.runtime.failures import describe_error, speaker
 from flowrl.runtime.former_names import COMMANDS as FORMER_COMMANDS
@@ -87,6 +88,11 @@ class _Parser(argparse.ArgumentParser):
         self._negative_number_matcher = re.compile(r"^-\.?\d")  # argparse's own takes one number alone
 
     def error(self, message: str) -> NoReturn:
+        wrong = re.search(r"invalid choice: '(.*)' \(choose from (.*)\)", message)
+        if wrong is not None:
+            near = closest(wrong[1], names := re.findall(r"[\w-]+", wrong[2]))
+            hint = f"did you mean {near}?" if near else f"there are {', '.join(names)}"
+            message = f"{message[: wrong.start()]}there is no {wrong[1]!r}: {hint}"
         self.exit(2, f"{self.prog}: {message}\n")
 
 

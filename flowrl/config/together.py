@@ -40,13 +40,14 @@ class Exclusion:
     def met(self, given: Mapping[str, str]) -> list[str]:
         """These settings with the given values of their keys; empty if one of them is not set."""
         named = [setting.partition("=") for setting in self.settings]
-        met = [given[key] != OFF[key] and value in ("", given[key]) for key, _, value in named]
+        met = [given[key] == value if value else given[key] != OFF[key] for key, _, value in named]
         return [f"{key}={given[key]}" for key, _, _ in named] if all(met) else []
 
     def said(self, met: list[str]) -> str:
         """The refusal of such settings, and what to set instead."""
         *first, last = met
         cures = [f"{key}={OFF[key]}" for key in (setting.partition("=")[0] for setting in reversed(met))]
+        cures = [cure for cure in cures if cure not in met]  # grpo is what other recipes are refused for
         return f"{', '.join(first)} and {last} do not go together, because {self.why}: set {' or '.join(cures)}"
 
 

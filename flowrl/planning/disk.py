@@ -7,7 +7,7 @@ from pathlib import Path
 from flowrl.config.locations import is_path, split_revision
 from flowrl.planning import published_models as checkpoints
 from flowrl.planning.gather import Plan
-from flowrl.planning.memory import checkpoint_bytes
+from flowrl.planning.memory import checkpoint_bytes, sent_bytes
 from flowrl.planning.words import Row, in_bytes
 
 _PNG = 2  # bytes per pixel of a saved image, roughly
@@ -50,7 +50,8 @@ def on_hub(plan: Plan) -> bool:
 def _checkpoint(plan: Plan) -> int:
     """Bytes of a checkpoint, with the weights that draw iterations ahead."""
     assert plan.network is not None
-    return checkpoint_bytes(plan.network.trained, plan.slots + plan.config.workers.staleness)
+    ahead = 0 if plan.facts is None else plan.config.workers.staleness * sent_bytes(plan.facts)
+    return checkpoint_bytes(plan.network.trained, plan.slots) + ahead
 
 
 def _weights(plan: Plan) -> int:

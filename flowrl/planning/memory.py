@@ -142,6 +142,8 @@ class Memory:
     """All bytes before text encoders are freed; 0 if they are not freed."""
     worker: int | None = None
     """Peak bytes of a process that only draws; None if the learner draws."""
+    sent: int = 0
+    """Bytes of weights that such a process takes in an iteration, and once more for an evaluation."""
     host: Mapping[str, int]
     """Bytes of host memory by kind, held during the whole run."""
     host_start: int = 0
@@ -226,8 +228,13 @@ def memory_of(facts: Facts, chosen: MemorySettings) -> Memory:
     # It holds the whole model, and its text encoders are dropped once it has loaded.
     drawing = sum((_denoiser(facts, replace(chosen, shard=1)) | vae).values())
     draws = restored + max(_drawn(facts, chosen), evaluated)
-    masters = facts.full and (chosen.optim_offload or facts.dtype[1] == 4)
-    return replace(memory, worker=drawing + max(encoders, draws + 4 * network.trained * (not masters)) + OVERHEAD)
+    peak = drawing + max(encoders, draws + 4 * network.trained * (not facts.full)) + OVERHEAD
+    return replace(memory, worker=peak, sent=sent_bytes(facts))
+
+
+def sent_bytes(facts: Facts) -> int:
+    """The weights that workers take, as the network computes with them."""
+    return facts.network.trained * (facts.dtype[1] if facts.full else 4)
 
 
 def _drawn(facts: Facts, chosen: MemorySettings) -> int:
@@ -345,8 +352,11 @@ def _host(facts: Facts, chosen: MemorySettings, parts: tuple[int, int, int]) -> 
     rounds = facts.record.rounds
     record = rounds * (sum(map(pinned, columns)) + sum(columns) * (rounds > 1))
     found = {"record of a rollout": record} if record else {}
-    if chosen.staleness:  # of each its record, and its weights, once more in Ray's memory
-        found["iterations drawn ahead"] = chosen.staleness * (sum(columns) + 2 * 4 * trained)
+    own = sent_bytes(facts) // (chosen.shard if facts.full else 1)
+    if chosen.rollouts:
+        found["weights laid down for workers"] = own
+    if chosen.staleness:  # of each its record, and its weights, once more as they are laid down
+        found["iterations drawn ahead"] = chosen.staleness * (sum(columns) + 2 * own)
     if facts.gradients[0]:
         images, piece = facts.images // ranks, chosen.rollout_batch_size
         found["gradients of its images"] = facts.gradients[0] * images // piece * pinned(4 * trained * piece)

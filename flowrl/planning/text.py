@@ -273,7 +273,11 @@ def memory_lines(plan: Plan, card: int | None = None) -> list[str]:
         )
     lines += _host_lines(plan, memory, facts)
     if memory.worker is not None:
-        lines += note(f"this is the process that learns; one that draws takes at most {in_bytes(memory.worker)}")
+        back = in_bytes(sum(facts.record.columns) * facts.latent)
+        lines += note(
+            f"this is the process that learns; one that draws takes at most {in_bytes(memory.worker)}. In an iteration "
+            f"it is sent {in_bytes(memory.sent)} of weights, and {back} of latents come back from all of them"
+        )
     lines += _micro_batches(plan, memory, facts)
     if plan.counts.through_rewards:
         lines += note("reward and decoder keep activations too, which are not counted")

@@ -110,7 +110,7 @@ def _lines(data: dict[str, Any], sized: set[str]) -> list[str]:
             lines.append(f"{key}:")
             for name, inner in value.items():
                 lines += _line(f"  {name}", inner, f"{key}.{name}", docs, sized)
-        elif key == "rewards":
+        elif key == "rewards" and value:
             lines += ["rewards:", *(f"- {_flow(item)}" for item in value)]
         else:
             lines += _line(key, value, key, docs, sized)

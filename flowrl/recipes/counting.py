@@ -101,6 +101,13 @@ def only_here(config: TrainConfig) -> str:
     return ""
 
 
+def draws_nothing(config: TrainConfig, read: str) -> str:
+    """Why workers cannot draw for an objective that reads what it is trained on; empty where they draw evaluations."""
+    if (config.eval_every or config.budget.evals) and config.workers.engine is None:
+        return ""
+    return f"objective {config.objective.name} reads its {read} from files and draws nothing, not even evaluations"
+
+
 def trained_scale(config: TrainConfig) -> float:
     """Guidance of the velocity that is trained, where that is the one that is sampled with."""
     return config.sampler.guidance_scale

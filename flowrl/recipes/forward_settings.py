@@ -10,7 +10,7 @@ from flowrl.config.readers import refuse_unread
 from flowrl.config.train import Geometry, TrainConfig, largest_fitting, resolve_path
 from flowrl.objectives.forward_losses import FORWARD, ForwardMethod, Loss, Sft, old_decay
 from flowrl.prompts.pairs import read_shown
-from flowrl.recipes.counting import STEP, Counts, Passes, RecipeCounts, RolloutRecord, walked
+from flowrl.recipes.counting import STEP, Counts, Passes, RecipeCounts, RolloutRecord, draws_nothing, walked
 from flowrl.samplers.times import permuted_steps, steps_in_reach, strata
 from flowrl.training.assignment import check_advantages, check_routed
 from flowrl.training.parts import model_family
@@ -83,7 +83,7 @@ def trained_scale(config: TrainConfig) -> float:
 
 def only_here(config: TrainConfig) -> str:
     """Why workers cannot draw for a run; empty where they can."""
-    return "objective sft reads its images from a file and draws nothing" if objective_of(config).images_file else ""
+    return draws_nothing(config, "images") if objective_of(config).images_file else ""
 
 
 def slot_decays(config: TrainConfig) -> dict[str, str]:

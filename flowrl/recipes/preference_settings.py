@@ -9,7 +9,7 @@ from flowrl.config.options import build_options, entry_of
 from flowrl.config.readers import refuse_unread
 from flowrl.config.train import Geometry, TrainConfig, resolve_path
 from flowrl.prompts.pairs import read_pairs
-from flowrl.recipes.counting import STEP, Counts, Passes, RecipeCounts, RolloutRecord, walked
+from flowrl.recipes.counting import STEP, Counts, Passes, RecipeCounts, RolloutRecord, draws_nothing, walked
 from flowrl.recipes.forward_settings import check_times, readers_of_times
 from flowrl.samplers.windows import flash_tail
 from flowrl.training.paths import stochastic_steps
@@ -73,8 +73,7 @@ OBJECTIVES: dict[str, type[Online] | type[Offline] | type[Steps]] = {
 
 def only_here(config: TrainConfig) -> str:
     """Why workers cannot draw for a run; empty where they can."""
-    offline = config.objective.name == "dpo_offline"
-    return "objective dpo_offline reads its pairs from files and draws nothing" if offline else ""
+    return draws_nothing(config, "pairs") if config.objective.name == "dpo_offline" else ""
 
 
 def objective_of(config: TrainConfig) -> Online | Offline | Steps:

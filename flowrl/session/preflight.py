@@ -154,14 +154,13 @@ def look(
     looked.faults += found_by(*_of_sections(given, looked, here=here))
     if fitting and looked.prompts is not None:
         looked.of_prompts += _of_prompts(given, looked)
-    looked.faults = [*looked.of_prompts, *looked.faults]
     if isinstance(config, TrainConfig):
         looked.faults += found_by(*_of_whole(config, looked, here=here))
         if config.policy.teachers and (found := looked.prompts) is not None:
             from flowrl.recipes.visited import teachers_of
 
-            looked.faults += found_by(lambda: teachers_of(config.policy, found.train))
-    looked.faults = list(dict.fromkeys(looked.faults))
+            looked.of_prompts += found_by(lambda: teachers_of(config.policy, found.train))
+    looked.faults = list(dict.fromkeys([*looked.of_prompts, *looked.faults]))
     return looked
 
 
@@ -248,8 +247,9 @@ def _of_whole(config: TrainConfig, looked: Looked, *, here: bool) -> Iterator[Ca
     from flowrl.pipelines.arithmetic.compiling import check_compile
     from flowrl.pipelines.weights.quantize import check_quantize
     from flowrl.rewards.actors.ray_rewards import check_reward_workers
+    from flowrl.training.model_files import location_of
     from flowrl.training.optimizers import check_optimizer
-    from flowrl.training.parts import check_attention, check_tokens
+    from flowrl.training.parts import check_attention, check_cached, check_tokens
     from flowrl.training.processes.devices import device_kind
     from flowrl.training.processes.launched import num_launched
     from flowrl.training.processes.mesh import data_ranks, layout_of
@@ -281,6 +281,7 @@ def _of_whole(config: TrainConfig, looked: Looked, *, here: bool) -> Iterator[Ca
         yield lambda: _check_negative(config, known)
         yield lambda: check_attention(config.pipeline, known, here=here)
         yield lambda: check_tokens(config, known)
+        yield lambda: check_cached(config.sampler.first_block_cache, known, location_of(config.pipeline))
     if config.pipeline.offload:
         yield lambda: check_offload(config, through_rewards=recipe.THROUGH_REWARDS)
     if here:

@@ -40,6 +40,8 @@ from flowrl.training.trackers.metric_rows import ROWS, Sealed, readable, rows_fa
 
 _STATE, _PART, _SEAL, _FOLDER = "state.pt", "part-{:03d}.pt", "checkpoint.json", "checkpoints"
 _SPLIT = ("policy", "slots", "optimizer")  # what parts are of
+AHEAD = "ahead"
+"""What a run remembers of the weights that later iterations are drawn with: by the iteration that began with them."""
 _STAGED = ".lora.writing"
 _OLDER_SEAL = {"iteration", "metrics_bytes", "run", "inputs", "sha256"}
 """What seals of versions hold that had no checksum of the seal itself."""
@@ -316,8 +318,12 @@ def own_state(state: Mapping[str, Any], split: Split | None) -> dict[str, Any]:
     `state` has the whole of every weight, or parts; `split` are the processes that hold trained weights between them,
     None where this one holds all."""
     own = (0, 1) if split is None else (split.mesh.get_local_rank(), split.mesh.size())
-    parts = state.get("parts") or [{key: state[key] for key in _SPLIT}]
-    return {**state, **_rows_of(parts, *own)}
+    memory = state.get("memory", {})
+    parts = state.get("parts") or [{AHEAD: memory.get(AHEAD, {})} | {key: state[key] for key in _SPLIT}]
+    rows = _rows_of(parts, *own)
+    if ahead := rows.pop(AHEAD, None):
+        memory = {**memory, AHEAD: ahead}
+    return {**state, "memory": memory, **rows}
 
 
 def _rows_of(parts: Sequence[Any], place: int, number: int) -> Any:

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from flowrl.config.train import Geometry, TrainConfig
 from flowrl.pipelines import Pipeline
+from flowrl.pipelines.weights.loading_choices import Split
+from flowrl.pipelines.weights.trained_weights import Held
 from flowrl.runtime.placement import sent
 from flowrl.runtime.randomness import Part, sample_normals
 from flowrl.samplers import Velocity
@@ -71,9 +73,12 @@ class Drawn:
 class DrawsElsewhere(Protocol):
     """Workers that draw for a learner process."""
 
-    def submit(self, requests: Sequence[Request | EvalRequest], weights: Mapping[str, Tensor]) -> Sequence[int]:
-        """Asks for pieces under these weights of the policy; returns a ticket for each. Weights are sent once where the
-        same mapping is given again."""
+    def send(self, weights: Mapping[str, Held], split: Split | None) -> Any:
+        """Has workers draw under these weights; returns what `submit` takes, for as long as they are asked to. Learners
+        that hold the weights between them, which are `split`, all come here, each with what it has."""
+
+    def submit(self, requests: Sequence[Request | EvalRequest], version: Any) -> Sequence[int]:
+        """Asks for pieces under weights that were sent; returns a ticket for each."""
 
     def collect(self, tickets: Sequence[int]) -> Iterator[Drawn]:
         """The pieces in the order of their tickets, each as soon as it is there; waits for those that are not."""

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -30,7 +30,7 @@ from flowrl.runtime.progress import progress
 from flowrl.runtime.randomness import Part, counter_seed, sample_normals
 from flowrl.samplers import ode_rollout
 from flowrl.training.draws import DrawsElsewhere, EvalRequest
-from flowrl.training.prompting import device_of, encode_prompts, guided, reward_inputs
+from flowrl.training.prompting import caching, device_of, encode_prompts, guided, reward_inputs
 from flowrl.training.run import Run
 from flowrl.training.watchdog import look_at, stop_on_broken
 from flowrl.trajectory import Conditioning, Schedule
@@ -54,13 +54,13 @@ class Made:
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Drawing:
     """How an evaluation draws: along which levels, guided how far, from the start noise of which seed, how many at
-    once; where the run's workers draw, with which weights, and how many batches ahead."""
+    once; where the run's workers draw, under which weights that they were sent, and how many batches ahead."""
 
     schedule: Schedule
     guidance_scale: float
     seed: int
     batch_size: int
-    weights: Mapping[str, Tensor] | None = None
+    weights: Any = None
     ahead: int = 0
 
 
@@ -75,10 +75,16 @@ def generate(
 
 @torch.no_grad()
 def made_of(
-    pipeline: Pipeline, prompts: Sequence[Prompt | str], x: Tensor, schedule: Schedule, *, guidance_scale: float
+    pipeline: Pipeline,
+    prompts: Sequence[Prompt | str],
+    x: Tensor,
+    schedule: Schedule,
+    *,
+    guidance_scale: float,
+    cache: float = 0.0,
 ) -> Made:
-    """As `generate`, with the sound of videos that have any."""
-    return decode(pipeline, _final(pipeline, encode_prompts(pipeline, prompts), x, schedule, guidance_scale))
+    """As `generate`, with the sound of videos that have any; `cache` is a threshold of First-Block Cache."""
+    return decode(pipeline, _final(pipeline, encode_prompts(pipeline, prompts), x, schedule, guidance_scale, cache))
 
 
 def decode(pipeline: Pipeline, final: Tensor) -> Made:
@@ -87,10 +93,13 @@ def decode(pipeline: Pipeline, final: Tensor) -> Made:
     return Made(images=pipeline.decode(final), sounds=pipeline.decode_sound(final) if heard else None)
 
 
-def _final(pipeline: Pipeline, cond: Conditioning, x: Tensor, schedule: Schedule, guidance_scale: float) -> Tensor:
+def _final(
+    pipeline: Pipeline, cond: Conditioning, x: Tensor, schedule: Schedule, guidance_scale: float, cache: float = 0.0
+) -> Tensor:
     device = device_of(pipeline)
     velocity = guided(pipeline, pipeline.network, cond.to(device), guidance_scale)
-    return ode_rollout(velocity, x.to(device), schedule)
+    with caching(pipeline, cache) as cached:
+        return ode_rollout(cached(velocity), x.to(device), schedule)
 
 
 @torch.no_grad()

@@ -230,7 +230,7 @@ class GradientSum:
     def _norm(self, gradients: list[Tensor]) -> Tensor:
         norm = get_total_norm(gradients)
         if (split := self.policy.split) is not None:
-            norm = torch.tensor(math.hypot(*split.each(float(norm))), device=norm.device)
+            norm = torch.tensor(math.hypot(*split.gather(float(norm))), device=norm.device)
         return norm
 
     def _join(self, run: Run) -> None:

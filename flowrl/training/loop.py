@@ -48,7 +48,7 @@ from flowrl.runtime.scrubbing import say as print
 from flowrl.training import watchdog
 from flowrl.training.batch import AskedPrompts, Batch
 from flowrl.training.budget import Budget
-from flowrl.training.checkpoints import own_state, prune, restore, save_lora
+from flowrl.training.checkpoints import AHEAD, own_state, prune, restore, save_lora
 from flowrl.training.draws import Draws
 from flowrl.training.drift import KL_PROMPTS, BaseSide, base_sides, spread, velocity_distances
 from flowrl.training.heldout import Drawing, evaluate
@@ -78,9 +78,6 @@ from flowrl.training.stages import Stages
 
 COPY = "copy"
 """The slot of the policy's copy that `kl_reference: N` takes again every N iterations."""
-
-AHEAD = "ahead"
-"""The run's memory of the weights that later iterations are drawn with: by the iteration that began with them."""
 
 TEACHER = "teacher "
 """What the slots of teachers begin with. They are read from their files, so that checkpoints hold none of them."""
@@ -140,8 +137,9 @@ class Loop(Draws):
             advice = "remove it to continue from the one before"
             refuse_not_finite(state["policy"], f"checkpoint {self.first:06d}", advice)
             self.counters |= state["counters"]
-            self.memory = state.get("memory", {})
-        self.ahead: dict[int, Sequence[int]] = {}  # what workers draw of later iterations: their tickets
+            self.memory = state["memory"]
+        self.ahead: dict[int, tuple[Sequence[int], Any]] = {}  # what workers draw of iterations: tickets, weights
+        self.sent: Any = None  # the weights of this one's images: other learners' workers may still take them
         self.stages = Stages(run.device)
         total, every, evals = config.num_iterations, config.eval_every, config.budget.evals
         self.budget = Budget(config.budget.limits, self.counters, evals=evals, num_iterations=total, eval_every=every)
@@ -198,6 +196,7 @@ class Loop(Draws):
             for iteration in range(self.first, total if budget.spent() < 1 else self.first):
                 self._begin_iteration(iteration)
                 yield iteration
+                self.sent = None
                 advance(self._note)
                 raised = run.tell(iteration)
                 self._show_latest()
@@ -419,8 +418,8 @@ class Loop(Draws):
         with self.policy.under(self.eval_slot):
             alone = self.run.rollouts is None or self.config.workers.engine is not None
             most = 2 * self.config.workers.rollouts
-            tensors = None if alone else self.policy.tensors()
-            how = Drawing(schedule=schedule, guidance_scale=scale, weights=tensors, ahead=most, **how_many)
+            sent = None if alone else self.run.rollouts.send(self.policy.held(), self.policy.split)
+            how = Drawing(schedule=schedule, guidance_scale=scale, weights=sent, ahead=most, **how_many)
             row = evaluate(
                 self.run,
                 self.drawn,
@@ -461,8 +460,10 @@ class Loop(Draws):
             "slots": {n: dict(held) for n, held in self.policy.slots.items() if not n.startswith(TEACHER)},
             "optimizer": self.optimizer.state_dict(),
         }
-        rewards = {key: reward.state() for key, reward in self.scorer.trained.items()}
-        state = {"iteration": done, "counters": dict(self.counters), "memory": self.memory, "rewards": rewards}
+        rewards, memory = {key: reward.state() for key, reward in self.scorer.trained.items()}, dict(self.memory)
+        if self.policy.split is not None:
+            own[AHEAD] = memory.pop(AHEAD, {})
+        state = {"iteration": done, "counters": dict(self.counters), "memory": memory, "rewards": rewards}
         state["learners"] = {slot: optimizer.state_dict() for slot, optimizer in self.learners.items()}
         if self.policy.split is None:
             state, own = own | state, {}

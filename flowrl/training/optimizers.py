@@ -19,6 +19,7 @@ from torch import nn
 from flowrl.config.sections import OptimConfig
 from flowrl.config.train import TrainConfig
 from flowrl.pipelines.weights.trained_weights import TrainedWeights
+from flowrl.runtime.placement import torch_threads
 
 FAKE = "fake"  # the slot of the fake score
 
@@ -83,12 +84,8 @@ class HostAdamW(torch.optim.AdamW):
         for own, weight in pairs:
             own.data.copy_(weight.data)
             own.grad = None if weight.grad is None else weight.grad.to(own.device)
-        before = torch.get_num_threads()
-        torch.set_num_threads(self._threads or before)
-        try:
+        with torch_threads(self._threads):
             super().step()
-        finally:
-            torch.set_num_threads(before)
         for own, weight in pairs:
             weight.data.copy_(own.data, non_blocking=own.is_pinned())
             own.grad = None

@@ -190,6 +190,14 @@ def check_tokens(config: TrainConfig, known: ModelFamily) -> None:
     refuse_unsplit(known, model, options, config.parallel.context, sizes)
 
 
+def check_cached(threshold: float, known: ModelFamily, model: str) -> None:
+    """Refuses First-Block Cache, above 0, of a model whose blocks cannot be cached, before weights load."""
+    if threshold > 0:
+        from flowrl.pipelines.arithmetic.first_block import refuse_uncached  # imports diffusers
+
+        refuse_uncached(known.meta_denoiser(model), model)
+
+
 def attention_text(settings: PipelineConfig) -> str:
     """What `pipeline.attention` means on this machine, and which words it has."""
     known = model_family(settings).attends(location_of(settings))

@@ -13,6 +13,7 @@ from torch import Tensor
 from flowrl.config.sections import SamplerConfig
 from flowrl.config.train import TrainConfig
 from flowrl.credit import CREDIT, Method
+from flowrl.pipelines.weights.trained_weights import Held
 from flowrl.runtime.placement import host_rows, put, settle
 from flowrl.runtime.randomness import counter_integers
 from flowrl.samplers import Kernel, rollout
@@ -21,12 +22,14 @@ from flowrl.samplers.completion import complete, sample_trajectories
 from flowrl.samplers.tree import sample_tree, sibling_noise, window_law, window_start
 from flowrl.samplers.windows import flash_tail, mixgrpo_window
 from flowrl.training.batch import Batch
+from flowrl.training.checkpoints import AHEAD
 from flowrl.training.draws import HOST, Draws, DrawsElsewhere, EvalRequest, Request, batch_of, without_texts
 from flowrl.training.heldout import final_of
 from flowrl.training.kept_graphs import KeptGradients, KeptGraphs
-from flowrl.training.loop import AHEAD, Loop
+from flowrl.training.loop import Loop
 from flowrl.training.parts import at_eval_size, eval_schedule, sampler_of
 from flowrl.training.processes.mesh import data_ranks
+from flowrl.training.prompting import caching
 from flowrl.training.scoring import Scoring
 from flowrl.trajectory import Sampled, Schedule, Trajectory
 
@@ -140,7 +143,12 @@ def _pieces(draws: Draws, batch: Batch, how: Paths, *, keep_velocity: bool = Fal
             velocity, step_noise = how.graphs.recording(*given)
         keep: dict[str, Any] = {"keep_means": how.keep_means, "keep_states": how.keep_states}
         keep["keep_velocity"] = keep_velocity
-        yield rollout(velocity, noise, how.schedule, how.kernel, step_noise, stochastic=steps, solver=solver, **keep)
+        with caching(draws.pipeline, draws.config.sampler.first_block_cache) as cached:
+            path = rollout(
+                cached(velocity), noise, how.schedule, how.kernel, step_noise, stochastic=steps, solver=solver, **keep
+            )
+        yield path
+        del path  # the next one needs the room
 
 
 def _draw_elsewhere(loop: Loop, batch: Batch, how: Paths, *, plan: bool = False) -> Iterator[Any]:
@@ -153,24 +161,39 @@ def _draw_elsewhere(loop: Loop, batch: Batch, how: Paths, *, plan: bool = False)
     pieces are parts of the method's `plan` (`Sampled`), else trajectories.
     """
     workers: DrawsElsewhere = loop.run.rollouts
-    iteration, config = batch.iteration, loop.config
-    staleness, kept = config.workers.staleness, loop.memory.pop(AHEAD, {})
-    if "weights" in kept:  # of a version that had one copy, named by the iteration that it draws
-        kept = {kept["iteration"] - 1: kept["weights"]}
-    weights = {begun: tensors for begun, tensors in kept.items() if begun >= iteration - staleness}
-    weights[iteration] = {name: tensor.cpu() for name, tensor in loop.policy.tensors().items()}
+    iteration, config, sent = batch.iteration, loop.config, dict[int, Any]()
+    staleness, weights = config.workers.staleness, weights_in_flight(loop, batch.iteration)
     for later in range(iteration, min(iteration + staleness + 1, config.num_iterations)):
         steps = stochastic_steps(config.sampler, config.seed, later) if how.steps and later > iteration else how.steps
         if later in loop.ahead or (how.steps and not steps):  # or it samples nothing
             continue
         asked = requests_of(loop, batch if later == iteration else loop.batch(later), steps, how, plan)
         begun = min(begun for begun in weights if begun >= later - staleness)
-        loop.ahead[later] = workers.submit(asked, weights[begun])
-    if staleness:
-        loop.memory[AHEAD] = {begun: tensors for begun, tensors in weights.items() if begun > iteration - staleness}
-    for drawn in workers.collect(loop.ahead.pop(iteration)):
+        if begun not in sent:
+            sent[begun] = workers.send(weights[begun], loop.policy.split)
+        loop.ahead[later] = workers.submit(asked, sent[begun]), sent[begun]
+    tickets, loop.sent = loop.ahead.pop(iteration)
+    for drawn in workers.collect(tickets):
         loop.network.take_over(drawn.evaluations)
         yield drawn.found
+
+
+def weights_in_flight(loop: Loop, iteration: int) -> dict[int, dict[str, Held]]:
+    """What this process holds of the weights that iterations from this one on are drawn with, by the iteration that
+    began with them: the network's own, or copies on the host, which the run's memory keeps for later ones."""
+    staleness, kept, held = loop.config.workers.staleness, loop.memory.pop(AHEAD, {}), loop.policy.held()
+    if "weights" in kept:  # of a version that had one copy, named by the iteration that it draws
+        kept = {kept["iteration"] - 1: kept["weights"]}
+    found = {begun: tensors for begun, tensors in kept.items() if begun >= iteration - staleness}
+    found[iteration] = {
+        name: one.values.to("cpu", one.dtype, copy=True) if staleness else one.values for name, one in held.items()
+    }
+    if staleness:
+        loop.memory[AHEAD] = {begun: tensors for begun, tensors in found.items() if begun > iteration - staleness}
+    return {
+        begun: {name: replace(one, values=tensors[name]) for name, one in held.items()}
+        for begun, tensors in found.items()
+    }
 
 
 def requests_of(loop: Loop, batch: Batch, steps: tuple[int, ...], how: Paths, plan: bool) -> list[Request]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -85,6 +86,16 @@ def guided(
     positive = {name: tensor for name, tensor in cond.tensors.items() if not name.startswith(_NEGATIVE)}
     against = Conditioning(negative) if negative else None
     return pipeline.guided(network, Conditioning(positive), against, scale, train_negative)
+
+
+def caching(pipeline: Pipeline, threshold: float) -> AbstractContextManager[Callable[[Velocity], Velocity]]:
+    """Inside, velocities of one rollout that went through what it gives are drawn with First-Block Cache; at threshold
+    0 they stay as they are."""
+    if threshold == 0:
+        return nullcontext(lambda velocity: velocity)
+    from flowrl.pipelines.arithmetic.first_block import first_block_cache  # diffusers takes seconds to import
+
+    return first_block_cache(pipeline.denoiser, threshold)
 
 
 def device_of(pipeline: Pipeline) -> torch.device:

@@ -24,7 +24,7 @@ from flowrl.config.rewards import RewardConfig
 from flowrl.config.train import TrainConfig, resolve_path
 from flowrl.runtime.files import plain
 from flowrl.runtime.former_names import KEYS
-from flowrl.training.model_files import digest_of_file, digests_of, hub_commit, named_files, same_digest
+from flowrl.training.model_files import digest_of_file, digests_of, hub_commit, location_of, named_files, same_digest
 
 if TYPE_CHECKING:
     from flowrl.rewards.compose import WeightedSum
@@ -80,8 +80,6 @@ def inputs_of(config: TrainConfig, prompts: RunPrompts) -> dict[str, Any]:
 
 def model_of(config: TrainConfig) -> dict[str, str]:
     """The files of a run's model; the commit of one on the hub, which is known when it has been downloaded."""
-    from flowrl.training.model_files import location_of
-
     location = location_of(config.pipeline)
     if Path(location).exists():
         return digests_of(Path(location))

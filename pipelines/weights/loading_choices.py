@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
+
+T = TypeVar("T")
 
 
 class Split(Protocol):
@@ -15,8 +17,8 @@ class Split(Protocol):
     def any_needs(self, flags: list[bool]) -> list[bool]:
         """For each place whether it is true on any of the processes."""
 
-    def each(self, number: float) -> list[float]:
-        """The number that each of the processes has, in their order."""
+    def gather(self, mine: T) -> list[T]:
+        """What each of the processes has, in their order."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

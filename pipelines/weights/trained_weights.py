@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -11,6 +12,20 @@ from torch import Tensor, nn
 
 from flowrl.pipelines.weights.loading_choices import Split
 from flowrl.runtime.placement import widest
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Held:
+    """What a process holds of a weight that the network computes with."""
+
+    values: Tensor
+    """All of it, or where weights are split its rows."""
+    dtype: torch.dtype
+    """That the network computes in."""
+    shape: tuple[int, ...]
+    """Of the whole."""
+    first: int = 0
+    """Number of the first of these elements in the whole."""
 
 
 class TrainedWeights:
@@ -48,6 +63,13 @@ class TrainedWeights:
     def tensors(self) -> dict[str, Tensor]:
         """Detached copies of `parameters` by name."""
         return {name: parameter.detach().clone() for name, parameter in self.parameters.items()}
+
+    def held(self) -> dict[str, Held]:
+        """What the network computes with now, under the slot that it runs under, by name; in its own memory."""
+        return {
+            name: Held(values=own.detach(), dtype=own.dtype, shape=tuple(own.shape))
+            for name, own in self.parameters.items()
+        }
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Copies tensors into `parameters`, and so into the network. The ValueError names or shapes differ."""

@@ -106,6 +106,7 @@ def _measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(family_route, "decode_flops", lambda *given: None)
 
 
+@cache
 def plan_of(name: str, *overrides: str) -> Plan:
     config = load_config(find_config(name), list(overrides))
     parallel = config.parallel

@@ -53,6 +53,7 @@ from flowrl.session.preflight import recipe_of
 from flowrl.training.learner import GradientSum
 from flowrl.training.optimizers import make_optimizer
 from flowrl.training.parts import model_family
+from flowrl.workers.parcels import lay_down
 
 pytestmark = pytest.mark.slow
 
@@ -144,6 +145,23 @@ def test_bytes_of_full_training_are_those_of_its_tensors(targets: tuple[str, ...
     held = memory_of(facts(full=True, width=2, trained=found.trained, slots=1), SETTINGS).held
     foretold = next(size for label, size in held.items() if "masters" in label)
     assert foretold == pytest.approx(of_policy(policy, OptimConfig()), rel=0.05)
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_weights_for_workers_are_those_that_are_laid_down(full: bool) -> None:
+    """Of a LoRA, and of all weights in 16 bits, also by one of two learners that hold them between them."""
+    network = drawn(FAMILY.meta_denoiser(SD3)).bfloat16()
+    lora: dict[str, Any] = {"rank": 32, "alpha": 64, "targets": FAMILY.lora_targets, "seed": 0}
+    policy = FullWeights(network) if full else Policy(network, **lora)
+    own = facts(full=full, width=2, trained=sum(weight.numel() for weight in policy.parameters.values()))
+    held = policy.held()
+    for shard in (1, 2) if full else (1,):
+        half = {name: replace(one, values=one.values[: len(one.values) // shard]) for name, one in held.items()}
+        _, memory = lay_down(half, [], str)
+        assert memory is not None
+        foretold = memory_of(own, replace(SETTINGS, rollouts=2, shard=shard))
+        assert foretold.host["weights laid down for workers"] == pytest.approx(memory.size, rel=0.05)
+        assert foretold.sent // shard == foretold.host["weights laid down for workers"]
 
 
 def test_bytes_of_split_training_are_those_of_a_part() -> None:

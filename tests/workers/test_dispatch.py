@@ -202,6 +202,18 @@ def test_an_error_of_drawing_or_of_the_first_load_is_the_runs() -> None:
         answered(dispatcher, backend, 1, PieceFailed(1, None, FileNotFoundError("no such model")))
 
 
+def test_a_piece_that_another_has_drawn_may_fail() -> None:
+    dispatcher, backend, _ = dispatcher_of(2)
+    dispatcher.add("ab")
+    answered(dispatcher, backend, 2, PieceDone(0, 0, "A"))
+    answered(dispatcher, backend, 11)  # the other one draws it too
+    answered(dispatcher, backend, 1, PieceDone(0, 1, "B"))
+    answered(dispatcher, backend, 1, PieceFailed(1, 1, OSError("its weights are gone")))
+    assert dispatcher.take(1) == "B"
+    dispatcher.add("cd")
+    assert [worker for worker, _, _ in backend.new()][-2:] == [0, 1]
+
+
 def test_a_worker_that_cannot_load_where_it_starts_again_is_only_away() -> None:
     dispatcher, backend, told = dispatcher_of(2)
     answered(dispatcher, backend, 0, WorkerGone(0, "its machine is gone"))

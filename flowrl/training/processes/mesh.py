@@ -4,11 +4,8 @@ Processes are numbered row by row, `rank = (replicate * S + shard) * C + context
 stand next to each other, then those that share a copy of the weights, so that both lie on one machine where it has
 enough cards, and only gradients and numbers travel between copies.
 
-Processes that hold one copy of the weights between them take their network calls together. Each draws and trains images
-of its own, and some have less to do than others: micro-batches without a row that is trained, groups without a pair, a
-shorter share of an evaluation. Where another process of the group is still at work, such a process takes an idle turn
-(`in_step`): the same calls, on a row of its own, with a loss of nothing. Idle turns are counted nowhere, and what they
-add to a gradient is exactly 0.
+Processes that hold one copy of the weights between them take their network calls together (docs/sharding.md). One that
+has less to do takes idle turns (`in_step`): the same calls, on a row of its own, with a loss of nothing.
 """
 
 from __future__ import annotations
@@ -120,21 +117,17 @@ class Shards:
         dist.all_reduce(mine, op=dist.ReduceOp.MAX, group=self._group)
         return [bool(flag) for flag in mine.tolist()]
 
-    def each(self, number: float) -> list[float]:
-        """The number that each of the processes has, in their order."""
+    def gather(self, mine: T) -> list[T]:
+        """What each of the processes has, in their order."""
         import torch.distributed as dist
 
-        found = torch.zeros(self.mesh.size(), dtype=torch.float64)
-        found[self.mesh.get_local_rank()] = number
-        dist.all_reduce(found, group=self._group)
-        return list(found.tolist())
+        found = [mine] * self.mesh.size()
+        dist.all_gather_object(found, mine, group=self._group)
+        return found
 
     def most(self, counts: Mapping[int, int]) -> dict[int, int]:
         """For each key the largest count of any of the processes, keys ascending."""
-        import torch.distributed as dist
-
-        found: list[Mapping[int, int]] = [{}] * self.mesh.size()
-        dist.all_gather_object(found, dict(counts), group=self._group)
+        found = self.gather(dict(counts))
         keys = sorted({key for each in found for key in each})
         return {key: max(each.get(key, 0) for each in found) for key in keys}
 
