@@ -137,7 +137,7 @@ def settings_for(words: Sequence[str], function: Callable[..., object]) -> dict[
 
 def add_reward(parser: argparse.ArgumentParser, name: str, metavar: str, what: str) -> None:
     """Adds the reward, or rewards, and `--option`."""
-    parser.add_argument(name, metavar=metavar, help=f"{what} by name, or a YAML file with a list rewards:")
+    parser.add_argument(name, metavar=metavar, help=f"{what} by name, FILE.py:FUNCTION, or YAML with a list rewards:")
     parser.add_argument(
         "--option",
         dest="options",

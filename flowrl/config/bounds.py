@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable
 from numbers import Integral
 from typing import Any
 
@@ -66,11 +66,11 @@ def check_counts(most: int = 1_000_000, **values: int | None) -> None:
             raise ValueError(f"`{name}` must be a whole number from 1 to {most:,}, got {value!r}")
 
 
-def check_most(values: Mapping[str, Any]) -> None:
-    """Refuses numbers, by dotted key, beyond `MOST`."""
+def check_most(value_of: Callable[[str], Any]) -> None:
+    """Refuses numbers beyond `MOST` among the values of its keys."""
     found = []
-    for dotted, value in values.items():
-        most = MOST[dotted]
+    for dotted, most in MOST.items():
+        value = value_of(dotted)
         numbers = (one for one in (value if isinstance(value, tuple) else (value,)) if isinstance(one, int | float))
         found += [
             f"{dotted} must be at most {_write(most)}, got {_write(number)}: lower it"

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from flowrl.config.base import SETTINGS, find_config, read_with_base
-from flowrl.config.bounds import IMAGES, MOST, check_most
+from flowrl.config.bounds import IMAGES, check_most
 from flowrl.config.building import build
 from flowrl.config.foreign import foreign_words
 from flowrl.config.methods import (
@@ -205,7 +205,7 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         # Alone, for what is said of a number beyond all bounds may take forever to find.
-        check_most({key: attrgetter(key)(self) for key in MOST})
+        check_most(lambda key: attrgetter(key)(self))
         best, (low, high), same = self.best_of, self.clip_bounds, self.same_latent
         all_at_once(
             lambda: at_least(1, self, "num_iterations prompts_per_step updates_per_rollout checkpoint_every"),

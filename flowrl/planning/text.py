@@ -330,7 +330,9 @@ def _words(found: Fit, plan: Plan) -> str:
 def first_rows(plan: Plan, found: Obstacles) -> list[str]:
     """Licence, what you have to put in place, and what this machine lacks."""
     rows: list[Row] = []
-    if not on_hub(plan):
+    if plan.model.startswith("asset:"):
+        rows.append(("licence", "Apache-2.0; ships with flowrl"))
+    elif not on_hub(plan):
         rows.append(("licence", "none known for a folder: see where it came from"))
     elif plan.licence is None:
         rows.append(("licence", f"not known: see huggingface.co/{plan.model}"))

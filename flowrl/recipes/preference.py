@@ -6,7 +6,7 @@
 | dpo_offline | read from files, nothing is sampled in training | the same |
 | d3po | best and worst of each group sampled with noise from one start | log-densities of their steps (D3PO) |
 
-The policy is compared with a frozen copy, the slot "old": what a run starts from, copied again from the policy every
+The policy is compared with a frozen copy, the slot "old": the start of the run, copied again from the policy every
 `ref_update_every` iterations (online DPO; with `behaviour: old` it samples too). Guidance is `sampler.guidance_scale`
 for sampling, policy and reference alike; 1 is conditional training. Groups whose rewards are all equal have no pair.
 
@@ -70,7 +70,7 @@ class Pairs:
 
 
 def main(ready: Ready, run: Run) -> bool:
-    """Trains to the end or to an interrupt; returns whether it finished. Everything it makes lies in the run folder."""
+    """Trains to the end or to an interrupt; returns whether it finished. Writes only into the run folder."""
     config, options = ready.config, ready.objective
     records = read_pairs(resolve_path(options.pairs)) if isinstance(options, Offline) else []
     more = tuple(prompt_of(pair, config.prompts.negative) for pair in records)
@@ -81,7 +81,7 @@ def main(ready: Ready, run: Run) -> bool:
 
 
 def iterate(loop: Loop, records: list[Pair], iteration: int) -> None:
-    """One iteration; what it made is freed before the next one samples."""
+    """One iteration; frees its memory before the next one samples."""
     run, config, options = loop.run, loop.config, loop.ready.objective
     row: dict[str, Any] = {}
     kernel, schedule = sampler_of(config.sampler, loop.pipeline, kernel=loop.ready.kernel)
@@ -191,7 +191,7 @@ def pairs_of_files(loop: Loop, records: list[Pair], iteration: int) -> Pairs:
 
 
 def prompt_of(pair: Pair, negative: str) -> Prompt:
-    """The prompt that both images of a pair were drawn for."""
+    """The prompt of both images of a pair."""
     return Prompt(text=pair.prompt, metadata={}, negative=negative)
 
 

@@ -326,7 +326,7 @@ def _is_finished(folder: Path, config: TrainConfig) -> bool:
     done, wanted = int(state["iteration"]), config.num_iterations
     if done >= wanted:
         print(
-            f"The run in {folder} is finished ({done} of {wanted} iterations). To go on, raise the number: "
+            f"The run in {folder} is finished ({done} of {max(done, wanted)} iterations). To go on, raise the number: "
             f"flowrl train resume={shlex.quote(str(folder))} num_iterations={2 * done}"
         )
     elif share_spent(config.budget.limits, state["counters"]) >= 1:

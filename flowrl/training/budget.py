@@ -1,4 +1,4 @@
-"""What a run has spent, when it ends for that, and when it is evaluated."""
+"""What a run has spent, when its budget ends it, and when it is evaluated."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def evaluations(counters: Mapping[str, Any]) -> int:
-    """All network evaluations that a run's counters hold."""
+    """All network evaluations in a run's counters."""
     return sum(int(value) for key, value in counters.items() if key.startswith("nfe/"))
 
 
@@ -18,7 +18,7 @@ def share_spent(limits: Mapping[str, float], counters: Mapping[str, Any]) -> flo
 
 
 class Budget:
-    """The counters of a run against its limits; the counters are kept with checkpoints."""
+    """The counters of a run against its limits; checkpoints keep the counters."""
 
     def __init__(
         self, limits: Mapping[str, float], counters: dict[str, Any], *, evals: int, num_iterations: int, eval_every: int
@@ -29,7 +29,7 @@ class Budget:
             counters: also changed by others: what was counted up to the last joined row.
             evals: evaluations that are spread over the budget; 0 leaves them to `eval_every`.
             num_iterations: after which the run ends.
-            eval_every: iterations between evaluations, where the budget does not spread them; 0 switches them off.
+            eval_every: iterations between evaluations, unless the budget spreads them; 0 switches them off.
         """
         self.limits, self.counters, self.evals = limits, counters, evals
         self.num_iterations, self.eval_every = num_iterations, eval_every
@@ -40,11 +40,11 @@ class Budget:
         return bool(self.eval_every or self.evals)
 
     def spent(self) -> float:
-        """Share of the budget that is used up; 0 without one."""
+        """Used share of the budget; 0 without one."""
         return share_spent(self.limits, self.counters)
 
     def evaluation_due(self, done: int, *, last: bool) -> bool:
-        """Whether to evaluate after `done` iterations, which was not done yet. What the budget asked for then counts as
+        """Whether to evaluate after `done` iterations, unless that was done. The budget's due evaluations then count as
         made."""
         if parts := self.evals:
             reached = min(parts, max(int(self.spent() * parts), done * parts // self.num_iterations))

@@ -26,7 +26,7 @@ from flowrl.training.trackers.tracker import TENSORBOARD, Numbers, Sample, Track
 
 
 def check_trackers(wandb: str, trackio: str, tensorboard: bool | None = None) -> None:
-    """Refuses trackers of the section `logging` that cannot be had, before anything loads."""
+    """Refuses trackers of the section `logging` that cannot work, before anything loads."""
     if tensorboard:
         check_extra("tensorboard", "logging.tensorboard=true")
     if wandb != "none":
@@ -109,7 +109,7 @@ class TensorBoardTracker:
                 threading.excepthook = self._hook
 
     def _of_thread(self, raised: threading.ExceptHookArgs) -> None:
-        """Prints nothing of the thread that writes: what it met is raised by the next call here, and told then."""
+        """Prints nothing of the writing thread: the next call here raises its error."""
         frames = traceback.walk_tb(raised.exc_traceback)
         if not any(str(frame.f_globals.get("__name__", "")).startswith("tensorboard.") for frame, _ in frames):
             self._hook(raised)
@@ -128,7 +128,7 @@ LOCAL = "local"
 
 
 class TrackioTracker:
-    """A run by its folder's name; `trackio show --project PROJECT` opens it. The report has no place in it."""
+    """A run by its folder's name; `trackio show --project PROJECT` opens it. It cannot hold the report."""
 
     name = "trackio"
 
@@ -162,10 +162,10 @@ class TrackioTracker:
 
 
 class WandbTracker:
-    """A run by the identity in the manifest, so that one that is continued goes on there.
+    """A run by the identity in the manifest, so that a continued run goes on there.
 
-    Numbers lie over `iteration` and not over W&B's own count of calls: iterations that are done again after a stop fall
-    on the same place, where W&B would drop what comes late. Neither code nor terminal output is sent.
+    Numbers are plotted over `iteration`, not over W&B's own count of calls: iterations done again after a stop fall on
+    the same place, where W&B would drop them as late. It sends neither code nor terminal output.
     """
 
     name = "Weights & Biases"
@@ -213,7 +213,7 @@ class WandbTracker:
 
 
 def check_wandb(mode: str) -> None:
-    """Refuses what W&B would ask about on a terminal, or fail at, in the middle of a start. Raises ValueError: it is
+    """Refuses what W&B would ask about on a terminal, or fail at, during a start. Raises ValueError: it is
     not installed, or `online` has no key."""
     try:
         import wandb
