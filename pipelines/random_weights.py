@@ -116,12 +116,10 @@ def vae_config(family: Family, card: Card) -> dict[str, Any]:
     """The configuration of a published checkpoint's autoencoder, beside the defaults of its class."""
     channels = family.grid(card.network).channels
     kind = known_checkpoints.tables()["families"][family.name]["autoencoder"]
-    usual: dict[str, Any] = {}
+    usual: dict[str, Any] = _VAES.get(kind, {})
     if kind == "AutoencoderKL":
         old = channels == 4
-        usual = _VAES["image"] | {"latent_channels": channels, "use_quant_conv": old, "use_post_quant_conv": old}
-    elif kind == "AutoencoderDC":
-        usual = _VAES["deep"]
+        usual = usual | {"latent_channels": channels, "use_quant_conv": old, "use_post_quant_conv": old}
     elif card.index.get("expand_timesteps"):
         usual = _VAES["residual"] | {"latents_mean": [0.0] * channels, "latents_std": [1.0] * channels}
     return usual | dict(card.vae)

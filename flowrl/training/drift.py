@@ -15,6 +15,7 @@ from flowrl.prompts.loading import spread as places
 from flowrl.runtime.placement import sent, widened
 from flowrl.runtime.randomness import sample_normals
 from flowrl.samplers import Velocity
+from flowrl.samplers.path_memory import PathMemory
 from flowrl.samplers.step import euler
 from flowrl.training.prompting import device_of, encode_prompts, guided
 from flowrl.trajectory import Schedule, start_state
@@ -38,8 +39,8 @@ class BaseSide:
 
     prompts: tuple[Prompt, ...]
     """[b]."""
-    places: tuple[tuple[Tensor, Tensor, int], ...]
-    """The base's state and velocity `[b, *latent]` at a step, and the step."""
+    places: tuple[tuple[Tensor, Tensor, int, Tensor | None], ...]
+    """The base's state and velocity `[b, *latent]` at a step, the step, and what guidance had kept there."""
     idle: bool = False
     """Whether it runs only to keep processes in step that share a copy of the weights."""
 
@@ -102,20 +103,21 @@ def _base_side(
     noise = sample_normals(pipeline.latent_shape, [(seed, "eval", prompt.noise_name, 0) for prompt in prompts])
     x = start_state(noise.to(device_of(pipeline)), schedule)
     compared = {quarter * schedule.num_steps // KL_SIGMAS for quarter in range(KL_SIGMAS)}
-    places = []
+    places, memory = [], PathMemory(schedule)
     for step in range(max(compared) + 1):
         sigma, timestep = schedule.sigma[step], schedule.timestep[step]
-        velocity = base(x, sigma, timestep)
+        velocity = memory.along(base)(x, sigma, timestep)
         if step in compared:
-            places.append((x.cpu(), velocity.cpu(), step))
+            places.append((x.cpu(), velocity.cpu(), step, memory.before))
         x = euler(x, velocity, sigma, schedule.sigma[step + 1])
     return BaseSide(prompts=tuple(prompts), places=tuple(places))
 
 
 def _distance(side: BaseSide, tuned: Velocity, schedule: Schedule, device: torch.device) -> float:
     distances = []
-    for x, base, step in side.places:
-        velocity = tuned(sent(x, device), schedule.sigma[step], schedule.timestep[step])
+    for x, base, step, kept in side.places:
+        evaluated = PathMemory(schedule, kept).along(tuned)
+        velocity = evaluated(sent(x, device), schedule.sigma[step], schedule.timestep[step])
         distances.append(float(widened(velocity - sent(base, device)).square().mean()))
     return sum(distances) / len(distances)
 

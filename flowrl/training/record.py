@@ -18,6 +18,7 @@ from flowrl.objectives.terms import truncated_weight
 from flowrl.runtime.placement import sent, taken
 from flowrl.samplers import Kernel, Transition
 from flowrl.samplers.guidance import uncounted
+from flowrl.samplers.path_memory import PathMemory
 from flowrl.training.batch import AskedPrompts
 from flowrl.training.kept_graphs import KeptGradients, KeptGraphs, dims_of
 from flowrl.training.loop import Loop
@@ -61,6 +62,8 @@ class Recording:
         first = torch.stack([torch.nonzero(place == number)[0, 0] for number in range(len(sources))])
         (sigma, sigma_next), x = self.levels(rows), self.latents(sources)
         velocity = self.loop.velocity(self.asked.cond_of(rows.group[first]))
+        if (kept := self.sampled.memory) is not None:
+            velocity = PathMemory(self.schedule, taken(kept, sources, self.loop.device)).along(velocity)
         predicted = velocity(x, sigma, self.schedule.timestep[int(rows.step[0])])
         return self.kernel(taken(x, place), taken(predicted, place), sigma, sigma_next)
 

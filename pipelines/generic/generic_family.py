@@ -92,8 +92,6 @@ class GenericFamily:
         return dict(found or {})
 
     def _stock_class(self, model: str, index: Mapping[str, Any]) -> Any:
-        if (Path(model) / "modular_model_index.json").is_file():
-            return stock_classes.stock_class("ModularPipeline", model)
         return stock_classes.stock_class(str(index.get("_class_name")), model)
 
     def check(self, model: str, targets: Sequence[str] | None, rank: int | None = None) -> None:
@@ -171,6 +169,10 @@ class GenericFamily:
     def rows(self, model: str, scale: float) -> int:
         """2 with guidance, as far as is known before stock's code is loaded."""
         return 1 if scale == 1 else 2
+
+    def remembers(self, model: str, options: Mapping[str, Any], scale: float, num_steps: int) -> bool:
+        """Never: such guiders are refused."""
+        return False
 
     def meta_call(self, model: str, size: Any, text_tokens: int) -> dict[str, Any]:
         """Refused."""

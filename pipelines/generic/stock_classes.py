@@ -60,8 +60,6 @@ def stock_class(name: str, model: str) -> Any:
     stepped from outside."""
     import diffusers
 
-    if "Modular" in name:
-        raise ValueError(f"{model} is a modular pipeline, whose blocks no scheduler's place can be taken in: {OTHER}")
     cls = getattr(diffusers, name, None)
     if not (inspect.isclass(cls) and issubclass(cls, diffusers.DiffusionPipeline)):
         raise ValueError(

@@ -15,6 +15,7 @@ from typing import Any, Literal
 from flowrl.config.locations import split_revision
 from flowrl.config.strict_yaml import read_mapping
 from flowrl.pipelines.places.known_checkpoints import AGAIN, checkpoints
+from flowrl.pipelines.places.modular_folders import MODULAR, stock_words
 from flowrl.runtime.files import read_json
 
 INDEX = "model_index.json"
@@ -155,15 +156,22 @@ def refusal(model: str, asked: Answer, families: Sequence[str]) -> str:
     silence = "HF_HUB_OFFLINE is set" if constants.is_offline_mode() else f"{constants.ENDPOINT} does not answer"
     told: str = _REFUSALS.get(asked.why, _REFUSALS["no id"])
     return told.format(
-        model=model, repo=repo, revision=revision, meant=meant, silence=silence,
-        families=", ".join(families), instead=_instead(model) if asked.why == "no file" else "",
-    )  # fmt: skip
+        model=model,
+        repo=repo,
+        revision=revision,
+        meant=meant,
+        silence=silence,
+        families=", ".join(families),
+        instead=_instead(model) if asked.why == "no file" else "",
+    )
 
 
 def _instead(model: str) -> str:
     """What a repository holds in place of a pipeline, as far as its files tell."""
     card = model_card(model)
     files = () if card is None else card.files
+    if MODULAR in files and (modular := ask(model, MODULAR).path) is not None:
+        return f"; {stock_words(model, read_json(modular, AGAIN, finite=False))}"
     if {"pytorch_lora_weights.safetensors", "adapter_config.json"} & set(files):
         return ", but a LoRA: set policy.init_lora to a folder with it, and pipeline.model to the model it belongs to"
     single = [name for name in files if name.endswith(".safetensors") and "/" not in name]

@@ -13,6 +13,7 @@ from flowrl.config.locations import split_revision
 from flowrl.config.strict_yaml import read_mapping
 from flowrl.pipelines.places.hub_files import INDEX
 from flowrl.pipelines.places.known_checkpoints import AGAIN
+from flowrl.pipelines.places.modular_folders import MODULAR, stock_words
 from flowrl.prompts.tokenizer_checks import check_tokenizer_files
 from flowrl.runtime.digests import files_below
 from flowrl.runtime.files import read_json
@@ -143,6 +144,8 @@ def no_pipeline(model: str) -> str:
     """Why an existing path is not a model, and what to do about it."""
     path = Path(model)
     ending = path.suffix.lower()
+    if (path / MODULAR).is_file():
+        return stock_words(model, read_json(path / MODULAR, AGAIN, finite=False))
     if path.is_dir():
         parts = [one.name for one in sorted(path.glob("*")) if (one / "config.json").is_file()]
         lora = [path / name for name in ("pytorch_lora_weights.safetensors", "adapter_config.json")]

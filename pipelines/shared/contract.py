@@ -178,5 +178,8 @@ class ModelFamily(Protocol):
     def rows(self, model: str, scale: float) -> int:
         """Network rows that guidance at a scale needs per sample and step."""
 
+    def remembers(self, model: str, options: Mapping[str, Any], scale: float, num_steps: int) -> bool:
+        """Whether guidance at a scale goes by earlier steps of a path of so many (`flowrl.samplers.path_memory`)."""
+
     def meta_call(self, model: str, size: Any, text_tokens: int) -> dict[str, Any]:
         """Keyword arguments of one evaluation of one sample, on the meta device."""

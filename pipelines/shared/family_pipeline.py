@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -72,6 +72,8 @@ class Family:
     """The option that sets their number."""
     clips: tuple[str, ...] = ()
     """Keys of a prompt's row whose clips are sources too, before its images."""
+    needed_clips: tuple[str, ...] = ()
+    """Those of them that every prompt has."""
     attention: Attends = UNMASKED
     """How its denoiser attends."""
     stock_options: Mapping[str, Any] | None = None
@@ -98,6 +100,8 @@ class Family:
     """Guidance of a network."""
     passes: Callable[[Card | None, float], int] = lambda card, scale: 1 if scale == 1 else 2
     """Network rows of guidance at a scale; the card is None for an unknown checkpoint."""
+    memory: Callable[[Card, Any, float, int], bool] = lambda card, options, scale, num_steps: False
+    """Whether guidance at a scale goes by earlier steps (`flowrl.samplers.path_memory`), in so many steps."""
     decode: Callable[[FamilyPipeline, Tensor], Tensor] = lambda p, z: common.decode(p.pipe.vae, z)
     """Images in [-1, 1] as the autoencoder gives them."""
     encode: Callable[[FamilyPipeline, Tensor], Tensor] = lambda p, x: common.encode(p.pipe.vae, x)
@@ -148,8 +152,6 @@ class Family:
     def videos(self) -> bool:
         """Whether the family makes videos."""
         return issubclass(self.options, VideoOptions)
-
-    # ---- before weights load -----------------------------------------------------------------------------------------
 
     def card(self, model: str) -> Card | None:
         """A model's card; None for a hub id that is neither listed here nor can be looked up."""
@@ -316,9 +318,10 @@ class Family:
         """Network rows that guidance at a scale needs per sample and step."""
         return self.passes(self.card(model), scale)
 
+    def remembers(self, model: str, options: Mapping[str, Any], scale: float, num_steps: int) -> bool:
+        return (card := self.card(model)) is not None and self.memory(card, self.chosen(options), scale, num_steps)
+
     def meta_call(self, model: str, size: Size, text_tokens: int) -> dict[str, Any]:
-        """Keyword arguments of one evaluation of one sample, without numbers in them. Raises ValueError: the model
-        cannot draw this size, or nothing is known of it."""
         card, device = self.card(model), torch.device("meta")
         if card is None or card.network is None:
             raise ValueError(f"nothing is known of {model} without its download")
@@ -357,9 +360,8 @@ class FamilyPipeline:
         self.sizes = WeakSet([self])  # all pipelines that share these networks
         self.take(denoisers)
         self.lora_targets = family.lora_targets
-        self.num_sources = family.num_sources or (0, 0)
-        if family.count_sources is not None:
-            self.num_sources = family.count_sources(card, options)
+        counted = family.count_sources
+        self.num_sources = family.num_sources or (0, 0) if counted is None else counted(card, options)
         self.max_sequence_length = family.prompt_tokens(card, options) if tokens is None else tokens
         size = family.size_of(card, options)
         self.fps = size.fps
@@ -378,9 +380,7 @@ class FamilyPipeline:
         sources are encoded again, which works after the text encoders are freed too."""
         other = copy(self)
         self.sizes.add(other)
-        own = self.family.own_size(self.card)
-        frames = self.image_shape[0] if self.family.videos else None
-        other._set_size(Size(height=height or own.height, width=width or own.width, num_frames=frames))
+        other._set_size(self.family.size_of(self.card, replace(self.options, height=height, width=width)))
         other.embeddings = FamilyEmbeddings(other, like=self.embeddings)
         return other
 

@@ -17,8 +17,8 @@ _DUAL = "dual_attention_layers"
 """Blocks of SD3.5-M with a second attention: the first ones, so that they are a kind of their own."""
 _STACKS = "transformer_layers_per_block"
 """Transformer blocks of each attention of a UNet, level by level."""
-_CONTROLLED = "vace_layers"
-"""Blocks of Wan VACE behind which the answer of a control block is added."""
+_BETWEEN = ("vace_layers", "inject_face_latents_blocks")
+"""Of Wan VACE and Animate: blocks behind which the answer of a control block, or of a face, is added."""
 _ONE_BLOCK = re.compile(r"(?:^|blocks\.|layers\.)\d+\.")
 
 
@@ -27,9 +27,9 @@ def block_kinds(config: Mapping[str, Any]) -> dict[str, int]:
 
     Kinds are in the order of calls. Those of `num_layers` with a second attention are `dual_attention_layers`, and are
     not counted as `num_layers`. Levels of a UNet are kinds of their own. Answers of control blocks are held all at once
-    and memory without gradient grows with their number: no block is like another.
+    and memory without gradient grows with their number, and a face is read after some blocks: none is like another.
     """
-    if config.get(_CONTROLLED):
+    if any(config.get(key) for key in _BETWEEN):
         return {}
     stacks = config.get(_STACKS)
     if isinstance(stacks, list | tuple) and all(isinstance(count, int) for count in stacks):

@@ -44,13 +44,22 @@ def test_the_embedded_model_and_others_have_their_defaults() -> None:
         EMBEDDED, sampling=SamplingOptions(steps=3, guidance=1.0, max_sequence_length=8, dtype="bfloat16")
     )
     assert (changed.num_steps, changed.guidance_scale, changed.max_sequence_length, changed.dtype) == (
-        3, 1.0, 8, "bfloat16"
-    )  # fmt: skip
+        3,
+        1.0,
+        8,
+        "bfloat16",
+    )
 
 
-OTHER_THAN_STOCK = {"sd3": (40, 4.5), "kontext": (28, 2.5), "chroma": (40, 3.0), "hunyuan_video15": (50, 6.0)}
+OTHER_THAN_STOCK = {
+    "sd3": (40, 4.5),
+    "kontext": (28, 2.5),
+    "chroma": (40, 3.0),
+    "hunyuan_image": (50, 3.5),
+    "hunyuan_video15": (50, 6.0),
+}
 """Families that model cards sample otherwise than the stock call does unless told: 3.5 Medium, Kontext, Chroma1-HD; and
-HunyuanVideo-1.5, whose scale is that of its `guider` and no argument."""
+HunyuanImage and HunyuanVideo-1.5, whose scale is that of their `guider` and no argument."""
 
 
 @pytest.mark.parametrize("family", sorted(PIPELINES))
