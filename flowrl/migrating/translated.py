@@ -10,8 +10,8 @@ from typing import Any, Literal
 from flowrl.config.foreign import foreign_words
 from flowrl.config.strict_yaml import parse_yaml
 from flowrl.config.together import as_word
-from flowrl.migrating.foreign_files import Foreign
-from flowrl.migrating.foreign_rules import Made, apply_rules
+from flowrl.migrating.foreign_files import Foreign, Made
+from flowrl.migrating.foreign_rules import apply_rules
 from flowrl.planning.bases import configs_of
 
 Fate = Literal["translated", "without counterpart", "dropped", "unknown"]
