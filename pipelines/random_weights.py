@@ -1,8 +1,8 @@
 """A pipeline of a published checkpoint's real dimensions on random weights: for measuring, where nothing is downloaded.
 
-Matrices are drawn with std 1 / sqrt(fan_in), norms are 1 and biases small, so that activations are of order 1 and no
-modulation is zero: zeros make matrix products 13 % faster than real numbers on some GPUs. Prompts become random
-embeddings of the shapes that the family's `conditioning` says; there are no text encoders.
+Matrices have std 1 / sqrt(fan_in), norms are 1 and biases small, so activations are of order 1 and no modulation is
+zero: zeros make matrix products 13 % faster than real numbers on some GPUs. Prompts become random embeddings of the
+shapes that the family's `conditioning` says; there are no text encoders.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def random_pipeline(
     attention: str = "auto", compile: str = "none", quantize: str = "none", options: Mapping[str, Any],
 ) -> FamilyPipeline:  # fmt: skip
     """A pipeline of a published checkpoint, or of a folder, on random weights. `layers` blocks of each kind stay, None
-    leaves all. Raises ValueError: nothing is known of the model, or it has no blocks that could be left out."""
+    leaves all. Raises ValueError: the model is unknown, or it has no blocks to leave out."""
     check_compile(compile, device)
     check_quantize(quantize, device, compile=compile)
     stock_loading.quiet_libraries()
@@ -80,8 +80,7 @@ def random_pipeline(
 
 
 def shorten(card: Card, layers: int) -> Card:
-    """A card of the same network with at most so many blocks of each kind. Raises ValueError: its blocks are not
-    alike."""
+    """A card of the same network with at most so many blocks of each kind. Raises ValueError: its blocks differ."""
     network = vars(card.network)
     return replace(card, network=SimpleNamespace(**with_blocks(network, fewer_blocks(card, layers))))
 
@@ -156,7 +155,7 @@ def _make(cls: Any, config: Mapping[str, Any], device: torch.device, dtype: torc
 
 
 class _Uninitialised(TorchDispatchMode):
-    """Inside, nothing is filled with random numbers: weights are drawn afterwards."""
+    """Inside, layers are not initialised at random: weights are drawn afterwards."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

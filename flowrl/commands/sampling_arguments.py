@@ -1,4 +1,5 @@
-"""Arguments that mean the same in every command: how images are drawn, and where; a configuration and its settings.
+"""Arguments that mean the same in every command: how images are drawn, and where; rewards and their
+prompts; a configuration and its settings.
 
 Nothing heavy is imported here.
 """
@@ -10,6 +11,7 @@ import inspect
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from flowrl.config.bounds import GRACE, GUIDANCE, IMAGES, SIDE, STEPS, THREADS
@@ -131,3 +133,34 @@ def settings_for(words: Sequence[str], function: Callable[..., object]) -> dict[
     """`key=value` words as settings of a function, whose own parameters they cannot set."""
     own = inspect.signature(function).parameters.values()
     return typed_settings(words, taken=[one.name for one in own if one.kind is not one.VAR_KEYWORD])
+
+
+def add_reward(parser: argparse.ArgumentParser, name: str, metavar: str, what: str) -> None:
+    """Adds the reward, or rewards, and `--option`."""
+    parser.add_argument(name, metavar=metavar, help=f"{what} by name, FILE.py:FUNCTION, or YAML with a list rewards:")
+    parser.add_argument(
+        "--option",
+        dest="options",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="option of the reward, with several rewards NAME.KEY=VALUE; may be repeated",
+    )
+
+
+def add_prompts(parser: argparse.ArgumentParser) -> None:
+    """Adds `--prompt` and `--prompts`."""
+    parser.add_argument("--prompt", metavar="TEXT", help="prompt of all images")
+    parser.add_argument(
+        "--prompts",
+        metavar="FILE",
+        help="file of prompts: .txt with one line per image, in the order of their names, 2.png before 10.png; .jsonl "
+        "with file, prompt and metadata",
+    )
+
+
+def add_pairs(parser: argparse.ArgumentParser) -> None:
+    """Adds the file of preferences."""
+    parser.add_argument(
+        "pairs", type=Path, metavar="PAIRS.jsonl", help="file of lines with prompt, winner and loser (paths of images)"
+    )

@@ -56,7 +56,6 @@ class MethodScore:
     score: Interval
     """The score at the end, over seeds and prompts."""
     seed_scores: tuple[float, ...]
-    """The score of each seed."""
     difference: Interval = UNKNOWN
     """The difference to the baseline; unknown for the baseline itself."""
     p: float = math.nan

@@ -37,11 +37,9 @@ class Import:
     name: str
     """Name of the file, without its folder."""
     kind: str
-    """The toolkit."""
     base: str
     """The configuration that ours builds on, which fills in what the file does not set."""
     done: Translated
-    """Its translated keys."""
 
     @property
     def given(self) -> list[Line]:

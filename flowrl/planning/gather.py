@@ -30,7 +30,7 @@ from flowrl.planning.throughput import Pace
 from flowrl.prompts.loading import eval_items
 from flowrl.recipes.counting import Passes, RecipeCounts
 from flowrl.rewards import models_of, reward_options
-from flowrl.session.batch_sizes import geometry_of
+from flowrl.session.advice import geometry_of
 from flowrl.session.preflight import recipe_of
 from flowrl.training.model_files import location_of
 from flowrl.training.parts import DTYPES, family_options, init_lora, lora_of, read_prompts
@@ -44,11 +44,9 @@ class Plan:
     name: str
     """Name of the configuration."""
     config: TrainConfig
-    """Its settings."""
     model: str
     """Folder or hub id."""
     family: str
-    """Family of the model."""
     processes: int
     """Number of processes of the run."""
     pace: Pace
@@ -68,7 +66,6 @@ class Plan:
     unknown: str
     """Why `network` is None; empty if it is known."""
     run: RunCounts
-    """Evaluations of the run."""
     counts: RecipeCounts
     """The recipe's own counts for the run."""
     slots: int
@@ -78,11 +75,9 @@ class Plan:
     rewards: tuple[tuple[str, int, int], ...]
     """Models of the rewards, `(model, parameters, bytes per weight)`, each once."""
     unknown_rewards: tuple[str, ...]
-    """Names of the rewards with unknown models."""
     cost: Cost | None = None
     """FLOPs of the run."""
     memory: Memory | None = None
-    """Memory of a process."""
     facts: Facts | None = None
     """Inputs of the memory estimate, None if unknown."""
     settings: MemorySettings

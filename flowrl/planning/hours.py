@@ -83,8 +83,9 @@ def speed_of(plan: Plan, card: int | None, cards: int) -> Speed | None:
         return Speed(name=plan.processor, slow=slow, fast=fast, cards=cards)
     if plan.processor == "CPU":
         return None
-    name = USUAL[max((size for size in USUAL if size <= (card or 0)), default=min(USUAL))]
-    slow, fast = (PEAKS[name] * share for share in SHARES)
+    usual = USUAL[max((size for size in USUAL if size <= (card or 0)), default=min(USUAL))]
+    slow, fast = (PEAKS[usual] * share for share in SHARES)
+    name = usual if card is None or card in USUAL else f"{usual}-class card"
     return Speed(name=name, slow=slow, fast=fast, cards=cards)
 
 

@@ -11,9 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from flowrl.pipelines.shared.prompt_embeddings import CACHED_BYTES, EMBEDDING_CACHE
-from flowrl.planning.network import Network
+from flowrl.planning.network import DenoiserWeights, Network
 from flowrl.planning.published_models import Parts
-from flowrl.planning.weights import DenoiserWeights
 from flowrl.recipes.counting import RolloutRecord
 from flowrl.runtime.placement import PINNED
 
@@ -133,7 +132,6 @@ class Memory:
     configured: int
     """Activations of the configured micro-batch."""
     micro_batch_size: int
-    """The configured micro-batch."""
     gradients: int = 0
     """Gradients of its images, which `configured` includes."""
     update: int = 0

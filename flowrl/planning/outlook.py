@@ -15,8 +15,7 @@ from flowrl.planning.recommended import is_recommended, recommended
 from flowrl.planning.shorter import GIVES_UP, RESERVE, SMALLER, SPANS, Length, batches_of, length_within
 from flowrl.planning.verdict import card_for, verdict
 from flowrl.planning.words import note, table
-from flowrl.session.few_steps import few_step_advice, is_few_step
-from flowrl.session.reference_model import reference_notes
+from flowrl.session.advice import few_step_advice, is_few_step, reference_notes
 
 MOST_CARDS = 512
 """Largest number of cards to propose."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from flowrl.config.base import config_for_card, named_config
 from flowrl.config.train import TrainConfig
 from flowrl.planning.bases import Wish, is_model
-from flowrl.planning.light_libraries import import_lightly, light_libraries, without_compiler
+from flowrl.planning.light_libraries import light_libraries
 from flowrl.planning.throughput import pace
 from flowrl.runtime.files import write_atomically
 from flowrl.runtime.public import public
@@ -249,8 +249,7 @@ def planned_settings(
         settings: replace the configuration's own.
     """
     if isinstance(given, str) and not Path(given).is_file() and is_model(given):
-        import_lightly()
-        with without_compiler():
+        with light_libraries(None):
             from flowrl.planning.first_run import first_run
 
             first = first_run(Wish(model=given, card=card or 0, recommended=True), settings)

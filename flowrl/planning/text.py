@@ -9,7 +9,7 @@ from flowrl.config.sections import PipelineConfig, SamplerConfig
 from flowrl.config.train import TrainConfig
 from flowrl.pipelines.places.hub_files import did_you_mean
 from flowrl.pipelines.places.known_checkpoints import precision_note
-from flowrl.planning.cost import FLOOR, Cost, per_image
+from flowrl.planning.cost import FLOOR, Cost
 from flowrl.planning.disk import disk_rows, on_hub
 from flowrl.planning.fits import Fit, fit
 from flowrl.planning.gather import Plan
@@ -19,7 +19,7 @@ from flowrl.planning.refusals import Obstacles
 from flowrl.planning.throughput import PEAKS, SHARES
 from flowrl.planning.verdict import in_the_way
 from flowrl.planning.words import Row, duration, flops, in_bytes, mean, note, pairs, span, table
-from flowrl.session.batch_sizes import sizes_line
+from flowrl.session.advice import sizes_line
 from flowrl.training.parts import attention_text
 
 BRIEF = 40
@@ -155,7 +155,8 @@ def _batches(plan: Plan) -> list[str]:
 def _evaluations(plan: Plan) -> list[str]:
     config, run = plan.config, plan.run
     a_sample = "an image" if plan.drawn == "image" else "a clip"
-    each = per_image(run.total, config.num_images * run.iterations)
+    kinds, images = ("rollout", "completion", "update", "backward", "reference"), config.num_images * run.iterations
+    each = {kind: getattr(run.total, kind) / images for kind in kinds}
     rows = [("", a_sample, "an iteration", "the run")]
     for kind, value in each.items():
         total = getattr(run.total, kind)
@@ -329,7 +330,9 @@ def _words(found: Fit, plan: Plan) -> str:
 def first_rows(plan: Plan, found: Obstacles) -> list[str]:
     """Licence, what you have to put in place, and what this machine lacks."""
     rows: list[Row] = []
-    if not on_hub(plan):
+    if plan.model.startswith("asset:"):
+        rows.append(("licence", "Apache-2.0; ships with flowrl"))
+    elif not on_hub(plan):
         rows.append(("licence", "none known for a folder: see where it came from"))
     elif plan.licence is None:
         rows.append(("licence", f"not known: see huggingface.co/{plan.model}"))

@@ -33,10 +33,15 @@ def text_of(config: TrainConfig, base: str | None, head: Sequence[str], sized: C
         sized: keys that were set for the card or the time.
     """
     own = yaml.safe_load(to_yaml(config))
-    data: dict[str, Any] = own if base is None else {"base": _named(base)}
+    data: dict[str, Any] = own
+    if base is not None:  # a shipped one by its name, so that another machine finds it
+        name = Path(base).stem
+        data = {"base": name if config_files().get(name) in (Path(base), find_config(base)) else os.path.abspath(base)}
     differing = set() if base is None else set(_differing(config, load_config(find_config(base))))
     for key in (*SHOWN, *sorted(differing - set(SHOWN))) if base is not None else ():
-        value = _at(own, key)
+        value: Any = own
+        for part in key.split("."):
+            value = value.get(part) if isinstance(value, dict) else None
         if value is not None or key in differing:
             if key.endswith("rewards"):  # without what they have by default
                 value = [{name: one for name, one in entry.items() if one not in (None, {}, [])} for entry in value]
@@ -86,18 +91,6 @@ def _differing(one: Any, other: Any, prefix: str = "") -> Iterator[str]:
             yield from _differing(mine, theirs, f"{prefix}{field.name}.")
         elif mine != theirs:
             yield f"{prefix}{field.name}"
-
-
-def _named(base: str) -> str:
-    """A shipped configuration by its name, so that another machine finds it; a file by its full path."""
-    name = Path(base).stem
-    return name if config_files().get(name) in (Path(base), find_config(base)) else os.path.abspath(base)
-
-
-def _at(data: Any, dotted: str) -> Any:
-    for part in dotted.split("."):
-        data = data.get(part) if isinstance(data, dict) else None
-    return data
 
 
 def _plain(value: Any) -> Any:

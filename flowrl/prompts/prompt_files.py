@@ -40,7 +40,7 @@ from typing import Any
 from flowrl.prompts import foreign_rows
 from flowrl.prompts.source_images import check_image
 from flowrl.prompts.text_checks import check_text
-from flowrl.runtime.files import parse_json, read_text
+from flowrl.runtime.files import numbered_lines, parse_json, read_text
 from flowrl.runtime.scrubbing import say as print
 
 SOURCES = ("source", "sources", "source_images")
@@ -213,9 +213,7 @@ def _of_one_value(path: Path) -> str:
 
 def read_lines(path: Path) -> list[tuple[str, str]]:
     """The lines of a file that are not blank, each with "FILE, line NUMBER", for messages."""
-    # Not splitlines, which also cuts at characters such as U+2028 that JSON strings may hold.
-    lines = enumerate(read_text(path).split("\n"), start=1)
-    return [(f"{path}, line {number}", line) for number, line in lines if line.strip()]
+    return [(f"{path}, line {number}", line) for number, line in numbered_lines(read_text(path))]
 
 
 def relative_to(folder: Path) -> Find:

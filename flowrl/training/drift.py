@@ -1,4 +1,4 @@
-"""How far a policy has moved from its base, measured alike for every method."""
+"""How far a policy has moved from its base, measured in the same way for every method."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ KL_TEXT = (
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class BaseSide:
-    """Where the trajectories of a base model are compared with others, for prompts that are run together.
+    """Points at which the trajectories of a base model are compared with others, for prompts that run together.
 
     On the host: two latents for each prompt and compared noise level, 48 MiB for the 24 prompts of SD3.5 at 512 pixels.
     """
@@ -42,7 +42,7 @@ class BaseSide:
     places: tuple[tuple[Tensor, Tensor, int, Tensor | None], ...]
     """The base's state and velocity `[b, *latent]` at a step, the step, and what guidance had kept there."""
     idle: bool = False
-    """Whether it is run for nothing, so that processes which share a copy of the weights keep step."""
+    """Whether it runs only to keep processes in step that share a copy of the weights."""
 
 
 @torch.no_grad()
@@ -57,9 +57,9 @@ def base_sides(
     batch_size: int = KL_PROMPTS,
     in_step: Sequence[EvalItem] | None = None,
 ) -> list[BaseSide]:
-    """The base's side of `KL_TEXT`, which training does not change; start noise as in the evaluation, whose `seed` it
-    takes. `batch_size` prompts are run at once. Where processes have to keep step, `in_step` is the longest list that
-    one of them has: idle sides make up for it."""
+    """The base's side of `KL_TEXT`, which training does not change. It takes the start noise of the evaluation with
+    this `seed` and runs `batch_size` prompts at once. If processes must keep step, `in_step` is the longest list of
+    any; idle sides fill the shorter ones."""
     sides = []
     for first in range(0, len(items if in_step is None else in_step), batch_size):
         own = items[first : first + batch_size]

@@ -267,7 +267,7 @@ class Dispatcher:
             reasons.append(f"{self.who} {number}: {reason}")
             if len(reasons) >= _MOST_LOSSES:
                 raise WorkersLost(
-                    f"one piece of the rollout was lost {len(reasons)} times, so that it would end any worker "
+                    f"one piece of the rollout was lost {len(reasons)} times, so it would end any worker "
                     f"({'; '.join(reasons[-2:])}): lower rollout_batch_size if it was memory or time"
                 )
 

@@ -35,16 +35,16 @@ _CLIPS = ("source_video", "mask_video")
 
 @dataclass(frozen=True, kw_only=True)
 class VaceOptions(VideoOptions):
-    """What can be chosen of Wan VACE, whose network does not read `fps`."""
+    """Options of Wan VACE, whose network does not read `fps`."""
 
     guidance_scale_2: float | None = None
-    """Guidance of the second expert, where there is one; None takes the first's scale."""
+    """Guidance of the second expert, if there is one; None takes the first's scale."""
     image_to_video: None = None
     """Nothing to choose: a source image is a reference, and first frames are given in a control video with a mask."""
     num_references: int = 0
     """Reference images of every prompt."""
     conditioning_scale: float = 1.0
-    """What the answers of the control blocks are multiplied by."""
+    """Factor of the control blocks' answers."""
 
     def __post_init__(self) -> None:
         if self.num_references < 0:
@@ -82,7 +82,7 @@ def _embed_sources(p: FamilyPipeline, sources: Sequence[Tensor]) -> dict[str, Te
 
 
 def fit(p: FamilyPipeline, clip: Tensor, size: tuple[int, ...]) -> Tensor:
-    """As many frames of a clip as are drawn, at a height and width, `[1, 3, F, h, w]`."""
+    """The first frames of a clip, as many as are drawn, at a height and width, `[1, 3, F, h, w]`."""
     frames = p.image_shape[0]
     if len(clip) < frames:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""A model folder before any weight of it is read: what its index says, which parts are there, what else a path is."""
+"""A model folder before any weight is read: what its index says, which parts are there, what else a path is."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def check_parts(
 
 
 def _check_part(model: Path, part: str, kind: str) -> None:
-    """Refuses a part whose folder, files of words or settings are not there."""
+    """Refuses a part that lacks its folder, its vocabulary or its settings."""
     if not (model / part).is_dir():
         raise Faulty(f"{model} has no folder {part}, which its {INDEX} names ({kind}): {AGAIN}, with that folder")
     if _READS_TEXT.search(kind):
@@ -141,7 +141,7 @@ def check_weight_files(model: str, part: str, variant: str | None) -> None:
 
 
 def no_pipeline(model: str) -> str:
-    """Why a path that is there is no model, and what to do about it."""
+    """Why an existing path is not a model, and what to do about it."""
     path = Path(model)
     ending = path.suffix.lower()
     if (path / MODULAR).is_file():
@@ -165,7 +165,7 @@ def no_pipeline(model: str) -> str:
 
 
 def _texts(entry: Any) -> bool:
-    """Whether an entry of the index names library and class."""
+    """Whether an entry of the index names a library and a class."""
     return isinstance(entry, list | tuple) and len(entry) == 2 and all(isinstance(one, str) and one for one in entry)
 
 

@@ -1,4 +1,4 @@
-"""The policy where the network's own weights are trained, all of them or those of some layers.
+"""The policy that trains the network's own weights, all of them or those of some layers.
 
 What the optimizer moves are masters in float32. Where the network computes in float32 on the masters' device, a master
 is the network's weight itself; elsewhere the network holds working copies, the masters rounded to its dtype after every
@@ -108,13 +108,13 @@ class FullWeights(TrainedWeights):
         return torch.float32
 
     def settle(self) -> None:
-        """Gives the network what the masters have become."""
+        """Copies the changed masters into the network."""
         with torch.no_grad():
             for name, weight in self._rounded.items():
                 weight.copy_(self.parameters[name])
 
     def keep_reference(self) -> None:
-        """Keeps the weights as they are now for the slot "reference", in the network's dtype; of parts as masters."""
+        """Keeps the current weights for the slot "reference", in the network's dtype; parts as masters."""
         self._reference = {
             name: one.values.to(self.rest or one.values.device, copy=True) for name, one in self.held().items()
         }

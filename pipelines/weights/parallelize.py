@@ -47,8 +47,8 @@ def without_weights(cls: Any, config: Mapping[str, Any]) -> nn.Module:
 
 
 def done_by_first(split: Split, work: Callable[[], object]) -> bool:
-    """Has the first process of a group do some work; whether this is the one. What the work raises, whatever that is,
-    is raised there, and on the others, which would wait for ever, a ValueError with what `explain` says of it."""
+    """Has the first process of a group do some work; returns whether this is it. An error is raised there; on the
+    others, which would wait for ever, a ValueError with the words of `explain`."""
     first, failed = split.mesh.get_local_rank() == 0, cast("Exception | None", None)
     if first:
         try:
@@ -163,7 +163,7 @@ def needed(expert: nn.Module, flags: list[bool]) -> list[bool]:
 
 
 def own_part(tensor: Tensor) -> Tensor:
-    """What this process holds of a tensor: its part where it is split, in the same memory."""
+    """This process's piece of a tensor: its part if it is split, in the same memory."""
     from torch.distributed.tensor import DTensor
 
     return cast("Tensor", cast(Any, tensor.detach()).to_local()) if isinstance(tensor, DTensor) else tensor

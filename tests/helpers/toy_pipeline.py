@@ -238,6 +238,9 @@ class ToyFamily:
     def rows(self, model: str, scale: float) -> int:
         return 1 if scale == 1 else 2
 
+    def remembers(self, model: str, options: Mapping[str, Any], scale: float, num_steps: int) -> bool:
+        return False
+
     def meta_call(self, model: str, size: Any, text_tokens: int) -> dict[str, Any]:
         raise NotImplementedError
 

@@ -68,9 +68,7 @@ def test_a_plan_takes_what_is_written(sample: str, tmp_path: Path) -> None:
     more: dict[str, Any] = {"policy": {"teachers": [{"guidance_scale": 7.0}]}}  # theirs are not on this machine
     taught = "policy.teachers" in SAMPLES[sample]["means"]
     made = flowrl.init(source=written(sample, tmp_path), out=ours, **more if taught else {})
-    assert "fits" in " ".join(made.notes)
-    planned = flowrl.plan(ours)
-    assert planned.peak_bytes
+    assert "fits" in " ".join(made.notes)  # by the plan of what it wrote
     objective = SAMPLES[sample]["means"].get("objective.name")
     assert load_config(ours).objective.name == objective
 

@@ -25,7 +25,7 @@ from flowrl.planning.memory import CARDS, GIB, checkpoint_bytes
 from flowrl.planning.network import FewBlocks, Network, Trained, few_blocks, measure, without_gradient
 from flowrl.planning.text import memory_lines
 from flowrl.planning.throughput import Pace
-from flowrl.planning.verdict import card_of, verdict
+from flowrl.planning.verdict import card_of, in_the_way, verdict
 from flowrl.training.parts import model_family
 
 pytestmark = pytest.mark.slow
@@ -106,6 +106,7 @@ def _measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(family_route, "decode_flops", lambda *given: None)
 
 
+@cache
 def plan_of(name: str, *overrides: str) -> Plan:
     config = load_config(find_config(name), list(overrides))
     parallel = config.parallel
@@ -196,7 +197,11 @@ def test_the_verdict_says_why_nothing_will_do() -> None:
     plan = plan_of("flux_dance_grpo_full", "num_iterations=1", "optim.warmup=0")
     text = words(verdict(plan, 24))
     assert text.startswith("does not fit 24 GB with any setting, because it takes at least ")
-    assert "too much; most of it is " in text
+    assert "too much; most of it is sampling, decoding, scoring 1 images (" in text
+    assert plan.facts is not None
+    found = fit(plan.facts, plan.settings, plan.choices, 24)
+    early = replace(found.memory, start=2 * found.memory.peak)
+    assert "most of it is what embeds the prompts at the start (" in in_the_way(replace(found, memory=early))
     unknown = words(verdict(replace(plan, memory=None, facts=None, unknown="nothing is known"), 24))
     assert unknown == "whether it fits a card is not known: nothing is known"
 

@@ -45,9 +45,8 @@ from flowrl.planning.memory import (
     memory_of,
     trained_bytes,
 )
-from flowrl.planning.network import Network, Trained, few_blocks, measure, without_gradient
+from flowrl.planning.network import DenoiserWeights, Network, Trained, few_blocks, measure, weights_of, without_gradient
 from flowrl.planning.traces import Trace
-from flowrl.planning.weights import DenoiserWeights, weights_of
 from flowrl.recipes.counting import RolloutRecord
 from flowrl.runtime.files import read_json
 from flowrl.session.preflight import recipe_of
@@ -352,9 +351,8 @@ def facts(**given: Any) -> Facts:
     full, width = given.get("full", False), given.get("width", 2)
     weights = DenoiserWeights(parameters=5 * GIB, blocks=4 * GIB, matrices={(2**15, 2**15): 4}, largest_block=GIB // 4)
     network = Network(
-        parameters=5 * GIB, trained=given.get("trained", GIB // 24), weights=weights, latent=(), attended=0,
-        forward=1.0, backward=2.0, attention=0.0, saved=2 * GIB, saved_checkpointed=GIB // 4, beside=GIB // 8,
-        working=GIB // 4, blocks=20,
+        trained=given.get("trained", GIB // 24), weights=weights, latent=(), attended=0, forward=1.0, backward=2.0,
+        in_attention=0, saved=2 * GIB, outside=0, largest=GIB // 4, beside=GIB // 8, working=GIB // 4, blocks=20,
     )  # fmt: skip
     return Facts(
         network=network, eval_working=GIB // 4, rows=1, passes=(2, 2), keeps=0, decode=(GIB, GIB // 4),

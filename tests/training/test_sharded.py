@@ -26,7 +26,7 @@ from flowrl.pipelines.families.sd3 import FAMILY
 from flowrl.pipelines.weights import parallelize
 from flowrl.pipelines.weights.quantize import LIBRARIES
 from flowrl.planning.memory import base_bytes
-from flowrl.planning.weights import weights_of
+from flowrl.planning.network import weights_of
 from flowrl.rewards import REWARDS
 from flowrl.training.processes.mesh import Shards, in_step
 

@@ -189,7 +189,7 @@ def test_a_piece_that_ends_every_worker_ends_the_run() -> None:
         while dispatcher.workers[0].state == "away":
             answered(dispatcher, backend, 1)
         answered(dispatcher, backend, 0, WorkerReady(0))
-    with pytest.raises(WorkersLost, match=r"lost 5 times, so that it would end any worker.*out of memory"):
+    with pytest.raises(WorkersLost, match=r"lost 5 times, so it would end any worker.*out of memory"):
         answered(dispatcher, backend, 0, WorkerGone(0, "it ran out of memory"))
 
 

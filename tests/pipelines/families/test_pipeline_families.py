@@ -166,7 +166,7 @@ def test_one_training_iteration(name: str, tmp_path: Path, capsys: pytest.Captur
     check_the_negative_half_is_trained_as_told(loaded, given and given * 2)
     for clip in clips:
         save_mp4(torch.rand(5, 3, 64, 96), tmp_path / f"{clip}.mp4", 8.0)
-    named = {"sources": sources[:least]} if least else {}
+    named: dict[str, Any] = {"sources": sources[:least]} if least else {}
     named |= {clip: f"{clip}.mp4" for clip in clips}
     rows = [{"prompt": text, **named} for text in ("a red fox", "a blue cat")]
     (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
