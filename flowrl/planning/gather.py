@@ -21,7 +21,7 @@ from flowrl.planning.counts import RunCounts, graph_rows, negative_again, of_run
 from flowrl.planning.decoding import Size
 from flowrl.planning.family_route import DrawnSample, FamilyRoute
 from flowrl.planning.fits import SHARDS, Choices
-from flowrl.planning.memory import Facts, Memory, MemorySettings, allowed_sizes, memory_of
+from flowrl.planning.memory import NODE, Facts, Memory, MemorySettings, allowed_sizes, memory_of
 from flowrl.planning.network import FewBlocks, Network, Trained, few_blocks, measure, without_gradient
 from flowrl.planning.published_models import Parts
 from flowrl.planning.sent_text import Text
@@ -241,7 +241,7 @@ def _choices(plan: Plan, family: ModelFamily) -> Choices:
     device = "mps" if pipeline.device == "mps" else None  # others may be on another machine than this one
     copies, own = parallel.replicate or 1, family.name not in GENERIC  # stock pipelines are loaded whole
     offload = tuple(dict.fromkeys((*pipeline.offload, "rewards")))
-    for shard in (parallel.shard, *SHARDS):
+    for shard in (parallel.shard, *(n for n in SHARDS if n <= max(NODE, plan.processes))):
         ranks = max(shard * copies, plan.processes // parallel.context)
         images, left = divmod(config.num_images, ranks * config.updates_per_rollout)
         if not left and ranks % shard == 0:

@@ -21,6 +21,8 @@ CARDS = {24: 23.6, 40: 39.4, 48: 44.9, 80: 79.1, 141: 139.8}
 """Nominal size of a card -> GiB that its driver reports; for 48 GB with error correction, which takes a sixteenth."""
 OVERHEAD = 2 * GIB
 """The reserve: a process's CUDA context (some 0.5 GiB), workspaces, and blocks that the allocator cannot use."""
+NODE = 8
+"""Cards of a machine, at most as a rule."""
 LIBRARIES = 4 * GIB
 """Host memory of Python, torch, the libraries of models, and CUDA."""
 SLOT = 4
@@ -148,11 +150,20 @@ class Memory:
     """Bytes of host memory by kind, held during the whole run."""
     host_start: int = 0
     """Bytes that pass through the host while the model loads or is sent."""
+    host_rest: int = 0
+    """The same of a process that another gives its part of the denoiser."""
 
     @property
     def host_peak(self) -> int:
         """Peak of host memory over the run, with libraries."""
         return max(sum(self.host.values()), self.host_start) + LIBRARIES
+
+    def machine(self, chosen: MemorySettings) -> int:
+        """Host memory of a machine with at most `NODE` processes, of which one in each copy reads the denoiser."""
+        here = min(chosen.processes, NODE)
+        reading = math.ceil(here / chosen.shard)
+        others = (here - reading) * (max(sum(self.host.values()), self.host_rest) + LIBRARIES)
+        return reading * self.host_peak + others
 
     @property
     def fixed(self) -> int:
@@ -222,6 +233,7 @@ def memory_of(facts: Facts, chosen: MemorySettings) -> Memory:
         host=host,
         # The first process of a copy reads the model, and has it whole once more to ship it.
         host_start=max(weights.parameters * facts.dtype[1] + parts * sum(host.values()), encoders),
+        host_rest=encoders,
     )
     if not chosen.rollouts:
         return memory

@@ -265,10 +265,14 @@ class DenoiserWeights:
     matrices: Mapping[tuple[int, int], int] = field(default_factory=dict)
     """Shape of a layer that can be quantised, (outputs, inputs) -> how many there are."""
     largest_block: int = 0
+    """Parameters of the largest block."""
+    experts: int = 1
+    """Networks of which an evaluation calls one."""
 
     def __add__(self, other: DenoiserWeights) -> DenoiserWeights:
         shapes = {**self.matrices, **other.matrices}
-        return DenoiserWeights(
+        return replace(
+            self,
             parameters=self.parameters + other.parameters,
             blocks=self.blocks + other.blocks,
             matrices={shape: self.matrices.get(shape, 0) + other.matrices.get(shape, 0) for shape in shapes},
@@ -278,11 +282,11 @@ class DenoiserWeights:
     def beyond(self, less: DenoiserWeights, times: int) -> DenoiserWeights:
         """So many times the difference of this to `less`."""
         more = {shape: times * (count - less.matrices.get(shape, 0)) for shape, count in self.matrices.items()}
-        return DenoiserWeights(
+        return replace(
+            self,
             parameters=times * (self.parameters - less.parameters),
             blocks=times * (self.blocks - less.blocks),
             matrices=more,
-            largest_block=self.largest_block,
         )
 
 
@@ -305,4 +309,5 @@ def weights_of(denoiser: nn.Module) -> DenoiserWeights:
         blocks=sum(sizes) * len(experts),
         matrices=matrices,
         largest_block=max(sizes, default=0),
+        experts=len(experts),
     )

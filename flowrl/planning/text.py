@@ -13,7 +13,7 @@ from flowrl.planning.cost import FLOOR, Cost
 from flowrl.planning.disk import disk_rows, on_hub
 from flowrl.planning.fits import Fit, fit
 from flowrl.planning.gather import Plan
-from flowrl.planning.memory import CARDS, LIBRARIES, OVERHEAD, Facts, Memory, fitting
+from flowrl.planning.memory import CARDS, LIBRARIES, NODE, OVERHEAD, Facts, Memory, fitting
 from flowrl.planning.outlook import Outlook, headline, outlook_lines, sooner_lines
 from flowrl.planning.refusals import Obstacles
 from flowrl.planning.throughput import PEAKS, SHARES
@@ -28,7 +28,6 @@ BRIEFLY = ("recipe", "iterations", "model", "", "size", "sampler")
 """Facts about the run in a brief plan."""
 _TOLD = (24, 40, 80)
 """Cards, in GB, that a plan covers unless you name one."""
-_NODE = 8  # cards of a machine, at most as a rule
 
 
 def as_text(plan: Plan, found: Obstacles, outlook: Outlook) -> str:
@@ -239,13 +238,8 @@ def _hours(plan: Plan, cost: Cost) -> list[str]:
     if plan.processes > 1:
         hours.append(("", f"{span(cost.total / plan.processes, paces)} on {plan.processes}"))
     if kind == "GPU":
-        hours.append(
-            (
-                "",
-                f"never less than {duration(cost.total / (FLOOR * 1e12))}: no GPU of an H200's kind exceeds "
-                f"{FLOOR:g} TFLOP/s",
-            )
-        )
+        least = f"never less than {duration(cost.total / (FLOOR * 1e12))}"
+        hours.append(("", f"{least}: no GPU of an H200's kind exceeds {FLOOR:g} TFLOP/s"))
     return pairs(hours)
 
 
@@ -264,13 +258,10 @@ def memory_lines(plan: Plan, card: int | None = None) -> list[str]:
     rows.append(("reserve", in_bytes(OVERHEAD)))
     rows.append(("at most", in_bytes(memory.peak)))
     lines = table(rows)
-    if memory.start and facts.at_once:
-        lines += note(f"at the start {in_bytes(memory.start)} of all parts; the encoders are dropped then")
-    elif memory.start:
-        lines += note(
-            f"at the start {in_bytes(memory.start)} of text encoders and autoencoder; the denoiser is loaded once the "
-            "encoders are dropped"
-        )
+    if memory.start:
+        parts = "text encoders and autoencoder; the denoiser is loaded once the encoders are dropped"
+        parts = "all parts; the encoders are dropped then" if facts.at_once else parts
+        lines += note(f"at the start {in_bytes(memory.start)} of {parts}")
     lines += _host_lines(plan, memory, facts)
     if memory.worker is not None:
         back = in_bytes(sum(facts.record.columns) * facts.latent)
@@ -291,8 +282,8 @@ def _host_lines(plan: Plan, memory: Memory, facts: Facts) -> list[str]:
     if facts.prompts is None and facts.prompt:
         host.append(("embeddings of prompts", f"{in_bytes(facts.prompt * facts.dtype[1])} each"))
     host += [("while the model loads", in_bytes(memory.host_start)), ("libraries", in_bytes(LIBRARIES))]
-    node = min(plan.processes, _NODE)
-    most = f", {in_bytes(node * memory.host_peak)} for {node} on one machine" if node > 1 else ""
+    node = min(plan.processes, NODE)
+    most = f", {in_bytes(memory.machine(plan.settings))} for {node} on one machine" if node > 1 else ""
     return ["Host memory of a process", *table([*host, ("at most", in_bytes(memory.host_peak) + most)])]
 
 
@@ -322,7 +313,7 @@ def _words(found: Fit, plan: Plan) -> str:
     most += " and what is not known" if found.memory.unknown else ""
     if not found.overrides:
         return f"fits as it is, at most {most}"
-    more = max(found.settings.processes, plan.processes)
+    more = found.settings.processes
     where = f", on {more} such cards" if more > plan.processes else ""
     return f"{' '.join(found.overrides)}: at most {most}{where}"
 

@@ -36,7 +36,7 @@ def verdict(plan: Plan, card: int | None, *, gains: bool = True) -> list[str]:
         return note(f"does not fit {card} GB with any setting, because {in_the_way(found)}")
     if not found.overrides:
         return note(f"fits {card} GB as it is: {most}")
-    more = max(found.settings.processes, plan.processes)
+    more = found.settings.processes
     cards = f", on {more} such cards" if more > plan.processes else ""
     words = f"fits {card} GB with {' '.join(found.overrides)}: {most}{cards}. As it is it takes "
     words += in_bytes(plan.memory.peak)

@@ -81,7 +81,6 @@ OTHERS = {
     "sampler.calibration.iterations": "sampler.calibration.iterations=1",
     "dmd.weight": "dmd.weight=0.1",
     "sampler.first_block_cache": "sampler.first_block_cache=0.1",
-    "workers.engine": "workers.engine=engine.py",
 }
 OTHER_PAIRS = [one.settings for one in EXCLUSIONS if not {*one.settings} <= {*SETTINGS}]
 

@@ -218,6 +218,11 @@ def test_numbers_above_zero_are_asked_for() -> None:
         wrong: dict[str, Any] = dict(given)
         with pytest.raises(flowrl.FlowrlError, match=f"`{next(iter(given))}` must be above 0"):
             flowrl.plan("tiny_g2rpo", **wrong)
+    for cards in ("8 of 80", "8x0"):
+        with pytest.raises(flowrl.FlowrlError, match="`cards` is a number of cards and the GB of each, such as 8x80"):
+            flowrl.plan("tiny_g2rpo", cards=cards)
+    with pytest.raises(flowrl.FlowrlError, match="`cards` is 8x80, and `processes` or `card` says something else"):
+        flowrl.plan("tiny_g2rpo", cards="8x80", card=24)
     with pytest.raises(flowrl.FlowrlError, match="`out` is written for some `hours`"):
         flowrl.plan("tiny_g2rpo", out=os.devnull)
 

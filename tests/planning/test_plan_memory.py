@@ -32,6 +32,7 @@ from flowrl.planning import gather as gathering
 from flowrl.planning import traces
 from flowrl.planning.decoding import decode_peaks
 from flowrl.planning.fits import Choices, Fit, card_gib, fit
+from flowrl.planning.hours import gathered_bytes
 from flowrl.planning.memory import (
     CARDS,
     GIB,
@@ -47,7 +48,7 @@ from flowrl.planning.memory import (
 )
 from flowrl.planning.network import DenoiserWeights, Network, Trained, few_blocks, measure, weights_of, without_gradient
 from flowrl.planning.traces import Trace
-from flowrl.recipes.counting import RolloutRecord
+from flowrl.recipes.counting import Counts, RolloutRecord
 from flowrl.runtime.files import read_json
 from flowrl.session.preflight import recipe_of
 from flowrl.training.learner import GradientSum
@@ -175,6 +176,32 @@ def test_bytes_of_split_training_are_those_of_a_part() -> None:
     assert away.host["weights, gradient, Adam"] == (4 + 4 + 8 + 4 + 4) * 5 * GIB // 4
     # Two blocks and 1 GiB of weights outside them in 16 bits; their gradients, and twice the larger in float32.
     assert plain.update == 2 * (GIB // 2 + GIB) + 2 * (GIB // 4 + GIB) + 8 * GIB
+
+
+def test_a_machine_has_a_reader_for_each_of_its_copies() -> None:
+    """By hand, of 10 GiB of weights in 16 bits, which come after 8 of text encoders, and 4 of libraries."""
+    own = facts()
+    for shard, context, processes, readers in ((1, 1, 8, 8), (4, 1, 8, 2), (8, 1, 16, 1), (16, 1, 16, 1), (1, 2, 4, 4)):
+        settings = replace(SETTINGS, shard=shard, context=context, processes=processes)
+        others = min(8, processes) - readers
+        assert memory_of(own, settings).machine(settings) == readers * (10 + 4) * GIB + others * (8 + 4) * GIB
+
+
+def test_what_processes_send_each_other() -> None:
+    """By hand: 8 processes in two copies draw 64 images in 10 steps and train 4, by fours, with two rows each."""
+    own, rows = facts(full=True, trained=5 * GIB), 64 * 2
+    counts = Counts(rollout=10 * rows, update=4 * rows, backward=4 * rows)
+    made: Any = SimpleNamespace(
+        facts=own, run=SimpleNamespace(total=counts, iterations=1), config=SimpleNamespace(updates_per_rollout=3)
+    )
+    split = replace(SETTINGS, shard=4, processes=8)
+    # 20 calls and 8 with 8 backward passes, each for three quarters of 10 GiB; gradients of 8 passes in float32. Copies
+    # send what is missing of their quarters' sum, and receive it.
+    assert gathered_bytes(made, split) == ((20 + 8 + 8) * 7.5 * GIB + 8 * 15 * GIB, 3 * 2 * 5 * GIB / 2)
+    two = replace(own.network.weights, experts=2)
+    made.facts = replace(own, network=replace(own.network, weights=two))
+    assert gathered_bytes(made, split)[0] == 195 * GIB
+    assert gathered_bytes(made, replace(SETTINGS, processes=1)) == (0, 0)
 
 
 # ---- activations -----------------------------------------------------------------------------------------------------
