@@ -84,10 +84,9 @@ def schedule(p: FamilyPipeline, num_steps: int, grid: str, shift: float | None) 
 
 def guided(p: FamilyPipeline, asked: Guidance) -> Velocity:
     """By the checkpoint's guiders, or by an input."""
-    guiders = [stated(one) for one in (p.pipe.guider, p.pipe.ocr_guider) if one is not None]
-    if p.card.network.guidance_embeds or not guiders:
+    if p.card.network.guidance_embeds or p.pipe.guider is None:
         return common.guide_by_input(p, asked)
-    usual, letters = guiders[0], guiders[-1]
+    usual, letters = stated(p.pipe.guider), stated(p.pipe.ocr_guider or p.pipe.guider)
     if asked.scale == 1 or not p.options.projected or usual["_class_name"] == LINEAR:
         return common.two_pass_guidance(asked)
     quoted = asked.cond.tensors["glyph_mask"].bool().any(dim=1)

@@ -82,7 +82,7 @@ def _embed_sources(p: FamilyPipeline, sources: Sequence[Tensor]) -> dict[str, Te
 
 
 def fit(p: FamilyPipeline, clip: Tensor, size: tuple[int, ...]) -> Tensor:
-    """As many frames of a clip as are drawn, at a height and width, `[1, 3, F, h, w]`."""
+    """The first frames of a clip, as many as are drawn, at a height and width, `[1, 3, F, h, w]`."""
     frames = p.image_shape[0]
     if len(clip) < frames:
         raise ValueError(

@@ -132,5 +132,5 @@ def test_chosen_samples_go_on_with_what_they_had() -> None:
         at(path, step, partial(rule, *outputs(step), 3.5))
     later = path.chosen(lambda kept: kept[places])
     whole = at(path, 3, partial(rule, *outputs(3), 3.5))
-    rule, chosen = ProjectedGuidance(last_linear=torch.zeros(2, dtype=torch.long)), [one[places] for one in outputs(3)]
-    assert torch.equal(at(later, 3, partial(rule, chosen[0], chosen[1], 3.5)), whole[places])
+    rule, (no, yes) = ProjectedGuidance(last_linear=torch.zeros(2, dtype=torch.long)), outputs(3)
+    assert torch.equal(at(later, 3, partial(rule, no[places], yes[places], 3.5)), whole[places])
