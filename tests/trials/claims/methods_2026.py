@@ -135,6 +135,7 @@ OUTCOMES = {
     "awm_over_nft": ("awm", "nft_12", SCORE),
     "draw_prompt_over_iteration": ("by_iteration", "by_prompt", GRADIENT),
     "draw_prompt_over_image": ("by_image", "by_prompt", GRADIENT),
+    "ram_over_fast": ("ram", "fast_12", SCORE),
     "art_over_nft_12": ("art_12", "nft_12", SCORE),
     "art_over_fast_12": ("art_12", "fast_12", SCORE),
     "art_over_nft_2": ("art_2", "nft_2", SCORE),
