@@ -260,7 +260,7 @@ def pair_of(first: Sequence[RunData], second: Sequence[RunData], metric: str) ->
 
 
 def side_of(runs: Sequence[RunData], metrics: Sequence[str], before: RunData | None) -> dict[str, Any]:
-    """A side's own figures: what it spent, each seed's scores, gains over the model before training."""
+    """A side's own figures: what it spent, each seed's scores, and gains over the model `before` training."""
     last = [run.train[-1] for run in runs]
     found: dict[str, Any] = {
         "nfe": fmean(row["nfe/total"] for row in last),
@@ -273,10 +273,10 @@ def side_of(runs: Sequence[RunData], metrics: Sequence[str], before: RunData | N
         by_task = metric == SCORE
         found[metric] = {"each_seed": [crossed_estimate([images(run, metric)], by_task=by_task).mean for run in runs]}
         if before is not None:
-            base, after = images(before, metric, 0), [images(run, metric) for run in runs]
-            known = {(row.task, row.prompt, row.sample) for row in after[0]}
-            base = [row for row in base if (row.task, row.prompt, row.sample) in known]
-            sides = dict.fromkeys(SEEDS, base), dict(zip(SEEDS, after, strict=True))
+            sides = (
+                dict.fromkeys(SEEDS, images(before, metric, 0)),
+                {seed: images(run, metric) for seed, run in zip(SEEDS, runs, strict=True)},
+            )
             found[metric]["gain"] = numbers(crossed_difference(*sides, by_task=by_task))
     return found
 
@@ -314,10 +314,10 @@ def report(folder: Path, facts: dict[str, Any], out: Path) -> None:
     corrected = holm({name: pair["p"] for name, pair in pairs.items()})
     sides = dict[str, Any]()
     for name, runs in done.items():
-        halves = name in OUTCOMES["routes"][:2]
+        halves, steps = name in OUTCOMES["routes"][:2], name.startswith("by_")  # these have images of their own
         metrics = [BOTH, f"{REWARD}left", f"{REWARD}right"] if halves else [SCORE]
         sides[name] = {"settings": " ".join(SIDES[name].words), "rated": SIDES[name].rated}
-        sides[name] |= side_of(runs, metrics, half if halves else screen)
+        sides[name] |= side_of(runs, metrics, half if halves else None if steps else screen)
     written = origin() | facts | {
         "seeds": list(SEEDS), "common": " ".join(COMMON), "sides": sides,
         "pairs": {name: pair | {"holm": corrected[name]} for name, pair in pairs.items()}, "effects": effects,
