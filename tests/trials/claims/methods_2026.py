@@ -304,7 +304,7 @@ def report(folder: Path, facts: dict[str, Any], out: Path) -> None:
         for name in SIDES
         if all((folder / f"{name}-s{seed}" / "summary.json").exists() for seed in SEEDS)
     }
-    screen, half = read_run(folder / f"screen-s{SCREEN_SEED}"), read_run(folder / "summed-s1")
+    screen, half = read_run(folder / f"screen-s{SCREEN_SEED}"), read_run(folder / f"summed-s{SEEDS[0]}")
     pairs, effects = dict[str, Any](), dict[str, Any]()
     for name, (first, second, metric) in OUTCOMES.items():
         if first in done and second in done:
@@ -347,7 +347,8 @@ def main() -> None:
     for part in (
         ("nft_12", "awm", "rvm", "ram"),
         ("by_iteration", "by_prompt", "by_image"),
-        ("art_2", "fast_2", "nft_2", "art_12", "fast_12"),
+        ("art_12", "fast_12"),
+        ("art_2", "fast_2", "nft_2"),
         ("sft", "cold"),
         (*HALVES, "student", "joint"),
         ("votes", "votes_flipped"),
