@@ -235,8 +235,9 @@ def images(run: RunData, metric: str, at: int | None = None) -> list[ScoreRow]:
 
 
 def wobble(run: RunData) -> float:
-    """Standard deviation over iterations of the logarithm of the gradient's norm."""
-    return stdev(math.log(row["grad_norm"]) for row in run.train if row.get("grad_norm"))
+    """Standard deviation over iterations of the logarithm of the gradient's norm; NaN for fewer than two."""
+    norms = [math.log(row["grad_norm"]) for row in run.train if row.get("grad_norm")]
+    return stdev(norms) if len(norms) > 1 else math.nan
 
 
 def numbers(found: Estimate) -> dict[str, Any]:
