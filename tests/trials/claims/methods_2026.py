@@ -25,6 +25,9 @@ is a control that no configuration offers. `art`, DiffusionART, DiffusionNFT and
 `teachers`, two specialists of 4,000 evaluations each on one half of the prompts, then 4,000 of distilling both into one
 LoRA, against 12,000 on all prompts. `votes`, twelve iterations of 16 votes, a tenth of them wrong or none.
 
+What became of it: `by_image` turned out to be another control than was meant. Advantages are taken among the images of
+a prompt that share a step, so that a draw for each image leaves groups of one or two; its pair is not judged.
+
 A finished training is taken as it is, so that the command goes on where it was stopped. It trains in its own process,
 one training at a time.
 """
@@ -244,8 +247,10 @@ def wobble(run: RunData) -> float:
 
 
 def numbers(found: Estimate) -> dict[str, Any]:
-    """An estimate in JSON: interval over seeds and prompts, p over seeds, both uncorrected."""
-    kept = (found.mean, found.interval.low, found.interval.high, found.p, found.detectable)
+    """An estimate in JSON: interval over seeds and prompts, or seeds where there are no prompts, p over seeds, both
+    uncorrected."""
+    interval = found.interval if found.interval.known else found.seeds
+    kept = (found.mean, interval.low, interval.high, found.p, found.detectable)
     return dict(zip(("mean", "low", "high", "p", "detectable"), kept, strict=True))
 
 
