@@ -342,6 +342,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", type=Path)
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument(
+        "--report-only", action="store_true", help="write the figures of what is finished, train nothing"
+    )
     given = parser.parse_args()
     folder = given.runs.resolve()
     prepare(folder)
@@ -354,6 +357,8 @@ def main() -> None:
     rate = [RATE] if gained < NEEDED_GAIN else []
     facts = {"screen": {"seed": SCREEN_SEED, "gain": gained, "rate": rate or "as configured"}}
     report(folder, facts, given.out)
+    if given.report_only:
+        return
     for part in (
         ("nft_12", "awm", "rvm", "ram"),
         ("by_iteration", "by_prompt", "by_image"),
