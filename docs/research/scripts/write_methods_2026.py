@@ -24,7 +24,6 @@ PARTS = {
     "art": ("art_over_nft_2", "art_over_fast_2", "art_over_nft_12", "art_over_fast_12"),
     "cold": ("cold_start",),
     "teachers": ("student_over_joint",),
-    "votes": ("votes_over_flipped",),
 }
 """A part of the page and the pairs of its table."""
 
@@ -76,12 +75,14 @@ def main() -> None:
     for part, names in PARTS.items():
         if rows := pair_rows(found["pairs"], names):
             fill(PAGE, f"2026_{part}", table(PAIR_HEAD, rows, right=3))
+    commits = dict.fromkeys(commit for side in found["sides"].values() for commit in side["commits"])
     settings = "\n".join(f"{name}: {side['settings']}" for name, side in found["sides"].items())
     fill(PAGE, "2026_sides", table(SIDE_HEAD, side_rows(found["sides"])))
     fill(
         PAGE,
         "2026_made",
-        f"{found['date']}, commit {found['commit']}, {found['machine']}, one training at a time:\n\n"
+        f"{found['date']}, commit {found['commit']}, {found['machine']}, one training at a time, beside other work. "
+        f"The trainings are those of commits {', '.join(commits)}; the first of them made the two halves.\n\n"
         f"```\n{found['command']}\n```\n\nAll have `{found['common']}`, and:\n\n```\n{settings}\n```",
     )
 

@@ -277,6 +277,7 @@ def side_of(runs: Sequence[RunData], metrics: Sequence[str], before: RunData | N
         "iterations": fmean(run.done for run in runs),
         "seconds": fmean(row["seconds/total"] for row in last),
         "wobble": [wobble(run) for run in runs],
+        "drift": [run.evaluations[-1].get("eval/kl") for run in runs],
         "dead_groups": [fmean(row.get("zero_std_ratio", 0.0) for row in run.train) for run in runs],
     }
     for metric in metrics:
