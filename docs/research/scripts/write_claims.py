@@ -250,7 +250,7 @@ def draw(claims: Sequence[Claim], path: Path) -> None:
     )
     for verdict, color in COLORS.items():
         axes.plot([], [], marker="o", color=color, label=verdict)
-    axes.legend(frameon=False, fontsize=8, loc="lower left")
+    axes.legend(frameon=False, fontsize=8, loc="lower right")
     axes.grid(axis="x", alpha=0.25)
     axes.spines[["top", "right", "left"]].set_visible(False)
     figure.savefig(path, dpi=110)
