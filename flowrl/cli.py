@@ -11,21 +11,20 @@ from __future__ import annotations
 import argparse
 import difflib
 import importlib
-import logging
 import os
 import re
 import select
 import shlex
 import sys
-from collections.abc import Callable, Sequence
-from functools import cache
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
+from flowrl.config.spelling import closest
 from flowrl.runtime.call import answering
 from flowrl.runtime.failures import describe_error, speaker
 from flowrl.runtime.former_names import COMMANDS as FORMER_COMMANDS
 from flowrl.runtime.former_names import name_of_today
-from flowrl.runtime.private_names import NOTES, flags_of, names_of
+from flowrl.runtime.private_names import flags_of, names_of
 from flowrl.runtime.process_settings import before_libraries_load
 from flowrl.runtime.scrubbing import say as print
 from flowrl.runtime.versions import version_text
@@ -69,15 +68,6 @@ FORMER: dict[str, str] = {
 """What flags were called before, or are called elsewhere, in the commands that have the new one only."""
 
 
-@cache
-def _without_notes_on_torchao() -> None:
-    def filter_of(words: str) -> Callable[[logging.LogRecord], bool]:
-        return lambda record: words not in record.getMessage()
-
-    for logger, words in NOTES.items():
-        logging.getLogger(logger).addFilter(filter_of(words))
-
-
 class _Parser(argparse.ArgumentParser):
     """Argparse with errors of one paragraph, and lists of numbers that begin with a minus as values of flags."""
 
@@ -87,13 +77,17 @@ class _Parser(argparse.ArgumentParser):
         self._negative_number_matcher = re.compile(r"^-\.?\d")  # argparse's own takes one number alone
 
     def error(self, message: str) -> NoReturn:
+        wrong = re.search(r"invalid choice: '(.*)' \(choose from (.*)\)", message)
+        if wrong is not None:
+            near = closest(wrong[1], names := re.findall(r"[\w-]+", wrong[2]))
+            hint = f"did you mean {near}?" if near else f"there are {', '.join(names)}"
+            message = f"{message[: wrong.start()]}there is no {wrong[1]!r}: {hint}"
         self.exit(2, f"{self.prog}: {message}\n")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command and returns its exit code."""
     before_libraries_load()
-    _without_notes_on_torchao()
     words = list(sys.argv[1:] if arguments is None else arguments)
     if words[:1] == ["--version"]:
         print(version_text())

@@ -146,6 +146,8 @@ class Trajectory:
     """[b, K, *latent] means of the stochastic transitions, or None."""
     velocity: Float[Tensor, " b K *latent"] | None = None
     """[b, K, *latent] network output at the source of each stochastic step, guidance included, or None."""
+    memory: Float[Tensor, " b S *latent"] | None = None
+    """[b, S, *latent] what guidance had kept of earlier steps at each kept state, or None (`path_memory`)."""
 
     def __post_init__(self) -> None:
         b, latent = len(self.final), tuple(self.final.shape[1:])
@@ -165,7 +167,7 @@ class Trajectory:
 
     def columns(self) -> dict[str, Tensor]:
         """Tensors of the samples by name, those that were recorded."""
-        named = ("states", "log_prob", "final", "mean", "velocity")
+        named = ("states", "log_prob", "final", "mean", "velocity", "memory")
         return {name: getattr(self, name) for name in named if getattr(self, name) is not None}
 
 
@@ -231,6 +233,7 @@ class Sampled:
         parent: [M] transition that produced the source; -1 where none did.
         log_prob: [M] log-density of the stored product, summed over latent dimensions.
         mean: [M, *latent] means of the transitions, or None.
+        memory: [S, *latent] what guidance had kept of earlier steps at each latent of the pool, or None.
         finished: [F, *latent] latents at sigma = 0 whose images are scored.
         finished_group: [F] prompt group of each.
         finished_after: [F] transition after which the ODE alone was followed; -1 where that is so from the start.
@@ -248,6 +251,7 @@ class Sampled:
     finished_group: Int[Tensor, " F"]
     finished_after: Int[Tensor, " F"]
     mean: Float[Tensor, " M *latent"] | None = None
+    memory: Float[Tensor, " S *latent"] | None = None
 
     def __post_init__(self) -> None:
         columns = {

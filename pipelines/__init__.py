@@ -33,9 +33,9 @@ STOCK = {stock: name for name, entry in tables()["families"].items() for stock i
 
 
 def family_of(model: str) -> str:
-    """The family of a model: of a folder by its model_index.json, of a hub id by the published checkpoints or by that
-    file, which is fetched. Raises ValueError: a class that no family loads, a hub id that does not exist, or one of
-    which nothing can be known."""
+    """The family of a model: for a folder from its model_index.json, for a hub id from the published checkpoints or
+    from that file, which it fetches. Raises ValueError: a class that no family loads, or a hub id that does not exist
+    or cannot be looked up."""
     found = known_family(model)
     if found is None:
         raise ValueError(refusal(model, ask(model), list(PIPELINES)))
@@ -43,7 +43,7 @@ def family_of(model: str) -> str:
 
 
 def known_family(model: str) -> str | None:
-    """As `family_of`; None of a hub id that is not in the hub's cache while the hub cannot be asked. Raises as
+    """As `family_of`; None for a hub id that is not in the hub's cache while the hub cannot be reached. Raises as
     `family_of`."""
     if Path(model).is_dir() and (Path(model) / INDEX).is_file():
         return family_of_class(read_index(model)["_class_name"], model)
@@ -67,7 +67,7 @@ def known_family(model: str) -> str | None:
 
 
 def stock_of(family: str, model: str) -> Stock | None:
-    """The stock pipeline whose reader of LoRAs is asked for a model; None where nothing is known of it."""
+    """The stock pipeline that reads LoRAs for a model; None for an unknown model."""
     index = read_part(model, INDEX) if family in GENERIC else {"_class_name": tables()["families"][family]["stock"][0]}
     name = (index or {}).get("_class_name")
     if not isinstance(name, str):
@@ -89,12 +89,12 @@ def family_of_class(stock: Any, model: str) -> str:
 
 def family_name(name: str | None, model: str) -> str:
     """The family that a configuration means: the one it names, or that of its model. Raises ValueError: no family has
-    the name, the model is of another one, or it has no known family."""
+    the name, the model belongs to another one, or its family is unknown."""
     if name is None:
         return family_of(model)
     entry_of(PIPELINES | GENERIC, name, "pipeline.name")
     if name in GENERIC:
-        return name  # any model can be called so
+        return name  # any model may have this family
     own = known_family(model)
     if own not in (None, name):
         mine = next(iter(tables()["families"][name]["checkpoints"]), None)
@@ -110,7 +110,7 @@ def family(name: str) -> ModelFamily:
 
 
 def family_for(name: str, model: str) -> ModelFamily:
-    """A model family as it is for a model: stock pipelines without one make images or videos each by its own class.
+    """A model family for a model: a stock pipeline without a family makes images or videos by its own class.
     Raises ValueError: no family has this name, or the stock class of the model cannot be called from outside."""
     found: Any = family(name)
     known: ModelFamily = found.of(model) if name in GENERIC else found

@@ -1,8 +1,8 @@
 """A pipeline of a published checkpoint's real dimensions on random weights: for measuring, where nothing is downloaded.
 
-Matrices are drawn with std 1 / sqrt(fan_in), norms are 1 and biases small, so that activations are of order 1 and no
-modulation is zero: zeros make matrix products 13 % faster than real numbers on some GPUs. Prompts become random
-embeddings of the shapes that the family's `conditioning` says; there are no text encoders.
+Matrices have std 1 / sqrt(fan_in), norms are 1 and biases small, so activations are of order 1 and no modulation is
+zero: zeros make matrix products 13 % faster than real numbers on some GPUs. Prompts become random embeddings of the
+shapes that the family's `conditioning` says; there are no text encoders.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def random_pipeline(
     attention: str = "auto", compile: str = "none", quantize: str = "none", options: Mapping[str, Any],
 ) -> FamilyPipeline:  # fmt: skip
     """A pipeline of a published checkpoint, or of a folder, on random weights. `layers` blocks of each kind stay, None
-    leaves all. Raises ValueError: nothing is known of the model, or it has no blocks that could be left out."""
+    leaves all. Raises ValueError: the model is unknown, or it has no blocks to leave out."""
     check_compile(compile, device)
     check_quantize(quantize, device, compile=compile)
     stock_loading.quiet_libraries()
@@ -80,8 +80,7 @@ def random_pipeline(
 
 
 def shorten(card: Card, layers: int) -> Card:
-    """A card of the same network with at most so many blocks of each kind. Raises ValueError: its blocks are not
-    alike."""
+    """A card of the same network with at most so many blocks of each kind. Raises ValueError: its blocks differ."""
     network = vars(card.network)
     return replace(card, network=SimpleNamespace(**with_blocks(network, fewer_blocks(card, layers))))
 
@@ -117,12 +116,10 @@ def vae_config(family: Family, card: Card) -> dict[str, Any]:
     """The configuration of a published checkpoint's autoencoder, beside the defaults of its class."""
     channels = family.grid(card.network).channels
     kind = known_checkpoints.tables()["families"][family.name]["autoencoder"]
-    usual: dict[str, Any] = {}
+    usual: dict[str, Any] = _VAES.get(kind, {})
     if kind == "AutoencoderKL":
         old = channels == 4
-        usual = _VAES["image"] | {"latent_channels": channels, "use_quant_conv": old, "use_post_quant_conv": old}
-    elif kind == "AutoencoderDC":
-        usual = _VAES["deep"]
+        usual = usual | {"latent_channels": channels, "use_quant_conv": old, "use_post_quant_conv": old}
     elif card.index.get("expand_timesteps"):
         usual = _VAES["residual"] | {"latents_mean": [0.0] * channels, "latents_std": [1.0] * channels}
     return usual | dict(card.vae)
@@ -158,7 +155,7 @@ def _make(cls: Any, config: Mapping[str, Any], device: torch.device, dtype: torc
 
 
 class _Uninitialised(TorchDispatchMode):
-    """Inside, nothing is filled with random numbers: weights are drawn afterwards."""
+    """Inside, layers are not initialised at random: weights are drawn afterwards."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

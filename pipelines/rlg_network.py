@@ -1,6 +1,6 @@
 """Base and tuned networks for reinforcement learning guidance: one set of weights whose LoRA adapters go on and off.
 
-Two calls, each under its adapters, are how the base and the tuned output of one latent are found. One call of both sets
+Two calls, each under its adapters, give the base and the tuned output of one latent. One call of both sets
 of rows, with the LoRA masked or left out for the base's, was measured too and is not faster: see `docs/rlg.md`.
 """
 
@@ -35,14 +35,14 @@ def adapters_of(layers: Sequence[BaseTunerLayer]) -> list[str]:
 
 
 def active_adapters(layers: Sequence[BaseTunerLayer]) -> list[str]:
-    """Names of the adapters that are at work now, in their order."""
+    """Names of the active adapters, in order."""
     return list(dict.fromkeys(n for layer in layers if not layer.disable_adapters for n in layer.active_adapters))
 
 
 @contextmanager
 def acting(layers: Sequence[BaseTunerLayer], names: Sequence[str]) -> Iterator[None]:
-    """Within, exactly these adapters are at work, each with its own weight; none is the network without adapters. Costs
-    microseconds per layer: PEFT's own switches flip requires_grad of every tensor too, which is left alone here."""
+    """Inside, exactly these adapters are active, each with its own weight; none means the network without adapters.
+    Costs microseconds per layer: PEFT's own switches also flip requires_grad of every tensor; this does not."""
     before = [(layer.active_adapter, layer.disable_adapters) for layer in layers]
     try:
         for layer in layers:
@@ -59,7 +59,7 @@ def acting(layers: Sequence[BaseTunerLayer], names: Sequence[str]) -> Iterator[N
 def add_adapter(network: nn.Module, place: Path, name: str, stock: Stock | None = None) -> None:
     """Adds the LoRA of a file, a folder or a run under a name, beside those the network has; for sampling alone.
     Adapters may differ in rank, alpha, variant and layers. Weights are float32, whatever the base's dtype. A name has
-    no dot and is not yet in use. Raises ValueError: the name is in use, there is no LoRA, or it does not bind to this
+    no dot and is not yet in use. Raises ValueError: the name is in use, or there is no LoRA that binds to this
     network."""
     if "." in name or name in adapters_of(adapter_layers(network)):
         raise ValueError(f"an adapter's name must be new and without a dot, got {name!r}")
@@ -81,7 +81,7 @@ def add_adapter(network: nn.Module, place: Path, name: str, stock: Stock | None 
 
 
 def adapter_network(network: Network, layers: Sequence[BaseTunerLayer], names: Sequence[str]) -> Network:
-    """A network that runs with exactly these adapters at work."""
+    """A network that runs with exactly these adapters."""
     return _within(network, lambda: acting(layers, names))
 
 

@@ -39,7 +39,7 @@ def rlg_pipeline(
     by: Literal["noise", "step"] = "noise",
     true_cfg_scale: float | None = None,
 ) -> Iterator[DiffusionPipeline]:
-    """Within, the pipeline samples under reinforcement learning guidance; afterwards it is as it was.
+    """Inside, the pipeline samples under reinforcement learning guidance; afterwards it is as before.
 
         pipe.load_lora_weights(folder, adapter_name="tuned")
         with rlg_pipeline(pipe, "tuned", 1.6):
@@ -78,7 +78,7 @@ def rlg_pipeline(
 
 
 class _Guided:
-    """State of one generation: the step it is at, and what the networks said in it."""
+    """State of one generation: its current step, and the networks' outputs in it."""
 
     def __init__(
         self, scheduler: Any, names: list[str], scales: list[Scale], by: str, true_cfg_scale: float | None
@@ -166,7 +166,7 @@ class _Guided:
             )
 
     def _exact(self, model_output: Tensor) -> Tensor:
-        """What Qwen-Image hands to its scheduler, with each network guided and rescaled before they are mixed."""
+        """The output for Qwen-Image's scheduler, with each network guided and rescaled before the mixture."""
         assert self.true_cfg_scale is not None
         if len(self.calls) != (1 if self.true_cfg_scale <= 1 else 2):
             raise ValueError(
@@ -192,7 +192,7 @@ class _Guided:
 
 
 def _mix(outputs: Sequence[Any], weights: list[float]) -> Any:
-    """Mixes what a forward returns, whatever it is packed in, in at least float32; dtypes stay."""
+    """Mixes the outputs of a forward, in any container, in at least float32; dtypes stay."""
     first = outputs[0]
     if isinstance(first, Tensor):
         return mix_outputs(first, list(outputs[1:]), weights).to(first.dtype)

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from torch import Tensor
-from torch.nn import functional
+from torch import Tensor, nn
 
 from flowrl.rewards.base import FunctionReward, Reward, RewardInputs, RewardOutput
+from flowrl.rewards.image_reward import linear_head
 from flowrl.rewards.networks import pretrained
 from flowrl.rewards.networks.clip_encoder import (
     CLIP_MODEL,
@@ -28,12 +28,10 @@ from flowrl.rewards.networks.clip_encoder import (
     transformers_clip,
 )
 from flowrl.rewards.networks.model_sizes import OneModel
-from flowrl.runtime.shapes import Float
 
 DEFAULT_HEAD = "ttj/sac-logos-ava1-l14-linearMSE"
 HEAD_FILE = "model.safetensors"
-PLACES = (0, 2, 4, 6, 7)  # places of the linear layers in the published list of layers; dropout is between them
-WIDTHS = (768, 1024, 128, 64, 16, 1)
+WIDTH = 768  # of the embeddings that the head reads
 OWNER = "reward 'aesthetic'"
 
 
@@ -63,18 +61,16 @@ class Aesthetic(OneModel):
         weights = pretrained.read_weights(
             pretrained.fetch_file(self.head, HEAD_FILE, owner=OWNER, option="head"), owner=OWNER
         )
-        give = f"head: the weights sac+logos+ava1-l14-linearMSE, or {DEFAULT_HEAD}, which holds them"
-        pretrained.check_shapes(weights, head_shapes(), owner=OWNER, give=give)
-        if (width := encoder.texts([""]).shape[-1]) != WIDTHS[0]:
+        head = head_of(weights).to(device, torch.float32)
+        if (width := encoder.texts([""]).shape[-1]) != WIDTH:
             raise ValueError(
-                f"{OWNER}: the head reads embeddings of width {WIDTHS[0]}, those of {self.model!r} have {width}: give "
+                f"{OWNER}: the head reads embeddings of width {WIDTH}, those of {self.model!r} have {width}: give "
                 f"model: a CLIP ViT-L/14, such as {CLIP_MODEL}."
             )
-        weights = {name: tensor.to(device, torch.float32) for name, tensor in weights.items()}
 
         def score(inputs: RewardInputs) -> RewardOutput:
             with gradient_of(inputs, encoder), torch.autocast(encoder.device.type, enabled=False):
-                return score_output(apply_head(weights, encoder.images(inputs.images)), inputs)
+                return score_output(head(encoder.images(inputs.images))[:, 0], inputs)
 
         return FunctionReward(
             name="aesthetic",
@@ -85,16 +81,12 @@ class Aesthetic(OneModel):
         )
 
 
-def head_shapes() -> dict[str, tuple[int, ...]]:
-    """The head's tensors by name."""
-    shapes: dict[str, tuple[int, ...]] = {}
-    for place, fan_in, fan_out in zip(PLACES, WIDTHS[:-1], WIDTHS[1:], strict=True):
-        shapes |= {f"layers.{place}.weight": (fan_out, fan_in), f"layers.{place}.bias": (fan_out,)}
-    return shapes
-
-
-def apply_head(weights: Mapping[str, Tensor], embeddings: Float[Tensor, " b d"]) -> Float[Tensor, " b"]:
-    """The five linear layers, one after the other."""
-    for place in PLACES:
-        embeddings = functional.linear(embeddings, weights[f"layers.{place}.weight"], weights[f"layers.{place}.bias"])
-    return embeddings[:, 0]
+def head_of(weights: Mapping[str, Tensor]) -> nn.Sequential:
+    """The frozen head of a checkpoint. Raises ValueError: the weights are those of another network."""
+    with torch.device("meta"):
+        head = linear_head(WIDTH)
+    wanted = {f"layers.{name}": tuple(weight.shape) for name, weight in head.state_dict().items()}
+    give = f"head: the weights sac+logos+ava1-l14-linearMSE, or {DEFAULT_HEAD}, which holds them"
+    pretrained.check_shapes(weights, wanted, owner=OWNER, give=give)
+    head.load_state_dict({name.removeprefix("layers."): weight for name, weight in weights.items()}, assign=True)
+    return head.eval().requires_grad_(False)

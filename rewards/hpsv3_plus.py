@@ -55,7 +55,7 @@ class ModulatedHead(nn.Module):
 def _head(width: int, weights: Mapping[str, Tensor]) -> ModulatedHead:
     """The head, as wide inside as its weights say."""
     if (name := "cond_encoder.0.bias") not in weights:
-        raise ValueError(f"{OWNER}: the checkpoint lacks {name}, so it is no HPSv3++ (a plain HPSv3 is reward hpsv3).")
+        raise ValueError(f"{OWNER}: the checkpoint lacks {name}, so it is not HPSv3++ (a plain HPSv3 is reward hpsv3).")
     return ModulatedHead(width, len(weights[name]))
 
 

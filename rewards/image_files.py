@@ -38,7 +38,7 @@ def image_files(source: str, *, other: str = "") -> dict[str | None, list[Path]]
     if path.suffix != ".json" or not path.is_file():
         raise ValueError(
             f"references must be a folder of images, or a .json file that maps prompts to files{other}, got "
-            f"{source!r}, which is none of them."
+            f"{source!r}, which is neither."
         )
     found = _listed_files(path, source)
     missing = [file for files in found.values() for file in files if not file.is_file()]

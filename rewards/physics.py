@@ -79,12 +79,9 @@ class Physics(OneModel):
         """Loads the model."""
         from transformers import AutoVideoProcessor, VJEPA2Model
 
-        network = load_network(
-            VJEPA2Model, self.model, device=device, revision=self.revision, owner=_OWNER, what="V-JEPA 2"
-        )
-        processor = load_processor(
-            AutoVideoProcessor, self.model, revision=self.revision, owner=_OWNER, what="V-JEPA 2"
-        )
+        given: dict[str, Any] = {"revision": self.revision, "owner": _OWNER, "what": "V-JEPA 2"}
+        network = load_network(VJEPA2Model, self.model, device=device, **given)
+        processor = load_processor(AutoVideoProcessor, self.model, **given)
         tubelet = network.config.tubelet_size
         if self.window % tubelet or self.context % tubelet:
             raise ValueError(

@@ -22,6 +22,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
+from flowrl.config.sections import at_least
 from flowrl.rewards.base import FunctionReward, Model, Reward, RewardInputs, RewardOutput, output_of, to_uint8
 from flowrl.rewards.networks.looked_for import look_for_servers
 from flowrl.rewards.serving.http_client import Lines
@@ -90,9 +91,8 @@ class Remote:
         if unknown := sorted(set(self.needs or ()) - adapter.fields):
             fields = ", ".join(sorted(adapter.fields))
             raise ValueError(f"protocol {self.protocol} cannot send {unknown[0]}; fields are {fields}.")
-        if self.batch_size < 1:
-            raise ValueError(f"batch_size must be at least 1, got {self.batch_size}.")
-        check_calls(self.concurrency, self.retries, timeout=self.timeout, deadline=self.deadline)
+        at_least(1, self, "batch_size")
+        check_calls(self)
         look_for_servers(self.urls, option="url")
 
     @property

@@ -89,8 +89,9 @@ def _remaining(schedule: Schedule, step: int, mode: Mode) -> Schedule:
     if not isinstance(count, int) or count < 1:
         raise ValueError(f'mode is "full", "clean" or a number of Euler steps of at least 1, got {mode!r}')
     left = torch.arange(count, -1, -1, dtype=torch.float64) / count
-    sigma, timestep = (left * float(grid[step]) for grid in (schedule.sigma, schedule.timestep))
-    return Schedule(sigma=sigma.to(schedule.sigma.dtype), timestep=timestep[:-1].to(schedule.timestep.dtype))
+    sigma, times = (left * float(grid[step].real) for grid in (schedule.sigma, schedule.timestep))
+    timestep = torch.complex(times[:-1], times[1:]) if schedule.timestep.is_complex() else times[:-1]
+    return Schedule(sigma=sigma.to(schedule.sigma.dtype), timestep=timestep.to(schedule.timestep.dtype))
 
 
 def sample_trajectories(
@@ -135,6 +136,7 @@ def sample_trajectories(
         parent=torch.cat([torch.full_like(row[:, :1], -1), row[:, :-1]], 1).flatten(),
         log_prob=trajectory.log_prob.flatten(),
         mean=None if trajectory.mean is None else trajectory.mean.flatten(0, 1),
+        memory=None if trajectory.memory is None else trajectory.memory.flatten(0, 1),
         finished=finished.flatten(0, 1),
         finished_group=group.repeat_interleave(finished.shape[1]),
         finished_after=after.flatten(),

@@ -112,7 +112,7 @@ def prediction_of(config: Mapping[str, Any]) -> PredictionType:
     found = config.get("prediction_type", "epsilon")
     if found not in get_args(PredictionType):
         raise ValueError(
-            f"scheduler config: prediction_type {found!r} is none of {', '.join(get_args(PredictionType))}: is this "
+            f"scheduler config: prediction_type {found!r} is not one of {', '.join(get_args(PredictionType))}: is this "
             "model of another family?"
         )
     return cast(PredictionType, found)

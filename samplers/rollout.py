@@ -12,6 +12,7 @@ from flowrl.runtime.shapes import Float
 from flowrl.samplers.guidance import Velocity
 from flowrl.samplers.kernels import KERNELS, Kernel
 from flowrl.samplers.multistep import solve
+from flowrl.samplers.path_memory import PathMemory
 from flowrl.samplers.step import advance, euler
 from flowrl.trajectory import Schedule, Trajectory, start_state
 
@@ -73,11 +74,12 @@ def rollout(
     if not set(kept) <= set(range(tail + 1)):
         raise ValueError(f"states 0 .. {tail} of this path can be kept, got {kept}")
     x = start_state(x, schedule)
-    columns, log_probs = dict[str, Tensor](), list[Tensor]()
+    columns, log_probs, memory = dict[str, Tensor](), list[Tensor](), PathMemory(schedule)
+    velocity = memory.along(velocity)
 
     def keep(name: str, place: int, count: int, latents: Tensor) -> None:
         if name not in columns:  # room for all: a stack would hold them twice
-            columns[name] = latents.new_empty(len(latents), count, *latents.shape[1:])
+            columns[name] = latents.new_zeros(len(latents), count, *latents.shape[1:])
         columns[name][:, place] = latents
 
     if 0 in kept:
@@ -85,6 +87,8 @@ def rollout(
     for step in range(tail):
         sigma, sigma_next = schedule.sigma[step], schedule.sigma[step + 1]
         predicted = velocity(x, sigma, schedule.timestep[step])
+        if step in kept and memory.before is not None:
+            keep("memory", kept.index(step), len(kept), memory.before)
         if step in steps:
             x, log_prob, mean = advance(kernel, x, predicted, sigma, sigma_next, noise(step))
             if keep_means:
@@ -104,6 +108,7 @@ def rollout(
         log_prob=torch.stack(log_probs, 1) if steps else x.new_empty(len(x), 0),
         mean=columns.get("mean", none) if keep_means else None,
         velocity=columns.get("velocity", none) if keep_velocity else None,
+        memory=columns.get("memory"),
         final=solve(velocity, x, schedule, first=tail),
     )
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 
 import torch
@@ -20,6 +21,7 @@ from torch import Tensor
 from flowrl.runtime.shapes import Float, Int64
 from flowrl.samplers.guidance import Velocity
 from flowrl.samplers.parametrization import clean_from_velocity
+from flowrl.samplers.path_memory import PathMemory
 from flowrl.samplers.step import euler
 from flowrl.trajectory import Schedule, start_state
 
@@ -165,16 +167,18 @@ def search(
         scores[cut, rows] = torch.where(torch.isfinite(number), number, math.nan)
         return scores[cut, rows].reshape(rows_PA.shape)
 
-    flat, velocity = start_state(x.flatten(0, 1), schedule), velocity_of(rows_PA.flatten())
+    flat, memory = start_state(x.flatten(0, 1), schedule), PathMemory(schedule)
+    velocity = memory.along(velocity_of(rows_PA.flatten()))
     for step in range(schedule.num_steps):
         sigma, sigma_next = schedule.sigma[step], schedule.sigma[step + 1]
         predicted = velocity(flat, sigma, schedule.timestep[step])
         evaluations[rows_PA.flatten()] += 1
         if step in kept_at:
             places = survivors(scored(clean_from_velocity(flat, predicted, sigma)), kept_at[step])
+            memory = memory.chosen(partial(_take, places=places, shape=rows_PA.shape))
             flat, predicted = (_take(tensor, places, rows_PA.shape) for tensor in (flat, predicted))
             rows_PA = rows_PA.gather(1, places)
-            velocity, cut = velocity_of(rows_PA.flatten()), cut + 1
+            velocity, cut = memory.along(velocity_of(rows_PA.flatten())), cut + 1
         flat = euler(flat, predicted, sigma, sigma_next)
     single = rows_PA.shape[1] == 1
     places = torch.zeros(groups, dtype=torch.int64) if single else best(scored(flat))

@@ -86,6 +86,10 @@ def test_former_flags_are_gone_and_new_ones_are_there() -> None:
         ("report a b", "flowrl report: unexpected b: flowrl report --help says what it takes"),
         ("sample --steps 0", "flowrl sample: argument --steps: must be a whole number from 1 to 10,000, got '0'"),
         ("plan", "flowrl plan: the following arguments are required: CONFIG"),
+        ("list method", "flowrl list: argument KIND: there is no 'method': did you mean methods?"),
+        ("export run --format comfy", "flowrl export: argument --format: there is no 'comfy': did you mean comfyui?"),
+        ("completion ksh", "flowrl completion: argument shell: there is no 'ksh': did you mean zsh?"),
+        ("completion x", "flowrl completion: argument shell: there is no 'x': there are bash, zsh, fish"),
     ],
 )
 def test_wrong_arguments_are_answered_in_one_paragraph(

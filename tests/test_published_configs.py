@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import re
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -14,14 +15,14 @@ from flowrl.config.train import ConfigError, TrainConfig, load_config
 from flowrl.credit import CREDIT
 from flowrl.objectives.forward_losses import FORWARD
 from flowrl.objectives.policy_gradient import OBJECTIVES
-from flowrl.pipelines import family
 from flowrl.pipelines.shared.saved_model import check_full
 from flowrl.recipes.forward_settings import micro_batch_size
 from flowrl.rewards.base.specs import validate_reward_specs
 from flowrl.samplers.times import steps_in_reach, strata
 from flowrl.samplers.windows import flash_tail
-from flowrl.training.draws import start_of
+from flowrl.training.parts import model_family
 from flowrl.training.paths import stochastic_steps
+from flowrl.training.processes.mesh import layout_of
 
 EVERY = sorted(config_files())
 REAL = [name for name in EVERY if name.startswith("sd35m_")]
@@ -214,7 +215,7 @@ def test_adv_grpo_is_the_released_one() -> None:
     """config/grpo.py dino_cotrain_sd3_patch_fast: random_timestep 0, two steps, halves of a group from one noise."""
     config = config_of("sd35m_adv_grpo")
     assert stochastic_steps(config.sampler, 0, 0) == stochastic_steps(config.sampler, 0, 7) == (0, 1)
-    assert [start_of(config, image) for image in range(config.group_size)] == [0] * 8 + [1] * 8
+    assert (config.group_size, config.images_per_start) == (16, 8)
     assert (config.sampler.noise_level, config.clip_range, config.kl_coef) == (0.8, 1e-5, 0.0)
     assert config.rewards[0].options["published"] is True
 
@@ -225,7 +226,8 @@ def test_the_mean_is_over_all_rows_where_the_code_keeps_groups_of_equal_rewards(
     assert every == {
         "chroma_grpo_pickscore", "flux2_klein_base_grpo", "flux2_klein_grpo", "flux_branch_grpo_full",
         "flux_dance_grpo_full", "flux_flow_grpo_fast", "flux_g2rpo_full", "flux_grpo_pickscore", "flux_paco_t2is",
-        "flux_pref_grpo", "flux_pref_grpo_flex", "hunyuan_video_dance_grpo", "krea2_grpo", "qwen_image_21_grpo",
+        "flux_pref_grpo", "flux_pref_grpo_flex", "hunyuan_video_dance_grpo", "hunyuan_video_dance_grpo_full",
+        "krea2_grpo", "qwen_image_21_grpo", "qwen_image_dance_grpo_full", "wan22_t2v_grpo_full",
         "qwen_image_edit_grpo", "qwen_image_edit_r1", "qwen_image_grpo_pickscore", "sd14_dance_grpo",
         "sd15_ddpo_aesthetic", "sd15_ddpo_compressibility", "sd35m_branch_grpo", "sd35m_dance_grpo",
         "sd35m_flow_dppo", "sd35m_g2rpo", "sd35m_mixgrpo", "sd35m_mixgrpo_flash", "sd35m_paco", "sd35m_rft",
@@ -241,17 +243,26 @@ def test_branch_grpo_has_the_released_bound_of_a_dead_depth() -> None:
     assert {name for name in SOURCED if config_of(name).adv_min_std} == {"flux_branch_grpo_full", "sd35m_branch_grpo"}
 
 
-def test_runs_of_all_weights_have_the_released_learning_rates() -> None:
-    """--learning_rate and --weight_decay of the three scripts; a network in bfloat16 under masters in float32."""
+def test_runs_of_all_weights_have_the_released_learning_rates(monkeypatch: pytest.MonkeyPatch) -> None:
+    """--learning_rate and --weight_decay of the scripts; a network in bfloat16 under masters in float32."""
     full = {name: config_of(name) for name in SOURCED if config_of(name).policy.train == "full"}
     found = {name: (config.optim.lr, config.optim.weight_decay, config.pipeline.dtype) for name, config in full.items()}
     assert found == {
         "flux_branch_grpo_full": (1e-5, 1e-4, "bfloat16"), "flux_dance_grpo_full": (1e-5, 1e-4, "bfloat16"),
-        "flux_g2rpo_full": (2e-6, 1e-4, "bfloat16"),
+        "flux_g2rpo_full": (2e-6, 1e-4, "bfloat16"), "hunyuan_video_dance_grpo_full": (1e-5, 1e-4, "bfloat16"),
+        "qwen_image_dance_grpo_full": (1e-5, 1e-4, "bfloat16"), "wan22_t2v_grpo_full": (1e-4, 1e-4, "bfloat16"),
     }  # fmt: skip
     for config in full.values():
         assert (config.policy.lora_rank, config.policy.lora_alpha, config.policy.target_modules) == (None, None, None)
-        check_full(config, family("flux"), config.pipeline.model)
+        check_full(config, model_family(config.pipeline), config.pipeline.model)
+        for processes in (8, 16):
+            updates = 1 if (config.credit.method, processes) == ("branch_grpo", 16) else config.updates_per_rollout
+            again = replace(config, updates_per_rollout=updates)
+            as_launched(monkeypatch, processes)
+            importlib.import_module(f"flowrl.recipes.{config.recipe}").check(again)
+            images = again.resolve_batch(processes).images_per_process
+            assert images * processes == config.num_images
+            assert layout_of(config.parallel, processes).replicate == processes // 8
 
 
 def test_whole_systems_have_what_is_published_of_them() -> None:
@@ -283,7 +294,6 @@ def test_whole_systems_have_what_is_published_of_them() -> None:
 
 UNNAMED = {
     "cogvideox_grpo",
-    "flux_g2rpo_full",
     "hunyuan_video15_grpo",
     "hunyuan_video_art",
     "hunyuan_video15_i2v",
@@ -312,8 +322,10 @@ SAMPLED_BY = {
     "unipc_multistep.py UniPCMultistepSDEScheduler.step": {"flow_sde", "cps", "dance_sde"},
     "kernels.py FlowSDEStrategy.step": {"flow_sde"},
     "sampling_utils.py flow_grpo_step": {"flow_sde"},
+    "train_g2rpo_hps.py flow_grpo_step": {"flow_sde"},
     "train_grpo_flux.py flux_step": {"dance_sde"},
     "train_grpo_hunyuan.py flux_step": {"dance_sde"},
+    "train_grpo_qwenimage.py flux_step": {"dance_sde"},
     "train_grpo_wan_2_1.py flux_step": {"dance_sde"},
     "train_branchgrpo_flux.py flux_step_with_split": {"dance_sde"},
     "ddim_with_logprob.py ddim_step_with_logprob": {"ddim_flow"},

@@ -88,8 +88,8 @@ def read_entries(path: Path, dimensions: Iterable[str]) -> list[Entry]:
         check_text(row["prompt_en"], f"{path}, entry {number}")
         if unknown := [name for name in row["dimension"] if name not in DIMENSIONS]:
             raise ValueError(
-                f"{path}, entry {number}: the dimension {unknown[0]!r} is none of VBench's {len(DIMENSIONS)}: the file "
-                "is of another benchmark, such as VBench-2.0 or VBench++; give VBench_full_info.json of VBench."
+                f"{path}, entry {number}: the dimension {unknown[0]!r} is not one of VBench's {len(DIMENSIONS)}: the "
+                "file is of another benchmark, such as VBench-2.0 or VBench++; give VBench_full_info.json of VBench."
             )
     entries = [
         Entry(prompt=row["prompt_en"], dimensions=tuple(row["dimension"]), record=row)

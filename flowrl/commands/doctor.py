@@ -40,8 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(parsed: argparse.Namespace) -> int:
     """Prints the findings; returns 1 if something would stop a run, or has made one worthless."""
     from flowrl.cli import in_flags
-    from flowrl.health.diagnosis import as_data
-    from flowrl.health.doctor_text import as_text, last_words
+    from flowrl.health.diagnosis import as_data, as_text, last_words
 
     before = ""
 

@@ -83,7 +83,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="PATH",
         help="folder to write (default: evaluations/BENCHMARK-MODEL, or evaluations/leaderboard)",
     )
-    add_sampling_arguments(parser, batch_size="64 for embedded models, else 8; for videos 16 and 1")
+    add_sampling_arguments(parser, batch_size="64 for embedded models, else 8; for videos 16 and 1", cache=True)
 
 
 def run(parsed: argparse.Namespace) -> int:

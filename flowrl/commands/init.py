@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import flowrl
@@ -37,7 +39,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(parsed: argparse.Namespace) -> int:
     """Asks for what no flag gives, if there is a terminal; writes the file and prints the next commands."""
     from flowrl.cli import in_flags
-    from flowrl.commands.init_questions import ask
     from flowrl.migrating.answers import QUESTIONS
 
     given = {name: value for name, value in vars(parsed).items() if name != "overrides"}
@@ -49,3 +50,26 @@ def run(parsed: argparse.Namespace) -> int:
     plan, train = made.next_commands
     print(in_flags("\n".join([*made.notes, f"next: {plan}", f"then: {train}"]), "init"))
     return 0
+
+
+def ask(given: Mapping[str, str | None]) -> dict[str, str | None]:
+    """Asks for missing answers if there is a terminal; at the end of the input, the rest stays unasked."""
+    from flowrl.migrating.answers import QUESTIONS
+
+    answers = dict(given)
+    if sys.stdin is None or not sys.stdin.isatty():
+        return answers
+    for name, question in QUESTIONS.items():
+        while answers[name] is None and question.asked(answers):
+            usual = f" [{question.usual}]" if question.usual else ""
+            print(f"{question.text}{usual}: ", end="", file=sys.stderr, flush=True)
+            line = sys.stdin.readline()
+            answer = line.strip() or question.usual
+            fault = question.fault(answer) if answer else None
+            if fault is None:
+                answers[name] = answer or None
+                break
+            print(f"  {fault}", file=sys.stderr)
+            if not line:
+                return answers
+    return answers

@@ -16,12 +16,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("config", metavar="CONFIG", help="a YAML file, the name of one that ships, or a model for its first run")
     add("overrides", nargs="*", default=[], metavar="key=value", help="settings that replace the file's")
-    add(
-        "--processes",
-        type=count,
-        metavar="N",
-        help="processes (GPUs) of the run (default: enough for parallel.replicate copies of the model, or for one)",
-    )
+    copies = "processes (GPUs) of the run (default: enough for parallel.replicate copies of the model, or for one)"
+    add("--processes", type=count, metavar="N", help=copies)
     add(
         "--card",
         type=count,
@@ -29,6 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="say whether, and with which settings, the run fits a card of GB memory, such as 24, 40, 48, 80 or 141 "
         "(default: the card in a preset's name, else the smallest that holds the run unchanged)",
     )
+    add("--cards", metavar="NxGB", help="both: N cards of GB memory each, such as 8x80 or 16x80")
     add("--hours", type=float, metavar="H", help="plan a run that ends within H hours, and print its YAML")
     add("--out", type=Path, metavar="PATH", help="with --hours: write that YAML to a file, and print the plan")
     add("--price", type=float, metavar="X", help="price of one card per hour, to estimate the cost")

@@ -6,8 +6,7 @@ import argparse
 from pathlib import Path
 
 import flowrl
-from flowrl.commands.reward_arguments import add_prompts, add_reward
-from flowrl.commands.sampling_arguments import add_sampling_arguments, count, option_pairs
+from flowrl.commands.sampling_arguments import add_prompts, add_reward, add_sampling_arguments, count, option_pairs
 from flowrl.runtime.scrubbing import say as print
 
 

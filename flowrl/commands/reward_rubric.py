@@ -7,8 +7,7 @@ import math
 from pathlib import Path
 
 import flowrl
-from flowrl.commands.reward_arguments import add_pairs
-from flowrl.commands.sampling_arguments import add_device, add_seed, count
+from flowrl.commands.sampling_arguments import add_device, add_pairs, add_seed, count
 from flowrl.runtime.scrubbing import say as print
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from flowrl.commands.reward_arguments import add_pairs
+from flowrl.commands.sampling_arguments import add_pairs
 from flowrl.runtime.scrubbing import say as print
 
 

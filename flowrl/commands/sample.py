@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--rlg", metavar="SCALES", help="one scale per LoRA: 0 is the base, 1 the tuned model, beyond 1 further")
     add("--rlg-from", type=int, metavar="M", help="leave the first M steps to the tuned model alone")
     add("--rlg-interval", metavar="LOW,HIGH", help="leave noise levels outside this range to the tuned model alone")
-    add_sampling_arguments(parser, batch_size="16, for videos 1", several_seeds=True, base_guidance=True)
+    add_sampling_arguments(parser, batch_size="16, for videos 1", several_seeds=True, base_guidance=True, cache=True)
 
 
 def run(parsed: argparse.Namespace) -> int:

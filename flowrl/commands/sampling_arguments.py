@@ -1,4 +1,5 @@
-"""Arguments that mean the same in every command: how images are drawn, and where; a configuration and its settings.
+"""Arguments that mean the same in every command: how images are drawn, and where; rewards and their
+prompts; a configuration and its settings.
 
 Nothing heavy is imported here.
 """
@@ -10,6 +11,7 @@ import inspect
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from flowrl.config.bounds import GRACE, GUIDANCE, IMAGES, SIDE, STEPS, THREADS
@@ -18,7 +20,12 @@ from flowrl.runtime.private_names import ActionsContainer
 
 
 def add_sampling_arguments(
-    parser: argparse.ArgumentParser, *, batch_size: str, several_seeds: bool = False, base_guidance: bool = False
+    parser: argparse.ArgumentParser,
+    *,
+    batch_size: str,
+    several_seeds: bool = False,
+    base_guidance: bool = False,
+    cache: bool = False,
 ) -> None:
     """Adds the flags of a command that draws images.
 
@@ -26,43 +33,28 @@ def add_sampling_arguments(
         batch_size: default of `--batch-size`, a number or words.
         several_seeds: take `--seeds LIST` instead of `--seed N`.
         base_guidance: the command guides by two models, which may have different guidance scales.
+        cache: the command may draw with First-Block Cache.
     """
     group = parser.add_argument_group("sampling")
-    add = group.add_argument
-    add(
-        "--steps",
-        type=steps,
-        metavar="N",
-        help="denoising steps (default: the run's, else what the checkpoint is made for)",
-    )
-    add(
-        "--guidance",
-        type=scale,
-        metavar="W",
-        help="guidance scale (default: the run's, else what the checkpoint is made for)",
-    )
-    if base_guidance:
-        add(
-            "--base-guidance",
-            type=scale,
-            metavar="W",
-            help="guidance scale of the base model under --rlg (default: that of the tuned model)",
-        )
-    add(
-        "--max-sequence-length",
-        type=count,
-        metavar="N",
-        help="text tokens to read (default: the run's; embedded models 16; else the family's)",
-    )
-    add(
-        "--dtype",
-        metavar="NAME",
-        help="network precision: float32, bfloat16 or float16 (default: the run's, else float32)",
-    )
-    for side in ("height", "width"):
-        add(f"--{side}", type=pixels, metavar="N", help=f"{side} in pixels (default: the run's, else the model's)")
+    own = "(default: the run's, else what the checkpoint is made for)"
+    of_base = "guidance scale of the base model under --rlg (default: that of the tuned model)"
+    tokens = "text tokens to read (default: the run's; embedded models 16; else the family's)"
+    cached = "leave out blocks at steps where the first one changed by less than this share (default: 0, never)"
+    rows: list[tuple[str, Any, str, str]] = [
+        ("--steps", steps, "N", f"denoising steps {own}"),
+        ("--guidance", scale, "W", f"guidance scale {own}"),
+        *[("--base-guidance", scale, "W", of_base)] * base_guidance,
+        ("--max-sequence-length", count, "N", tokens),
+        ("--dtype", None, "NAME", "network precision: float32, bfloat16 or float16 (default: the run's, else float32)"),
+        *[("--first-block-cache", share, "SHARE", cached)] * cache,
+        ("--height", pixels, "N", "height in pixels (default: the run's, else the model's)"),
+        ("--width", pixels, "N", "width in pixels (default: the run's, else the model's)"),
+    ]
+    for flag, kind, metavar, said in rows:
+        group.add_argument(flag, type=kind, metavar=metavar, help=said)
     if several_seeds:
-        add("--seeds", default="0", metavar="LIST", help="seeds of the start noise, such as 0,3,7 or 0-3 (default: 0)")
+        several = "seeds of the start noise, such as 0,3,7 or 0-3 (default: 0)"
+        group.add_argument("--seeds", default="0", metavar="LIST", help=several)
     else:
         add_seed(group)
     add_batch_size(group, batch_size)
@@ -95,8 +87,8 @@ def number(text: str, most: float) -> float:
     return value
 
 
-scale, seconds = partial(number, most=GUIDANCE), partial(number, most=GRACE)
-"""A guidance scale; seconds, a day at most."""
+scale, seconds, share = (partial(number, most=most) for most in (GUIDANCE, GRACE, 1))
+"""A guidance scale; seconds, a day at most; a share."""
 
 
 def add_seed(parser: ActionsContainer) -> None:
@@ -141,3 +133,34 @@ def settings_for(words: Sequence[str], function: Callable[..., object]) -> dict[
     """`key=value` words as settings of a function, whose own parameters they cannot set."""
     own = inspect.signature(function).parameters.values()
     return typed_settings(words, taken=[one.name for one in own if one.kind is not one.VAR_KEYWORD])
+
+
+def add_reward(parser: argparse.ArgumentParser, name: str, metavar: str, what: str) -> None:
+    """Adds the reward, or rewards, and `--option`."""
+    parser.add_argument(name, metavar=metavar, help=f"{what} by name, FILE.py:FUNCTION, or YAML with a list rewards:")
+    parser.add_argument(
+        "--option",
+        dest="options",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="option of the reward, with several rewards NAME.KEY=VALUE; may be repeated",
+    )
+
+
+def add_prompts(parser: argparse.ArgumentParser) -> None:
+    """Adds `--prompt` and `--prompts`."""
+    parser.add_argument("--prompt", metavar="TEXT", help="prompt of all images")
+    parser.add_argument(
+        "--prompts",
+        metavar="FILE",
+        help="file of prompts: .txt with one line per image, in the order of their names, 2.png before 10.png; .jsonl "
+        "with file, prompt and metadata",
+    )
+
+
+def add_pairs(parser: argparse.ArgumentParser) -> None:
+    """Adds the file of preferences."""
+    parser.add_argument(
+        "pairs", type=Path, metavar="PAIRS.jsonl", help="file of lines with prompt, winner and loser (paths of images)"
+    )

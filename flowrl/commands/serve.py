@@ -12,7 +12,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds what `flowrl serve` takes."""
     parser.description = "Serve rewards over HTTP until Ctrl-C, for runs on other machines. See docs/serving.md."
     add = parser.add_argument
-    add("rewards", nargs="+", metavar="REWARD|CONFIG", help="names of rewards, or one YAML file with a list rewards:")
+    add("rewards", nargs="+", metavar="REWARD|CONFIG", help="names, FILE.py:FUNCTION, or YAML with a list rewards:")
     add("--host", default="127.0.0.1", metavar="NAME", help="address to listen at (default: 127.0.0.1, this machine)")
     add("--port", type=int, default=8190, metavar="N", help="port, 0 for a free one (default: 8190)")
     add(

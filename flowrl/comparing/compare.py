@@ -34,6 +34,7 @@ from flowrl.comparing.question import (
 from flowrl.comparing.trainings import ComparisonRuns
 from flowrl.config.bounds import check_counts
 from flowrl.config.building import setting_words
+from flowrl.config.options import unknown_name
 from flowrl.generation.models import Words, several
 from flowrl.rendering.markup import bounds, number, signed
 from flowrl.rendering.notebook import heading, rows_table
@@ -55,7 +56,6 @@ class MethodScore:
     score: Interval
     """The score at the end, over seeds and prompts."""
     seed_scores: tuple[float, ...]
-    """The score of each seed."""
     difference: Interval = UNKNOWN
     """The difference to the baseline; unknown for the baseline itself."""
     p: float = math.nan
@@ -161,7 +161,7 @@ def compare(
     given = {"baseline": baseline, "metric": metric, "targets": targets}
     view = {**known.get("view", {}), **{key: value for key, value in given.items() if value is not None}}
     if view.get("baseline") not in (None, *question.methods):
-        raise ValueError(f"`baseline` {view['baseline']} is none of the methods: {', '.join(question.methods)}")
+        raise ValueError(f"`baseline`: {unknown_name('method', view['baseline'], question.methods)}")
     if report_only and not known:
         raise ValueError(f"{folder} holds no comparison ({JOURNAL}): leave `report_only` out to start one")
     failed: tuple[str, ...] = ()

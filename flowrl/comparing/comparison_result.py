@@ -9,12 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import methodcaller
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from flowrl.comparing.question import ComparisonQuestion, is_finished, run_name
+from flowrl.comparing.question import BUDGETS, ComparisonQuestion, is_finished, run_name
 from flowrl.config.spelling import closest
 from flowrl.runs.evaluation_rows import GENEVAL, REWARD, SCORE, main_metric, score_rows
 from flowrl.runs.run_data import RunData, read_run
@@ -32,7 +33,7 @@ from flowrl.statistics.crossed import (
 )
 from flowrl.statistics.means import ScoreRow, claim, partners
 
-COSTS = {"nfe": "nfe/total", "seconds": "seconds/total"}
+COSTS = ("nfe", "seconds")
 SHARES = (1 / 3, 2 / 3, 0.9)
 """Shares of the baseline's gain whose cost is tabulated; the last lies below its plateau, where costs are arbitrary."""
 
@@ -75,13 +76,10 @@ class MethodResult:
     """One row of the tables."""
 
     name: str
-    """Name of the method."""
     runs: tuple[RunResult, ...]
-    """Its finished runs."""
     score: Estimate
     """Score at the end."""
     seed_scores: tuple[float, ...]
-    """Score of each run."""
     gain: Estimate | None
     """Gain over the base; None without an evaluation before training."""
     difference: Estimate | None
@@ -124,9 +122,7 @@ class MethodResult:
             difference=_difference(others, runs, by_task=by_task),
             holm=math.nan,
             spent={
-                "nfe": _mean(runs, lambda run: run.spent("nfe/total")),
-                "images": _mean(runs, lambda run: run.spent("images")),
-                "seconds": _mean(runs, lambda run: run.spent("seconds/total")),
+                **{unit: _mean(runs, methodcaller("spent", column)) for unit, column in BUDGETS.items()},
                 "iterations": _mean(runs, lambda run: run.spent("iteration") + 1),
             },
             curves=curves,
@@ -216,28 +212,20 @@ def read_results(
     )  # fmt: skip
 
 
-def check_metric(metric: str, row: Mapping[str, Any], name: str) -> None:
-    """Refuses a metric that an evaluation does not have."""
-    keys = [key for key in row if key.startswith((GENEVAL, REWARD)) and not key.endswith(("_low", "_high"))]
-    if metric not in keys:
-        near = closest(metric, keys)
-        hint = f"did you mean {near}?" if near else f"there are {', '.join(keys)}"
-        raise ValueError(f"`metric` {metric!r} is not in the evaluations of {name}: {hint}")
-
-
 def _with_shared_images(runs: Sequence[RunResult], metric: str) -> tuple[list[RunResult], tuple[str, ...]]:
     """The runs with only the images that have a score in all evaluations, and a note on the others. Raises ValueError:
     there is no such image, or an evaluation does not have the metric."""
+    sides, firsts = [], []
     for run in runs:
-        check_metric(metric, run.data.evaluations[-1], run.data.name)
-    found = [
-        (
-            score_rows(run.start.image_rows[0], metric) if run.start and 0 in run.start.image_rows else None,
-            score_rows(run.data.image_rows[run.last], metric),
-        )
-        for run in runs
-    ]
-    sides = [side for pair in found for side in pair if side is not None]
+        keys = [key for key in run.data.evaluations[-1] if key.startswith((GENEVAL, REWARD))]
+        keys = [key for key in keys if not key.endswith(("_low", "_high"))]
+        if metric not in keys:
+            near = closest(metric, keys)
+            hint = f"did you mean {near}?" if near else f"there are {', '.join(keys)}"
+            raise ValueError(f"`metric` {metric!r} is not in the evaluations of {run.data.name}: {hint}")
+        firsts.append(run.start is not None and 0 in run.start.image_rows)
+        sides += [score_rows(run.start.image_rows[0], metric)] if run.start is not None and firsts[-1] else []
+        sides.append(score_rows(run.data.image_rows[run.last], metric))
     shared = partners(*sides)
     total = len({(row.task, row.prompt, row.sample) for side in sides for row in side})
     if not shared[0]:
@@ -247,8 +235,8 @@ def _with_shared_images(runs: Sequence[RunResult], metric: str) -> tuple[list[Ru
         )
     kept = iter(shared)
     joined = [
-        replace(run, before=None if before is None else next(kept), after=next(kept))
-        for run, (before, _) in zip(runs, found, strict=True)
+        replace(run, before=next(kept) if first else None, after=next(kept))
+        for run, first in zip(runs, firsts, strict=True)
     ]
     lost = total - len(shared[0])
     said = f"Left out everywhere: {lost} of {total} images, for which one evaluation or more has no score."
@@ -318,10 +306,10 @@ def _targets(
 
 def _curves(runs: Sequence[RunResult], cost: str, metric: str) -> list[Curve]:
     """(cost, score) at the evaluations of each run."""
-    curves: list[Curve] = []
+    curves, column = list[Curve](), BUDGETS[cost]
     for run in runs:
-        rows = [row for row in run.evaluations() if metric in row and COSTS[cost] in row]
-        costs = [0.0 if row["iteration"] == 0 else float(row[COSTS[cost]]) for row in rows]
+        rows = [row for row in run.evaluations() if metric in row and column in row]
+        costs = [0.0 if row["iteration"] == 0 else float(row[column]) for row in rows]
         curves.append((costs, [float(row[metric]) for row in rows]))
     return curves
 

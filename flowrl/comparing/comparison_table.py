@@ -33,17 +33,6 @@ def metric_name(results: Results) -> str:
     return f"{results.held_word} {'GenEval score' if results.metric == SCORE else name}"
 
 
-def seeds_in_words(results: Results) -> str:
-    """Says what the intervals cover."""
-    counts = {len(row.runs) for row in results.methods}
-    if counts == {1}:
-        return f"one training seed: 95 % intervals cover {results.claim}, and these runs only"
-    low, high = min(counts), max(counts)
-    seeds = f"{low}" if low == high else f"{low} to {high}"
-    only = "" if low > 1 else " (of these runs only where a method has one seed)"
-    return f"{seeds} training seeds: 95 % intervals cover other seeds{only} and {results.claim}"
-
-
 def text(results: Results) -> str:
     """All tables for a terminal."""
     blocks = [textwrap.fill(line, COLUMNS) for line in (heading(results), conclusion(results), *results.notes)]
@@ -68,12 +57,19 @@ def markdown(results: Results, *, command: str, provenance: Sequence[str]) -> st
 
 
 def heading(results: Results) -> str:
-    """One sentence: how many methods, the budget, the seeds."""
+    """One sentence: how many methods, the budget, the seeds, and what intervals cover."""
     question = results.question
     amount = amount_text(question.limit)
     base = "" if results.base is None else f" Before training: {_number(results)(results.base.mean)}."
+    counts = {len(row.runs) for row in results.methods}
+    low, high = min(counts), max(counts)
+    seeds = f"{low}" if low == high else f"{low} to {high}"
+    only = "" if low > 1 else " (of these runs only where a method has one seed)"
+    covered = f"{seeds} training seeds: 95 % intervals cover other seeds{only} and {results.claim}"
+    if counts == {1}:
+        covered = f"one training seed: 95 % intervals cover {results.claim}, and these runs only"
     return (
-        f"{len(results.methods)} methods, {amount} {UNITS[question.budget]} each; {seeds_in_words(results)}.{base} "
+        f"{len(results.methods)} methods, {amount} {UNITS[question.budget]} each; {covered}.{base} "
         f"* is the baseline, {results.label(results.baseline)}."
     )
 

@@ -16,7 +16,8 @@ from flowrl.rewards import aspects_of
 from flowrl.runtime.files import is_taken, read_json
 
 JOURNAL = "compare.json"
-BUDGETS = ("nfe", "seconds", "images")
+BUDGETS = {"nfe": "nfe/total", "images": "images", "seconds": "seconds/total"}
+"""Unit of a budget -> the column of `metrics.jsonl` that counts it."""
 SEEDS = 5  # by default: with three the test over seeds finds only large differences
 NO_LIMIT = 100_000  # iterations; the budget ends a run before
 OWN_KEYS = ("out", "seed", "resume", "budget", "progress", "eval.initial")

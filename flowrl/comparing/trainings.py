@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Protocol, Self
+from typing import IO, Any, Self
 
 import torch
 from rich.console import Console
@@ -26,6 +26,7 @@ from rich.live import Live
 from rich.text import Text
 
 from flowrl.comparing.question import (
+    BUDGETS,
     JOURNAL,
     ComparisonQuestion,
     base_key,
@@ -46,7 +47,8 @@ _LOOK_EVERY = 0.2  # seconds between looks at the trainings
 
 @dataclass(kw_only=True, slots=True, eq=False)
 class Training:
-    """A run in training, in one of the slots 0 .. jobs - 1."""
+    """A run in training, in one of the slots 0 .. jobs - 1; when it was started (monotonic seconds), and the share of
+    its budget that it had spent by then."""
 
     name: str
     slot: int
@@ -170,8 +172,12 @@ class ComparisonRuns:
             entry["state"] = "stopped"
         else:
             entry["state"] = "failed"
-            entry["error"] = last_line(self.folder / "logs" / f"{name}.log") or f"exit code {code}"
-        display.tell_end(name, entry)
+            log = self.folder / "logs" / f"{name}.log"
+            lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.exists() else []
+            last = next((line.strip() for line in reversed(lines) if line.strip()), "")
+            entry["error"] = last or f"exit code {code}"
+        error = f": {entry['error']}" if "error" in entry else ""
+        display.say(f"{entry['state']:<9} {name}  {clock(entry['wall_seconds'])}{error}")
         self._write()
 
     def _write(self) -> None:
@@ -237,25 +243,8 @@ def start_process(
         )
 
 
-def last_line(log: Path) -> str:
-    """The last line of a log that says something."""
-    lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.exists() else []
-    return next((line.strip() for line in reversed(lines) if line.strip()), "")
-
-
-SPENT_KEYS = {"nfe": "nfe/total", "images": "images", "seconds": "seconds/total"}
-"""Budget -> the column of `metrics.jsonl` that counts it."""
-
 _LINES_EVERY, _READ_EVERY = 60.0, 2.0  # seconds
 _TAIL = 16_384  # bytes read from the end of metrics.jsonl
-
-
-class Working(Protocol):
-    """An active run: its name, when it was started here (monotonic seconds) and what it had spent by then."""
-
-    name: str
-    begun: float
-    share: float
 
 
 class Display:
@@ -285,12 +274,7 @@ class Display:
         else:
             print(text, file=sys.stderr, flush=True)
 
-    def tell_end(self, name: str, entry: Mapping[str, Any]) -> None:
-        """Says how a run ended."""
-        error = f": {entry['error']}" if "error" in entry else ""
-        self.say(f"{entry['state']:<9} {name}  {clock(entry['wall_seconds'])}{error}")
-
-    def update(self, runs: Mapping[str, Mapping[str, Any]], working: Sequence[Working]) -> None:
+    def update(self, runs: Mapping[str, Mapping[str, Any]], working: Sequence[Training]) -> None:
         """Reads what the active runs have spent, and shows it when the next update is due."""
         now = time.monotonic()
         every = _LINES_EVERY if self.live is None else _READ_EVERY
@@ -333,7 +317,7 @@ def standing(runs: Mapping[str, Mapping[str, Any]], working: Sequence[tuple[str,
 
 def spent_share(run: Path, question: ComparisonQuestion) -> float:
     """Share of the budget that a run has spent, from the last complete line of its metrics."""
-    path, key = run / "metrics.jsonl", SPENT_KEYS[question.budget]
+    path, key = run / "metrics.jsonl", BUDGETS[question.budget]
     if not path.is_file():
         return 0.0
     with path.open("rb") as file:

@@ -9,7 +9,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from flowrl.config.spelling import closest
+from flowrl.config.spelling import closest, edit_distance
 from flowrl.config.strict_yaml import ConfigError, dotted_items, read_mapping, set_value
 from flowrl.runtime.former_names import KEYS, name_of_today, warn_of_former
 
@@ -96,9 +96,11 @@ def find_config(name: str, *, here: bool = True) -> Path:
         return shipped[name]
     if (preset := preset_of(name, shipped)) is not None:
         raise ValueError(f"{name} is {preset[0]} with `card` {preset[1]} now, which sets what the plan finds for it")
-    stem = Path(name).stem
+    asked, stem = Path(name), Path(name).stem
     within = [one for one in shipped if stem.replace("_", "") in one.replace("_", "")]
-    near = closest(stem, list(shipped)) or " or ".join(within[:3])
+    slips = [str(one) for one in asked.parent.glob("*.y*ml") if here and edit_distance(one.name, asked.name) < 3]
+    near = first if (first := f"{stem}_recommended") in shipped else closest(stem, list(shipped))
+    near = " or ".join(slips[:3]) or near or " or ".join(within[:3])
     hint = f"did you mean {near}? " if near else ""
     raise ValueError(
         f"there is no configuration {name!r}: {hint}give a YAML file, or one of the {len(shipped)} that ship: "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import functools
+from collections.abc import Callable
 from numbers import Integral
 from typing import Any
 
@@ -66,11 +66,11 @@ def check_counts(most: int = 1_000_000, **values: int | None) -> None:
             raise ValueError(f"`{name}` must be a whole number from 1 to {most:,}, got {value!r}")
 
 
-def check_most(config: Any) -> None:
-    """Refuses numbers of a configuration beyond `MOST`."""
+def check_most(value_of: Callable[[str], Any]) -> None:
+    """Refuses numbers beyond `MOST` among the values of its keys."""
     found = []
     for dotted, most in MOST.items():
-        value = functools.reduce(getattr, dotted.split("."), config)
+        value = value_of(dotted)
         numbers = (one for one in (value if isinstance(value, tuple) else (value,)) if isinstance(one, int | float))
         found += [
             f"{dotted} must be at most {_write(most)}, got {_write(number)}: lower it"

@@ -191,6 +191,8 @@ def _convert(value: Any, hint: Any, dotted: str, source: ConfigSource) -> Any:
         made = _convert_one(value, choice, dotted, source)
         if made is not _MISFIT:
             return made
+    if callable(value):
+        value_text(dotted, value)  # it refuses a function
     raise ConfigError(_wrong_type(value, hint, dotted, source))
 
 

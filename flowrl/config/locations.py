@@ -13,7 +13,7 @@ def at_revision(model: str, revision: str | None) -> str:
     if revision is None:
         return model
     if Path(model).exists() or is_path(model):
-        raise ValueError(f"pipeline.revision ({revision}) is of models on the hub, and {model} is none: remove it")
+        raise ValueError(f"pipeline.revision ({revision}) is for models on the hub, and {model} is not one: remove it")
     return f"{model}@{revision}"
 
 

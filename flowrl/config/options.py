@@ -82,7 +82,7 @@ def options_class(function: Callable[..., Any], reserved: Collection[str] = ()) 
     """The keyword-only parameters of a user's function, without the reserved ones, as an options dataclass."""
     try:
         hints = typing.get_type_hints(function)
-    except NameError:  # an annotation that exists for type checkers only: names are checked, types cannot be
+    except (NameError, TypeError):  # an annotation for type checkers only, or a callable object: checks names alone
         hints = {}
     fields: list[Any] = []
     for parameter in inspect.signature(function).parameters.values():

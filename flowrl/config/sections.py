@@ -261,6 +261,9 @@ class SamplerConfig:
     """Which steps of that share: the first ones (Flow-GRPO), or drawn for each image (DanceGRPO)."""
     noise_levels: tuple[float, ...] | None = None
     """Noise level of each step instead of ``noise_level``, as found by a calibration."""
+    first_block_cache: float = 0.0
+    """Leave out all blocks but the first at steps where its output has changed by less than this share (diffusers'
+    First-Block Cache); 0 is off. Images then depend on those drawn at once. Evaluations never use it."""
     calibration: CalibrationConfig = field(default_factory=CalibrationConfig)
     """How to find each step's noise by how often it gains."""
 
@@ -272,6 +275,7 @@ class SamplerConfig:
             lambda: positive(self, "shift", "sampler."),
             lambda: share("sampler.trained_fraction", self.trained_fraction),
             lambda: share("sampler.flash_tail", self.flash_tail),
+            lambda: share("sampler.first_block_cache", self.first_block_cache),
             lambda: refuse(
                 (
                     moves and not self.sde_window_size,

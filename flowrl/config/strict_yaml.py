@@ -160,6 +160,15 @@ for _dumper in (_Dumper, _FastDumper):
     _dumper.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+.0123456789"))
 
 
+_CURES = {
+    "'\\t'": "indent with spaces, YAML allows no tabs",
+    "another document": "a configuration is one document; remove what follows '---'",
+    "for the tag": "remove the tag, which begins with '!'",
+    "integer string conversion": "write a number with fewer digits",
+}
+"""What to do about faults of YAML, by a part of the parser's words."""
+
+
 def parse_yaml(text: str, where: str) -> Any:
     """Parse one YAML document. Raises ConfigError: syntax error, tab, duplicate key, a key that is not text, endless
     nesting, or aliases for too many values; names ``where`` and the line."""
@@ -177,9 +186,9 @@ def parse_yaml(text: str, where: str) -> Any:
     except (yaml.YAMLError, ValueError) as error:
         mark = getattr(error, "problem_mark", None)
         line = f" line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        problem = getattr(error, "problem", None) or str(error)
-        tab = "; indent with spaces, YAML allows no tabs" if "'\\t'" in problem else ""
-        raise ConfigError(f"{where}:{line} not valid YAML: {' '.join(problem.split())}{tab}") from None
+        problem = " ".join((getattr(error, "problem", None) or str(error)).partition("; use sys.")[0].split())
+        cure = "".join(f"; {cure}" for words, cure in _CURES.items() if words in problem)
+        raise ConfigError(f"{where}:{line} not valid YAML: {problem}{cure}") from None
 
 
 def _read_document(text: str, reader: Any) -> Any:
@@ -216,7 +225,7 @@ def read_mapping(path: str | Path) -> dict[str, Any]:
     except IsADirectoryError:
         raise ConfigError(f"{path}: is a folder; give the path of a YAML file") from None
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: is not UTF-8 text (byte {error.start}); give the path of a YAML file") from None
+        raise ConfigError(f"{path}: is not UTF-8 text (byte {error.start}): save it as UTF-8, or give YAML") from None
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
     data = parse_yaml(text, str(path))

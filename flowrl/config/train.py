@@ -10,6 +10,7 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import resources
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal
 
@@ -203,7 +204,8 @@ class TrainConfig:
     """Logging."""
 
     def __post_init__(self) -> None:
-        check_most(self)  # alone, for what is said of a number beyond all bounds may take forever to find
+        # Alone, for what is said of a number beyond all bounds may take forever to find.
+        check_most(lambda key: attrgetter(key)(self))
         best, (low, high), same = self.best_of, self.clip_bounds, self.same_latent
         all_at_once(
             lambda: at_least(1, self, "num_iterations prompts_per_step updates_per_rollout checkpoint_every"),
@@ -307,6 +309,11 @@ class TrainConfig:
     def num_images(self) -> int:
         """Images of one iteration, over all processes."""
         return self.prompts_per_step * self.group_size
+
+    @property
+    def images_per_start(self) -> int:
+        """Images of a group, in their order, that start from the same noise."""
+        return self.group_size if self.same_latent is True else self.same_latent or 1
 
     @property
     def routes(self) -> list[tuple[str, ...]]:

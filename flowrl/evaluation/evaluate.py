@@ -114,8 +114,8 @@ def evaluate(
     judge: str | Mapping[str, Any] | None = None, options: Mapping[str, object] | None = None,
     train_prompts: str | Path | None = None, dry_run: bool = False, seed: int = 0, steps: int | None = None,
     guidance: float | None = None, height: int | None = None, width: int | None = None, dtype: str | None = None,
-    max_sequence_length: int | None = None, batch_size: int | None = None, device: str | None = None,
-    show: bool = True, page: Callable[..., str] | None = None,
+    max_sequence_length: int | None = None, first_block_cache: float | None = None, batch_size: int | None = None,
+    device: str | None = None, show: bool = True, page: Callable[..., str] | None = None,
 ) -> Evaluation:  # fmt: skip
     """Measures models on a benchmark. Call this again to continue where it stopped.
 
@@ -135,7 +135,8 @@ def evaluate(
         train_prompts: training prompts to check for overlap; None is the run's.
         dry_run: only estimate what judging would take (unigenbench).
         seed: the seed of every random draw.
-        steps, guidance, height, width, dtype, max_sequence_length: how to sample the models (`SamplingOptions`).
+        steps, guidance, height, width, dtype, max_sequence_length, first_block_cache: how to sample the models
+            (`SamplingOptions`).
         batch_size: images drawn or scored at once.
         device: "cpu", "cuda" or "cuda:N".
         show: show progress.
@@ -152,7 +153,13 @@ def evaluate(
         raise ValueError(f"`benchmark` {benchmark}: {unknown_name('benchmark', benchmark, BENCHMARKS)}")
     known = BENCHMARKS[benchmark]
     sampling = SamplingOptions(
-        steps=steps, guidance=guidance, dtype=dtype, max_sequence_length=max_sequence_length, height=height, width=width
+        steps=steps,
+        guidance=guidance,
+        height=height,
+        width=width,
+        dtype=dtype,
+        max_sequence_length=max_sequence_length,
+        first_block_cache=first_block_cache,
     )
     check_counts(num_prompts=num_prompts, samples=samples, batch_size=batch_size)
     folder, added = _path(images), _path(lora)

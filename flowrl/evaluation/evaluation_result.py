@@ -36,8 +36,14 @@ def with_notes(result: Result, settings: Settings) -> Result:
             notes.append(
                 f"Model and base were sampled differently ({'; '.join(differ)}): not the weights alone differ."
             )
+    if ours is not None and ours.first_block_cache:
+        notes.append(
+            f"Drawn with First-Block Cache {ours.first_block_cache:g}: images are not those of the whole network, and "
+            "the numbers are no measure of it."
+        )
     sampling = {} if ours is None else {
         "model": ours.model, "num_steps": ours.num_steps, "guidance_scale": ours.guidance_scale, "dtype": ours.dtype,
+        **({"first_block_cache": ours.first_block_cache} if ours.first_block_cache else {}),
     }  # fmt: skip
     return replace(result, notes=tuple(notes), facts={**sampling, **result.facts})
 

@@ -17,6 +17,7 @@ from flowrl.evaluation.runner import SubjectVerdicts
 from flowrl.evaluation.summing import Line, add_difference, score_table, trained_on
 from flowrl.generation.folders import ImageFile, read_drawn
 from flowrl.generation.subject import Settings
+from flowrl.prompts.loading import spread
 from flowrl.prompts.overlap import Overlap
 from flowrl.rendering.embedded_images import image_element
 from flowrl.rendering.markup import bounds, esc, number, plural, section
@@ -196,10 +197,8 @@ def failure_examples(rows: Sequence[Row], images: Sequence[ImageFile]) -> str:
     body = ""
     for kind in (*REASONS, "other"):
         failed = [place for place, row in enumerate(rows) if kind in kinds(row["reason"])]
-        count = min(EXAMPLES, len(failed))
-        chosen = [failed[(2 * k + 1) * len(failed) // (2 * count)] for k in range(count)]
         figures = ""
-        for place in chosen:
+        for place in (failed[k] for k in spread(len(failed), EXAMPLES)):
             row, image = rows[place], images[place]
             if element := image_element(image.path, row["prompt"]):
                 reason = "<br>".join(esc(line) for line in row["reason"].splitlines())

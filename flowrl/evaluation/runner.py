@@ -53,7 +53,6 @@ class Rules(Generic[Plan, Judge, Verdicts]):
     plan: Callable[[Settings], Plan]
     """Reads options, prompts and judge; raises ValueError for faults that can be found without weights."""
     prompts: Callable[[Settings, Subject, Plan], Sequence[Prompt]]
-    """The prompts to draw for a subject."""
     ask: Callable[[Settings, Plan, Judge, Subject, Sequence[ImageFile]], Verdicts]
     """Judges a subject's images, with known verdicts from its journal; writes result files."""
     result: Callable[[Settings, Plan, Judge, Sequence[SubjectVerdicts[Verdicts]]], Result]

@@ -59,7 +59,7 @@ def score(
     """Scores the images of a folder.
 
     Args:
-        rewards: names of rewards, or a YAML file with a list of them.
+        rewards: names of rewards, FILE.py:FUNCTION, or a YAML file with a list of them.
         folder: a folder of images, in any layout; GenEval's is read as such.
         options: options of the reward; with several rewards, keys are `NAME.KEY`.
         prompt: the prompt of all images.

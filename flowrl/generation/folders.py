@@ -19,7 +19,7 @@ import numpy as np
 
 from flowrl.media.reading import read_image
 from flowrl.prompts.identity import contents
-from flowrl.prompts.prompt_files import MASK, REFERENCES, SOURCES, VIDEO
+from flowrl.prompts.prompt_files import CLIPS, REFERENCES, SOURCES
 from flowrl.runtime.digests import content_digest
 from flowrl.runtime.files import read_json, read_json_lines
 from flowrl.runtime.shapes import UInt8
@@ -61,7 +61,7 @@ class ImageFile:
         files = [
             contents((*given, *_named_files(self.record, keys)))
             for given, keys in (
-                (self.source_images, (*SOURCES, VIDEO, MASK)),
+                (self.source_images, (*SOURCES, *CLIPS)),
                 (self.reference_images, REFERENCES),
             )
         ]
@@ -70,7 +70,7 @@ class ImageFile:
     @property
     def asked_for(self) -> str:
         """The key of an image's prompt: the text, with the content of images and clips that it is about."""
-        files = contents(self.source_images or _named_files(self.record, (*SOURCES, VIDEO, MASK)))
+        files = contents(self.source_images or _named_files(self.record, (*SOURCES, *CLIPS)))
         return json.dumps([self.prompt, files], ensure_ascii=False) if files else self.prompt
 
     def key_with(self, text: str) -> str:

@@ -148,7 +148,8 @@ def _draw(
             rows = [prompts[index] for index, _ in batch]
             keys = [(seed, "eval", row.noise_name, numbers[item]) for row, item in zip(rows, batch, strict=True)]
             x = sample_normals(pipeline.latent_shape, keys)
-            made = made_of(pipeline, rows, x, schedule, guidance_scale=source.guidance_scale)
+            how = {"guidance_scale": source.guidance_scale, "cache": source.first_block_cache}
+            made = made_of(pipeline, rows, x, schedule, **how)
             clips = zip(made.images.cpu(), made.tracks(pipeline.sound_rate), strict=True)
             for future in written:  # errors of the batch before; at most one batch waits
                 future.result()
@@ -186,7 +187,8 @@ def _save(drawn: Tensor, place: Path, fps: float | None, track: tuple[Tensor, in
 def _settings(
     source: Source, mark: str, prompts: Sequence[Prompt], *, samples: int, seed: int, suffix: str
 ) -> dict[str, Any]:
-    """All that an image depends on, except the machine and the batch size, which change only last digits.
+    """All that an image depends on, except the machine and the batch size, which change last digits, and more with
+    First-Block Cache.
 
     A key that older folders lack is None by default, so that they can be continued.
     """
@@ -200,6 +202,7 @@ def _settings(
         "max_sequence_length": source.max_sequence_length, "dtype": source.dtype,
         "variant": source.variant, "quantize": None if source.quantize == "none" else source.quantize,
         "height": source.height, "width": source.width, "options": options or None, "shift": source.shift,
+        "first_block_cache": source.first_block_cache or None,
         "training_size": source.training_size and list(source.training_size), "negative": source.negative or None,
         "seed": seed, "samples": samples, "num_prompts": len(prompts), "files": None if suffix == PNG else suffix,
         "prompts": _short(listed), "sources": _short(json.dumps(files)) if any(files) else None,

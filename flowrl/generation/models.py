@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from flowrl.config.locations import at_revision
+from flowrl.config.options import unknown_name
 from flowrl.config.strict_yaml import read_mapping
 from flowrl.config.train import TrainConfig, load_config
 from flowrl.generation.sampling_options import SamplingOptions
@@ -59,6 +60,8 @@ class Source:
     """Negative prompt for prompts without their own."""
     shift: float | None = None
     """Shift of the noise levels; None takes the model's own."""
+    first_block_cache: float = 0.0
+    """Threshold of First-Block Cache; 0 is off."""
     training_size: tuple[int | None, int | None] | None = None
     """Height and width that decide the noise levels (a side of None is the model's own); None takes the drawn size."""
     train_prompts: str | None = None
@@ -79,6 +82,12 @@ class Source:
         names = ("num_steps", "guidance_scale", "grid", "max_sequence_length", "shift")
         size = {name: self.options[name] for name in ("height", "width", "num_frames", "fps") if name in self.options}
         return {name: getattr(self, name) for name in names} | {"options": size}
+
+    @property
+    def told(self) -> str:
+        """Steps, guidance and cache, in words."""
+        cache = f", First-Block Cache {self.first_block_cache:g}" if self.first_block_cache else ""
+        return f"{self.num_steps} steps, guidance {self.guidance_scale:g}{cache}"
 
     def before_training(self) -> Source:
         """The model before training, sampled in the same way."""
@@ -155,7 +164,7 @@ def find_source(
 
     given = sampling or SamplingOptions()
     if given.dtype is not None and given.dtype not in DTYPES:
-        raise ValueError(f"`dtype` must be one of {', '.join(DTYPES)}, got {given.dtype!r}")
+        raise ValueError(f"`dtype`: {unknown_name('dtype', given.dtype, DTYPES)}")
     model, lora = _owner_of_lora(model, lora)
     config_file = Path(model) / "config.yaml"
     found = Source.of_run(config_file, base=base, lora=lora) if config_file.is_file() else Source.of_model(model, lora)
@@ -164,6 +173,7 @@ def find_source(
         "guidance_scale": given.guidance,
         "max_sequence_length": given.max_sequence_length,
         "dtype": given.dtype,
+        "first_block_cache": given.first_block_cache,
     }
     size = {"height": given.height, "width": given.width}
     return replace(found, **_known(wanted), options=found.options | _known(size))
@@ -229,6 +239,7 @@ def check_source(source: Source, *, judging: str | None = None, videos: bool = F
     """
     from flowrl.pipelines import family, family_for
     from flowrl.training.model_files import model_location
+    from flowrl.training.parts import check_cached
 
     if source.trained_from is not None and not (Path(source.model) / "model_index.json").is_file():
         run = Path(source.model).parent
@@ -236,6 +247,7 @@ def check_source(source: Source, *, judging: str | None = None, videos: bool = F
             f"the run {run} has no {MODEL}/ yet: finish it with 'flowrl train resume={shlex.quote(str(run))}'"
         )
     family(source.family).check(model_location(source.model), None)
+    check_cached(source.first_block_cache, family(source.family), model_location(source.model))
     if judging is not None and family_for(source.family, source.model).videos != videos:
         if videos:
             raise ValueError(

@@ -1,4 +1,4 @@
-"""Reads the rewards of a command line (built-in names, or a YAML file with a list of rewards) and their options."""
+"""Reads the rewards of a command line (names, functions of files, or a YAML file with a list) and their options."""
 
 from __future__ import annotations
 
@@ -18,24 +18,29 @@ def reward_list(given: Sequence[str]) -> list[dict[str, Any]]:
     neither names of rewards nor a file with rewards, or a name twice."""
     if twice := [name for name in given if given.count(name) > 1]:
         raise ValueError(f"reward {twice[0]} is named twice: name it once, or give a YAML file with options and labels")
-    wrong = next((name for name in given if name not in REWARDS), None)
-    if wrong is None:
-        return [{"name": name} for name in given]
+    if (wrong := next((name for name in given if _named(name) is None), None)) is None:
+        return [spec for name in given if (spec := _named(name))]
     if len(given) > 1:
         raise ValueError(unknown_name("reward", wrong, REWARDS) + " A configuration must stand alone.")
     try:
-        path = find_config(given[0])
+        path = find_config(wrong)
     except ValueError:
-        if re.search(r"/|\.ya?ml$", given[0]):
+        if re.search(r"/|\.ya?ml$", wrong):
             raise
-        raise ValueError(
-            f"{unknown_name('reward', wrong, REWARDS)} Or give a YAML file with a list rewards:."
-        ) from None
+        unknown = unknown_name("reward", wrong, REWARDS)
+        raise ValueError(f"{unknown} Or give FILE.py:FUNCTION, or YAML with a list rewards:.") from None
     rewards = read_with_base(path).get("rewards")
     if not isinstance(rewards, list) or not rewards or not all(isinstance(spec, Mapping) for spec in rewards):
         raise ValueError(f"{path}: rewards must be a list with entries such as {{name: hps}}, got {rewards!r}.")
     training = ("weight", "schedule", "clip", "gate", "routes")
     return [{key: value for key, value in spec.items() if key not in training} for spec in rewards]
+
+
+def _named(name: str) -> dict[str, Any] | None:
+    """A built-in reward, or a function of a Python file; None for anything else."""
+    if own := re.fullmatch(r"(.+\.py):?(\w*)", name):
+        return {"file": own[1], "function": own[2] or "FUNCTION"}  # a file alone is answered with its functions
+    return {"name": name} if name in REWARDS else None
 
 
 def reward_label(spec: Mapping[str, Any]) -> str:

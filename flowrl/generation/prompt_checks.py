@@ -12,7 +12,7 @@ from flowrl.pipelines.shared.family_pipeline import Family
 from flowrl.pipelines.shared.prompt_embeddings import source_fault
 from flowrl.prompts import foreign_rows
 from flowrl.prompts.loading import Prompt
-from flowrl.prompts.prompt_files import REFERENCES, SOURCES, say_once
+from flowrl.prompts.prompt_files import CLIPS, REFERENCES, SOURCES, say_once
 from flowrl.rewards.base.prompt_needs import lack_of
 from flowrl.rewards.base.specs import CheckedReward
 from flowrl.runtime.failures import Faults
@@ -48,11 +48,7 @@ def source_faults(rows: Sequence[Prompt], family: ModelFamily, allowed: tuple[in
             say_once(
                 f"{row.where}: {name!r} names {names[0]}, and is metadata alone: a source image stands under 'source'"
             )
-    clips = (
-        f"names a source_video, which family {family.name} does not take: remove it, give the frame to start from "
-        "under 'source', or take a model of family wan_vace"
-    )
-    found = [_told(rows, lambda row: clips if row.clips and not family.clips else "")]
+    found = [_told(rows, lambda row: _clip_fault(row, family))]
     if allowed is not None:
         found.append(_told(rows, lambda row: _count_fault(row, family, allowed)))
     return [fault for fault in found if fault]
@@ -105,6 +101,18 @@ def _told(rows: Sequence[Prompt], fault: Callable[[Prompt], str]) -> str:
         else (f" (the only such among {len(rows)} prompts)")
     )
     return f"{place}prompt {text!r}{more} {said}"
+
+
+def _clip_fault(row: Prompt, family: ModelFamily) -> str:
+    for key in row.videos:
+        if key not in family.clips:
+            taking = "wan_animate" if key in CLIPS[:2] else "wan_vace"
+            return (
+                f"names a {key}, which family {family.name} does not take: remove it, give the frame to start from "
+                f"under 'source', or take a model of family {taking}"
+            )
+    lacking = [key for key in family.needed_clips if key not in row.videos] if isinstance(family, Family) else []
+    return f"has no {' and no '.join(lacking)}, and family {family.name} draws from one" if lacking else ""
 
 
 def _count_fault(row: Prompt, family: ModelFamily, allowed: tuple[int, int]) -> str:

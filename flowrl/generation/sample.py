@@ -46,7 +46,7 @@ from flowrl.runtime.randomness import counter_normal
 from flowrl.runtime.scrubbing import say as print
 from flowrl.samplers import Velocity, ode_rollout
 from flowrl.training.heldout import decode
-from flowrl.training.prompting import device_of, encode_prompts, guided
+from flowrl.training.prompting import caching, device_of, encode_prompts, guided
 
 BATCH = 16
 """Default number of images at once; videos are drawn one by one."""
@@ -114,6 +114,7 @@ def sample(
     width: int | None = None,
     dtype: str | None = None,
     max_sequence_length: int | None = None,
+    first_block_cache: float | None = None,
     batch_size: int | None = None,
     device: str | None = None,
     show: bool = True,
@@ -134,7 +135,8 @@ def sample(
         rlg_from: number of first steps without this guidance.
         rlg_interval: two noise levels, outside which there is no such guidance.
         base_guidance: guidance scale of the base model under `rlg`; None takes that of the tuned model.
-        steps, guidance, height, width, dtype, max_sequence_length: how to sample the model (`SamplingOptions`).
+        steps, guidance, height, width, dtype, max_sequence_length, first_block_cache: how to sample the model
+            (`SamplingOptions`).
         batch_size: images drawn at once.
         device: "cpu", "cuda" or "cuda:N".
         show: show notes and progress.
@@ -147,7 +149,13 @@ def sample(
     ([(64, 64), (64, 64)], (0, 1), True)
     """
     sampling = SamplingOptions(
-        steps=steps, guidance=guidance, height=height, width=width, dtype=dtype, max_sequence_length=max_sequence_length
+        steps=steps,
+        guidance=guidance,
+        height=height,
+        width=width,
+        dtype=dtype,
+        max_sequence_length=max_sequence_length,
+        first_block_cache=first_block_cache,
     )
     check_counts(IMAGES, batch_size=batch_size)
     check_guidance(base_guidance=base_guidance)
@@ -184,7 +192,7 @@ def sample(
     pairs = list(product(asked, numbers))
     whole, tracks = draw_pairs(drawing, pairs, batch_size or (1 if fps else BATCH))
     height, width = whole.shape[-2:]
-    said = f"{drawn.num_steps} steps, guidance {drawn.guidance_scale:g}, {width} x {height} pixels, "
+    said = f"{drawn.told}, {width} x {height} pixels, "
     said += f"seed {numbers[0]}" if len(numbers) == 1 else f"{len(numbers)} seeds from {numbers[0]} to {numbers[-1]}"
     return replace(_collect(asked, pairs, whole, tracks, fps, folder), drawn_with=said)
 
@@ -270,6 +278,8 @@ def load_drawing(
 ) -> tuple[Callable[[Sequence[Pair]], tuple[Tensor, list[Track]]], float]:
     """Loads the model; returns a function that draws images of pairs and the sounds of clips, on the host, with its
     LoRA or with guidance between models, and the frames per second of videos (0 for images)."""
+    if settings is not None and source.first_block_cache:
+        raise ValueError("`rlg` mixes networks, and `first_block_cache` would mix up their blocks: give one of them")
     pipeline = load_source(source if settings is None else replace(source, lora=None), device)
     schedule, scale = schedule_of(source, pipeline), source.guidance_scale
     names = [] if settings is None else add_experts(pipeline, settings.loras, stock_of(source.family, source.model))
@@ -292,7 +302,8 @@ def load_drawing(
     def drawing(pairs: Sequence[Pair]) -> tuple[Tensor, list[Track]]:
         x = torch.stack([counter_normal(pipeline.latent_shape, seed, "sample") for _, seed in pairs])
         velocity = make([prompt for prompt, _ in pairs])
-        made = decode(pipeline, ode_rollout(velocity, x.to(device_of(pipeline)), schedule))
+        with caching(pipeline, source.first_block_cache) as cached:
+            made = decode(pipeline, ode_rollout(cached(velocity), x.to(device_of(pipeline)), schedule))
         return made.images.cpu(), made.tracks(pipeline.sound_rate)
 
     return drawing, pipeline.fps or 0.0

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, fields
 
 from flowrl.config.bounds import GUIDANCE, SIDE, STEPS, check_counts
+from flowrl.config.sections import share
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,12 +25,15 @@ class SamplingOptions:
     """Precision of the network: "float32", "bfloat16" or "float16"."""
     max_sequence_length: int | None = None
     """Text tokens to read."""
+    first_block_cache: float | None = None
+    """Threshold of First-Block Cache (`sampler.first_block_cache`); never that of a run."""
 
     def __post_init__(self) -> None:
         check_counts(STEPS, steps=self.steps)
         check_counts(SIDE, height=self.height, width=self.width)
         check_counts(max_sequence_length=self.max_sequence_length)
         check_guidance(guidance=self.guidance)
+        share("`first_block_cache`", self.first_block_cache)
 
     @property
     def given(self) -> list[str]:

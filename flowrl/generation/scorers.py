@@ -29,7 +29,7 @@ def scorer_specs(rewards: str, options: Mapping[str, str]) -> list[dict[str, Any
     """The scorers of a command line as checked specs of rewards. Loads no weights.
 
     Args:
-        rewards: names by commas, or a YAML file with a list `rewards:`.
+        rewards: names or FILE.py:FUNCTION by commas, or a YAML file with a list `rewards:`.
         options: `pick_score.scale` -> text.
 
     Raises ValueError: an unknown reward or option, or a bad value.

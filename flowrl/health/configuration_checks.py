@@ -18,9 +18,8 @@ import torch
 from flowrl.config.base import SETTINGS, named_config
 from flowrl.config.overrides import Settings
 from flowrl.config.train import ConfigError, TrainConfig, load_config
-from flowrl.health.diagnosis import Check, Examination
+from flowrl.health.diagnosis import Check, Examination, divided, faulty
 from flowrl.health.machine_checks import disk_check
-from flowrl.health.spoken import divided, faulty
 from flowrl.pipelines import PIPELINES
 from flowrl.pipelines.places.hub_files import ask, refusal
 from flowrl.pipelines.places.known_checkpoints import published
@@ -36,7 +35,7 @@ from flowrl.rewards.base.specs import CheckedReward, check_reward
 from flowrl.rewards.judges.chat import is_server
 from flowrl.runtime.failures import Faults, explain, faults_of
 from flowrl.runtime.randomness import counter_normal
-from flowrl.session.few_steps import few_step_advice
+from flowrl.session.advice import few_step_advice
 from flowrl.session.preflight import more_faults
 from flowrl.training.model_files import location_of
 from flowrl.training.parts import cut_lines, model_family, read_run_prompts

@@ -9,6 +9,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 
@@ -38,7 +39,10 @@ _ENTRY = re.compile(
 
 def version_checks() -> list[Check]:
     """Compares libraries with the bounds of the package's metadata, and with the tested versions."""
-    required, extras = requirements(_declared())
+    declared = list[str]()
+    with suppress(metadata.PackageNotFoundError):  # of a checkout that is run without being installed
+        declared = metadata.requires(PACKAGE) or []
+    required, extras = requirements(declared)
     installed = {name: version_of(name) for name in required}
     wrong = {name: text for name, bounds in required.items() if (text := unmet(name, bounds, installed[name]))}
     if wrong:
@@ -96,13 +100,6 @@ def _extra_checks(extras: Mapping[str, Mapping[str, str]]) -> list[Check]:
         return [Check("extras", "ok", ", ".join(there) or "none are known: flowrl is not installed")]
     found = f"{', '.join(there) or 'none'} installed; without {', '.join(lacking)}"
     return [Check("extras", "note", found, "if you need one: in flowrl's folder, pip install -e '.[EXTRA]'")]
-
-
-def _declared() -> list[str]:
-    try:
-        return metadata.requires(PACKAGE) or []
-    except metadata.PackageNotFoundError:  # a checkout that is run without being installed
-        return []
 
 
 def disk_check(folder: Path, *, name: str = "disk") -> Check:
@@ -177,6 +174,7 @@ def processes_check(backend: str, gpus: int) -> Check:
 
 def hub_check(*, offline: bool = False) -> Check:
     """Checks access to the hub as a run needs it; asks nothing if `offline`."""
+    import requests
     from huggingface_hub import constants, get_token
 
     place = constants.ENDPOINT
@@ -192,8 +190,10 @@ def hub_check(*, offline: bool = False) -> Check:
         )
     if offline:
         return Check("hub", "note", f"not asked (`offline`); {said}")
-    status = _status(place, token)
-    if status is None:
+    try:  # the page that names the owner of a token
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        status = requests.get(f"{place}/api/whoami-v2", headers=headers, timeout=TIMEOUT).status_code
+    except requests.RequestException:
         return Check(
             "hub",
             "warning",
@@ -209,18 +209,6 @@ def hub_check(*, offline: bool = False) -> Check:
             "set HF_TOKEN to one that is valid (https://huggingface.co/settings/tokens)",
         )
     return Check("hub", "ok", f"{place} answers; {'the token is valid' if token and status == 200 else said}")
-
-
-def _status(place: str, token: str | None) -> int | None:
-    """The hub's status code for the page that names the owner of a token; None without an answer."""
-    import requests
-
-    headers = {"Authorization": f"Bearer {token}"} if token else {}
-    try:
-        reply = requests.get(f"{place}/api/whoami-v2", headers=headers, timeout=TIMEOUT)
-    except requests.RequestException:
-        return None
-    return reply.status_code
 
 
 def driver_check(facts: GpuFacts) -> Check:

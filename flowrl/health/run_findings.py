@@ -15,8 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from flowrl.config.train import load_config
-from flowrl.health.diagnosis import Check, Examination, State
-from flowrl.health.spoken import divided, faulty
+from flowrl.health.diagnosis import Check, Examination, State, divided, faulty
 from flowrl.rendering.markup import number
 from flowrl.runs.run_data import RunData, column, keys_below, read_run, warnings_by_kind
 from flowrl.runs.vital_signs import ALARMS, SIGNS

@@ -12,6 +12,8 @@ from typing import Any, Literal
 from flowrl.config.strict_yaml import dotted_items, parse_yaml, read_mapping
 from flowrl.migrating.foreign_python import Reader, choose_function
 
+Made = dict[str, Any] | str
+"""Our keys with their values, or why there are none, as in the tables (``- why``, ``! why``)."""
 Kind = Literal["flow_grpo", "DiffusionNFT", "DanceGRPO", "MixGRPO", "Flow-Factory", "verl-omni", "UniRL"]
 SIGNS = (
     "a .py file with functions that fill a ConfigDict (flow_grpo, DiffusionNFT), YAML with 'model' and 'train', which "
@@ -126,7 +128,7 @@ def _variables(text: str) -> dict[str, str]:
     """Variables that a script sets; later lines win."""
     found: dict[str, str] = {}
     for name, value in re.findall(r"^\s*(?:export )?(\w+)=(\S*)", text, flags=re.MULTILINE):
-        plain = value.strip("'\"")
+        plain = re.sub(r":\?.*", "}", value.strip("'\""))  # ${NAME:?what is said where it is not set
         filled = _filled(plain, found)
         found[name] = filled if len(filled) <= _LONGEST else plain
     return found

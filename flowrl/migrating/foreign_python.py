@@ -73,7 +73,6 @@ class Reader:
     """Follows a function's assignments, choices and loops."""
 
     path: Path
-    """The file."""
     said: set[str] = field(default_factory=set)
     """Dotted keys that the file's own functions set; others come from files that they call."""
     numbers: dict[str, Any] = field(default_factory=dict)

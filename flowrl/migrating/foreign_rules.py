@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from flowrl.config.foreign import foreign_words
-from flowrl.migrating.foreign_files import Foreign, Kind
+from flowrl.migrating.foreign_files import Foreign, Kind, Made
+from flowrl.migrating.foreign_teachers import flow_factory_teachers, teachers, unirl_teachers
 
-Made = dict[str, Any] | str
-"""Our keys with their values, or why there are none, as in the tables (``- why``, ``! why``)."""
 _STAYS = "so that of the base stays"
 _NEVER = 1_000_000  # iterations that no run has
 _REWARD = re.compile("use_|[vm]q_coef")  # flags of DanceGRPO that say a reward
@@ -125,6 +124,8 @@ def _flow_factory(given: Foreign, method: str) -> dict[str, Made]:
     for key, ours in (("clip_range", "clip_range"), ("adv_clip_range", "adv_clip_range")):
         found[f"train.{key}"] = _clip(ours, keys.get(f"train.{key}"))
     found |= _flow_factory_kl_and_steps(given, method)
+    if method == "opd":
+        return found | flow_factory_teachers(keys)
     return found if method in ("grpo", "guard", "dppo") else found | _flow_factory_noised(keys, method)
 
 
@@ -251,7 +252,8 @@ def _verl(given: Foreign, method: str) -> dict[str, Made]:
     over = "global" if keys.get("algorithm.global_std", True) else "group"
     std = {"adv_std": over if keys.get("algorithm.norm_adv_by_std_in_grpo", True) else "none"}
     found["algorithm.global_std"] = found["algorithm.norm_adv_by_std_in_grpo"] = std
-    return found
+    place = r"(?:distillation\.teacher_models|actor_rollout_ref\.teacher\.models)\.(\w+)\.(\w+|model\.path)"
+    return found | teachers(keys, place, {"model_path": "lora", "model.path": "lora", "key": "prompts"})
 
 
 def _dance(given: Foreign, method: str) -> dict[str, Made]:
@@ -312,6 +314,8 @@ def _unirl(given: Foreign, method: str) -> dict[str, Made]:
         made = {"slots.old_decay": "constant", "slots.old_decay_value": keys.get("backend.ema_lora_cfg.ema_decay")}
     names = ("ema_decay", "ema_decay_type", "ema_flat_steps", "ema_uprate", "ema_uphold")
     found |= {f"backend.ema_lora_cfg.{name}": made for name in names}
+    if method == "opd":
+        found |= unirl_teachers(keys)
     return found | _share(keys, "algorithm.training_timestep_fraction", "sampling.num_inference_steps")
 
 

@@ -37,11 +37,9 @@ class Import:
     name: str
     """Name of the file, without its folder."""
     kind: str
-    """The toolkit."""
     base: str
     """The configuration that ours builds on, which fills in what the file does not set."""
     done: Translated
-    """Its translated keys."""
 
     @property
     def given(self) -> list[Line]:
@@ -87,7 +85,7 @@ def import_foreign(given: str, model: str | None, reward: str | None) -> Import:
     wish = Wish(
         model=keys["pipeline.model"],
         card=0,
-        reward=keys["rewards"][0]["name"] if "rewards" in keys else None,
+        reward=keys["rewards"][0]["name"] if keys.get("rewards") else None,
         train=keys.get("policy.train", "lora"),
         kernel=keys.get("sampler.kernel", "flow_sde"),
     )

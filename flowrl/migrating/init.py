@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import shlex
 import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,7 @@ from flowrl.migrating.answers import FIRST
 from flowrl.migrating.held_out import hold_out
 from flowrl.migrating.imported import describe_import, import_foreign, settled, text_of_import
 from flowrl.planning.bases import Wish, configs_of
-from flowrl.planning.light_libraries import import_lightly, without_compiler
+from flowrl.planning.light_libraries import light_libraries
 from flowrl.planning.written import text_of
 from flowrl.runtime.files import refuse_unwritable, write_atomically
 from flowrl.runtime.public import public
@@ -120,7 +120,7 @@ def _build(wish: Wish, path: Path, hours: float, settings: Mapping[str, Any]) ->
     if own is not None:
         wish = replace(wish, prompts=own[0], eval_prompts=own[1])
         kept = [f"held-out prompts: {own[1]}, training prompts: {own[0]}"]
-    with nullcontext() if ".py" in (wish.reward or "") else _light_imports():  # such a reward may import anything
+    with nullcontext() if ".py" in (wish.reward or "") else light_libraries(None):  # such a reward may import anything
         from flowrl.planning.first_run import first_run
         from flowrl.planning.outlook import outlook_of, outlook_words
         from flowrl.planning.plan import SMALLER_RANKS, in_time, make_plan
@@ -152,7 +152,7 @@ def _translate(
         str(value) if isinstance(value, Typed) else f"{key}={value_text(key, value)}"
         for key, value in dotted_items(settings)
     ]
-    with _light_imports():
+    with light_libraries(None):
         from flowrl.planning.outlook import outlook_of, outlook_words
         from flowrl.planning.plan import in_time
 
@@ -170,13 +170,6 @@ def _translate(
     misfits = [one for one in obstacles.of_prompts if one not in obstacles.absent]
     notes += [f"look: other prompts are needed: {one}" for one in misfits]  # they may be the base's
     return text_of_import(found, [*own, *words]), found.base, notes
-
-
-@contextmanager
-def _light_imports() -> Iterator[None]:
-    import_lightly()
-    with without_compiler():
-        yield
 
 
 def _load(text: str, path: Path) -> TrainConfig:

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from flowrl.config.foreign import foreign_words
 from flowrl.config.strict_yaml import parse_yaml
+from flowrl.config.together import as_word
 from flowrl.migrating.foreign_files import Foreign
 from flowrl.migrating.foreign_rules import Made, apply_rules
 from flowrl.planning.bases import configs_of
@@ -25,7 +26,6 @@ class Line:
     key: str
     """Key in its own words."""
     value: Any
-    """Its value."""
     made: dict[str, Any]
     """Our keys with their values; empty if it was not translated."""
     fate: Fate
@@ -38,7 +38,10 @@ class Line:
     @property
     def told(self) -> str:
         """Our keys for it, or why there are none."""
-        made = ", ".join(f"{name}: {_short(name, item)}" for name, item in self.made.items())
+        made = ", ".join(
+            f"{name}: {' and '.join(one['name'] for one in item) if name.endswith('rewards') else as_word(item)}"
+            for name, item in self.made.items()
+        )
         return "; ".join(part for part in (made, self.why) if part)
 
 
@@ -126,9 +129,3 @@ def _by_table(table: Mapping[str, str], by_rule: Mapping[str, Made], key: str, v
     value = parse_yaml(own[str(value)], entry) if str(value) in own else value
     tables = {**words.values, "pipeline.model": words.models, "sampler.kernel": words.kernels}
     return {one: tables.get(one, {}).get(str(value), value) for one in ours.split(", ")}
-
-
-def _short(name: str, value: Any) -> str:
-    if name.endswith("rewards"):
-        return " and ".join(reward["name"] for reward in value)
-    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

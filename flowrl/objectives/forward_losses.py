@@ -173,7 +173,7 @@ class Nft:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Awm:
-    """Advantage-weighted matching: policy gradient with `matching_log_prob` in place of a log-probability.
+    """Advantage-weighted matching: policy gradient with a matching loss in place of a log-probability (AWM).
 
     `max(-A' rho, -A' clip(rho, 1 - clip, 1 + clip))`, `A' = advantage_max clip(A / advantage_range, -1, 1)`, rho the
     exponential of new minus old log-probability. On policy, the default, the old one is the new one detached: the loss
@@ -311,7 +311,7 @@ class Crd:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rwr:
-    """Reward-weighted regression, `w mse(velocity, v)` with `reward_weights`; its optimum is E[w v | x] / E[w | x]."""
+    """Regression with weights w by reward (RWR), `w mse(velocity, v)`; its optimum is E[w v | x] / E[w | x]."""
 
     weights: Literal["raw", "softmax"] = "softmax"
     """Of `reward_weights`."""

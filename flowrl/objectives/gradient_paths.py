@@ -28,6 +28,7 @@ from flowrl.runtime.randomness import counter_integers
 from flowrl.runtime.shapes import Float
 from flowrl.samplers.guidance import Velocity
 from flowrl.samplers.parametrization import clean_from_velocity
+from flowrl.samplers.path_memory import PathMemory
 from flowrl.samplers.step import euler
 from flowrl.trajectory import Schedule, start_state
 
@@ -77,7 +78,7 @@ def backprop_sample(
         raise ValueError(f"last_step must lie in 0 .. {schedule.num_steps - 1}, got {last_step}")
     if not train_steps or any(not 0 <= step <= last for step in train_steps):
         raise ValueError(f"train_steps must be steps in 0 .. {last}, at least one, got {sorted(train_steps)}")
-    x = start_state(x, schedule)
+    x, velocity = start_state(x, schedule), PathMemory(schedule).along(velocity)
     for step in range(last + 1):
         sigma, trained = schedule.sigma[step], step in train_steps
         source = x if trained and not stop_input else x.detach()

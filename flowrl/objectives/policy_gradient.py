@@ -114,7 +114,7 @@ def kernel_sensitivity(kernel: Kernel, sigma: float | Tensor, sigma_next: float 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Clip:
-    """Clipped surrogate with the rows' own, possibly asymmetric ranges (see `terms.clipped_surrogate`).
+    """PPO's clipped surrogate, in ranges that may differ between rows and between the two sides of 1.
 
     The objective of Flow-GRPO (Liu et al., arXiv 2505.05470), DanceGRPO (arXiv 2505.07818) and, on a DDIM chain, of
     DDPO-IS (Black et al., arXiv 2305.13301). Their ranges, 1e-4 and the like, are for log-ratios

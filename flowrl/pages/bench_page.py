@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from flowrl.pages.bench_figures import BarPair, paired_bars
+from flowrl.planning.words import in_bytes
 from flowrl.profiling.result import PAGE, USED, WHOLE, WRONG, Bench, Phase, TimeSpread
 from flowrl.profiling.text import (
     READING,
@@ -16,7 +17,6 @@ from flowrl.profiling.text import (
     notes_of,
     pace,
     rate,
-    size,
     span,
 )
 from flowrl.profiling.text import time as written
@@ -52,17 +52,11 @@ def render(bench: Bench) -> str:
         rows = [_row(bench, one) for one in bench.phases if one.section == name and one.seconds is not None]
         below = "".join(f'<p class="muted">{esc(line)}</p>' for line in notes_of(bench, name))
         parts.append(section(name, title, (table(title, _HEAD, rows) if rows else "") + below))
-    body = "".join([*parts, section("settings", "Settings and versions", _settings(bench))])
+    told = fold("Machine and software", facts_table("Facts", ["fact", "value"], bench.facts)) if bench.facts else ""
+    told += fold("Configuration", code(bench.config)) if bench.config else ""
+    body = "".join([*parts, section("settings", "Settings and versions", told)])
     facts = [bench.facts.get(key) for key in ("device", "model", "dtype", "date")]
     return document(f"Bench of {bench.name}", body, lead=" · ".join(esc(fact) for fact in facts if fact), footer=FOOTER)
-
-
-def _settings(bench: Bench) -> str:
-    """Facts about the measurement, folded."""
-    told = facts_table("Facts", ["fact", "value"], bench.facts)
-    return (fold("Machine and software", told) if bench.facts else "") + (
-        fold("Configuration", code(bench.config)) if bench.config else ""
-    )
 
 
 def render_comparison(first: Bench, second: Bench, names: tuple[str, str]) -> str:
@@ -152,7 +146,7 @@ def _row(bench: Bench, phase: Phase) -> list[str]:
         str(phase.repeats),
         reached or DASH,
         DASH if least is None else written(least),
-        *(DASH if count is None else size(count) for count in (phase.peak_bytes, phase.saved_bytes)),
+        *(DASH if count is None else in_bytes(count) for count in (phase.peak_bytes, phase.saved_bytes)),
         DASH if phase.operations is None else f"{phase.operations:,}",
     ]
 

@@ -13,7 +13,6 @@ from flowrl.rendering.markup import DASH, bounds, card, duration, esc, estimate,
 from flowrl.runs.evaluation_rows import GENEVAL, REWARD
 from flowrl.runs.held_out_result import HeldOut, conclusion
 from flowrl.runs.run_data import RunData, column, keys_below
-from flowrl.runtime.shapes import Float
 from flowrl.statistics.bootstrap import LEVEL, Interval
 from flowrl.statistics.means import ends_of
 from flowrl.statistics.student import student_quantile
@@ -172,7 +171,10 @@ def training_series(run: RunData, *, label: str = "training reward", color: int 
     thinned_error = np.sqrt(thin(error**2) / runs) if len(error) == len(reward) else error[:0]
     x, y = thin(iteration), thin(reward)
     line, spread = smooth(y, thinned_error)
-    half = student_quantile(LEVEL, _degrees(run, runs, y)) * spread if len(spread) else spread
+    # Degrees of freedom: prompts minus one, over as many iterations as the curve averages at its ends.
+    averaged = 1 / smooth(np.zeros(len(y)), np.ones(len(y)))[1].max() ** 2
+    degrees = float(max(1, int(run.config.get("prompts_per_step") or 2) - 1) * runs * averaged)
+    half = student_quantile(LEVEL, degrees) * spread if len(spread) else spread
     ends = ends_of(reward, changes=False) or (-math.inf, math.inf)
     series = Series(
         label=label,
@@ -185,12 +187,6 @@ def training_series(run: RunData, *, label: str = "training reward", color: int 
         color=color,
     )
     return series, runs
-
-
-def _degrees(run: RunData, runs: float, y: Float[np.ndarray, " n"]) -> float:
-    """Degrees of freedom of the band: prompts minus one, over as many iterations as the curve averages at its ends."""
-    averaged = 1 / smooth(np.zeros(len(y)), np.ones(len(y)))[1].max() ** 2
-    return float(max(1, int(run.config.get("prompts_per_step") or 2) - 1) * runs * averaged)
 
 
 def evaluation_series(run: RunData, metric: str, label: str, *, color: int) -> Series:

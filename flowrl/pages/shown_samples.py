@@ -29,22 +29,16 @@ def images(run: RunData, home: Path) -> str:
     rest = len(run.pairs) - len(shown)
     more = f" {rest} more in samples/." if rest > 0 else ""
     if video:
-        more += _about_clips(address, heard)
+        more += " Beside each clip are frames spread evenly over it, the first and the last among them."
+        more += " Clips with sound wait to be started." * bool(heard)
+        if any(not value.startswith("data:") for value in address.values()):
+            more += " The clips are files in samples/: keep this page where it is."
     title = "Before and after" if len(run.pair_iterations) > 1 else "Videos" if video else "Images"
     edits = any(pair.sources for pair in chosen)
     style = " clips" if video else " edits" if edits else ""
     return section(
         "images", title, f'<div class="pairs{style}">{"".join(shown)}</div>', _lead(run, video, edits) + more
     )
-
-
-def _about_clips(address: dict[Path, str], heard: Set[Path]) -> str:
-    said = " Beside each clip are frames spread evenly over it, the first and the last among them."
-    if heard:
-        said += " Clips with sound wait to be started."
-    if any(not value.startswith("data:") for value in address.values()):
-        said += " The clips are files in samples/: keep this page where it is."
-    return said
 
 
 def _lead(run: RunData, video: bool, edits: bool) -> str:

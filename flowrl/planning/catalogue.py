@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
@@ -63,11 +63,21 @@ def entries(kind: str) -> list[CatalogueEntry]:
 def missing_name(kind: str, name: str, found: list[CatalogueEntry]) -> str:
     """The sentence for a name that no entry has: where a paper or a published model of that name is told of, so that
     `flow_grpo` leads to "Flow-GRPO"; else the nearest name."""
-    wanted, *texts = (re.sub(r"[\W_]", "", text).lower() for text in (name, *(f"{e.text} {e.more}" for e in found)))
-    telling = [entry.name for entry, text in zip(found, texts, strict=True) if wanted and wanted in text]
-    if telling and kind in ("methods", "families", "benchmarks"):
-        return f"no name in {kind} is {name!r}; told of under: {', '.join(telling)}"
+    wanted = _letters(name)
+
+    def telling(listed: Iterable[CatalogueEntry]) -> str:
+        return ", ".join(one.name for one in listed if wanted and wanted in _letters(f"{one.text} {one.more}"))
+
+    if kind in ("methods", "families", "benchmarks"):
+        if told := telling(found):
+            return f"no name in {kind} is {name!r}; told of under: {told}"
+        if kind == "methods" and (told := telling(_keys())):
+            return f"no name in methods is {name!r}; a key tells of it, see 'flowrl list keys NAME': {told}"
     return unknown_name(f"name in {kind}", name, [entry.name for entry in found])
+
+
+def _letters(text: str) -> str:
+    return re.sub(r"[\W_]", "", text).lower()
 
 
 def head_of(text: str) -> str:

@@ -13,7 +13,6 @@ from flowrl.planning.counts import RunCounts
 from flowrl.planning.network import Network
 from flowrl.planning.published_models import Parts
 from flowrl.planning.traces import Trace
-from flowrl.recipes.counting import Counts
 from flowrl.runtime.files import read_json
 
 FLOOR = 788.0
@@ -80,12 +79,6 @@ def cost_of(
         evaluation=evaluation,
         decoding=None if decode is None else decode * total.images,
     )
-
-
-def per_image(counts: Counts, images: int) -> dict[str, float]:
-    """Network evaluations per image, by kind."""
-    kinds = ("rollout", "completion", "update", "backward", "reference")
-    return {kind: getattr(counts, kind) / images for kind in kinds}
 
 
 def decode_flops(model: str, parts: Parts | None, size: tuple[int, int, int | None]) -> float | None:

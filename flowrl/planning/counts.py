@@ -46,7 +46,8 @@ def of_run(config: TrainConfig, passes: Passes, processes: int, num_eval_items: 
     geometry, total, done = config.resolve_batch(processes), Counts(), 0
     recipe = recipe_of(config).counts(config)
     counters: dict[str, Any] = {"images": 0, "seconds": 0.0, "evals": 0, "evaluated": -1}
-    budget = Budget(config.budget, counters, num_iterations=config.num_iterations, eval_every=config.eval_every)
+    often = {"evals": config.budget.evals, "num_iterations": config.num_iterations, "eval_every": config.eval_every}
+    budget = Budget(config.budget.limits, counters, **often)
     evaluations = int(budget.evaluates and config.eval.initial)
     for iteration in range(config.num_iterations):
         total = total + recipe.of_iteration(iteration, passes, geometry)

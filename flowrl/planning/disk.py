@@ -7,8 +7,8 @@ from pathlib import Path
 from flowrl.config.locations import is_path, split_revision
 from flowrl.planning import published_models as checkpoints
 from flowrl.planning.gather import Plan
-from flowrl.planning.memory import checkpoint_bytes
-from flowrl.planning.words import Row, in_bytes
+from flowrl.planning.memory import checkpoint_bytes, sent_bytes
+from flowrl.planning.words import Row, duration, in_bytes
 
 _PNG = 2  # bytes per pixel of a saved image, roughly
 _PUBLISHED = 2  # bytes per weight of published checkpoints, mostly
@@ -31,14 +31,16 @@ def disk_rows(plan: Plan) -> list[Row]:
 
 def disk_line(plan: Plan) -> str:
     """A line with the sums of both, and the names of unknown sizes."""
-    kept = plan.run.evaluations * _of_an_evaluation(plan)
+    kept, saved = plan.run.evaluations * _of_an_evaluation(plan), ""
     if plan.network is not None:
         kept += (plan.config.keep_checkpoints + 1) * _checkpoint(plan) + _weights(plan)
     wanted = _downloads(plan)
+    if plan.config.policy.train == "full" and plan.network is not None:
+        saved = f"; a checkpoint takes {duration(_checkpoint(plan) / 1e9)} at 1 GB/s"
     size, unknown = sum(size or 0 for _, size, _ in wanted), [name for name, size, _ in wanted if size is None]
     told = [f"about {in_bytes(size)}"] if size else []
     told += [f"{', '.join(unknown)} of unknown size"] if unknown else []
-    return f"keeps about {in_bytes(kept)} on disk; downloads {' and '.join(told) or 'nothing'}"
+    return f"keeps about {in_bytes(kept)} on disk{saved}; downloads {' and '.join(told) or 'nothing'}"
 
 
 def on_hub(plan: Plan) -> bool:
@@ -50,7 +52,8 @@ def on_hub(plan: Plan) -> bool:
 def _checkpoint(plan: Plan) -> int:
     """Bytes of a checkpoint, with the weights that draw iterations ahead."""
     assert plan.network is not None
-    return checkpoint_bytes(plan.network.trained, plan.slots + plan.config.workers.staleness)
+    ahead = 0 if plan.facts is None else plan.config.workers.staleness * sent_bytes(plan.facts)
+    return checkpoint_bytes(plan.network.trained, plan.slots) + ahead
 
 
 def _weights(plan: Plan) -> int:

@@ -36,7 +36,6 @@ class FamilyRoute:
     """A model by its family. `StockRoute` has the same members."""
 
     family: ModelFamily
-    """Of the model."""
     model: str
     """Folder or hub id whose configuration is counted."""
     options: dict[str, Any]

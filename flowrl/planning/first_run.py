@@ -18,7 +18,7 @@ from flowrl.pipelines.places.known_checkpoints import usual_sampling
 from flowrl.planning.bases import EVERYDAY, EVERYDAY_EVAL, Wish, base_for
 from flowrl.planning.recommended import is_recommended, recommended
 from flowrl.planning.written import placed
-from flowrl.session.few_steps import FEW, SMALL_CLIP, few_step_advice, is_few_step, watches_sharpness
+from flowrl.session.advice import FEW, SMALL_CLIP, few_step_advice, is_few_step, watches_sharpness
 from flowrl.session.preflight import look
 from flowrl.training.model_files import location_of
 

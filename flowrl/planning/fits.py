@@ -27,8 +27,8 @@ from flowrl.planning.memory import CARDS, GIB, Facts, Memory, MemorySettings, me
 
 _BITS = {"none": 16, "int8": 8, "fp8": 8, "int8_bnb": 8, "nf4": 4}
 """Bits of a weight in each form of `pipeline.quantize`; only smaller forms are tried."""
-SHARDS = (2, 4, 8)
-"""Numbers of processes for one copy of a denoiser to try."""
+SHARDS = (2, 4, 8, 16)
+"""Numbers of processes for one copy of a denoiser to try; beyond a machine's only if a run has so many."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -163,7 +163,7 @@ def _forms(facts: Facts, chosen: MemorySettings, choices: Choices) -> list[tuple
     split: list[tuple[str, dict[str, Any]]] = [
         (f"parallel.shard={n}", {"shard": n, "processes": max(n * choices.copies, chosen.processes)})
         for n in SHARDS
-        if chosen.shard == 1 and choices.splits and choices.sizes.get(n)
+        if n > chosen.shard and choices.splits and choices.sizes.get(n)
     ]
     both = [(f"{form} {parts}", few | many) for form, few in smaller[-1:] for parts, many in split]
     return smaller + split + both

@@ -21,7 +21,7 @@ from flowrl.planning.counts import RunCounts, graph_rows, negative_again, of_run
 from flowrl.planning.decoding import Size
 from flowrl.planning.family_route import DrawnSample, FamilyRoute
 from flowrl.planning.fits import SHARDS, Choices
-from flowrl.planning.memory import Facts, Memory, MemorySettings, allowed_sizes, memory_of
+from flowrl.planning.memory import NODE, Facts, Memory, MemorySettings, allowed_sizes, memory_of
 from flowrl.planning.network import FewBlocks, Network, Trained, few_blocks, measure, without_gradient
 from flowrl.planning.published_models import Parts
 from flowrl.planning.sent_text import Text
@@ -30,7 +30,7 @@ from flowrl.planning.throughput import Pace
 from flowrl.prompts.loading import eval_items
 from flowrl.recipes.counting import Passes, RecipeCounts
 from flowrl.rewards import models_of, reward_options
-from flowrl.session.batch_sizes import geometry_of
+from flowrl.session.advice import geometry_of
 from flowrl.session.preflight import recipe_of
 from flowrl.training.model_files import location_of
 from flowrl.training.parts import DTYPES, family_options, init_lora, lora_of, read_prompts
@@ -44,11 +44,9 @@ class Plan:
     name: str
     """Name of the configuration."""
     config: TrainConfig
-    """Its settings."""
     model: str
     """Folder or hub id."""
     family: str
-    """Family of the model."""
     processes: int
     """Number of processes of the run."""
     pace: Pace
@@ -68,7 +66,6 @@ class Plan:
     unknown: str
     """Why `network` is None; empty if it is known."""
     run: RunCounts
-    """Evaluations of the run."""
     counts: RecipeCounts
     """The recipe's own counts for the run."""
     slots: int
@@ -78,11 +75,9 @@ class Plan:
     rewards: tuple[tuple[str, int, int], ...]
     """Models of the rewards, `(model, parameters, bytes per weight)`, each once."""
     unknown_rewards: tuple[str, ...]
-    """Names of the rewards with unknown models."""
     cost: Cost | None = None
     """FLOPs of the run."""
     memory: Memory | None = None
-    """Memory of a process."""
     facts: Facts | None = None
     """Inputs of the memory estimate, None if unknown."""
     settings: MemorySettings
@@ -246,7 +241,7 @@ def _choices(plan: Plan, family: ModelFamily) -> Choices:
     device = "mps" if pipeline.device == "mps" else None  # others may be on another machine than this one
     copies, own = parallel.replicate or 1, family.name not in GENERIC  # stock pipelines are loaded whole
     offload = tuple(dict.fromkeys((*pipeline.offload, "rewards")))
-    for shard in (parallel.shard, *SHARDS):
+    for shard in (parallel.shard, *(n for n in SHARDS if n <= max(NODE, plan.processes))):
         ranks = max(shard * copies, plan.processes // parallel.context)
         images, left = divmod(config.num_images, ranks * config.updates_per_rollout)
         if not left and ranks % shard == 0:

@@ -12,10 +12,15 @@ from flowrl.config.train import TrainConfig, load_config, to_yaml
 from flowrl.planning.cost import cost_of
 from flowrl.planning.counts import negative_again, of_run
 from flowrl.planning.gather import Plan
+from flowrl.planning.memory import MemorySettings, base_bytes
 from flowrl.planning.throughput import PEAKS, SHARES
 
 USUAL = {24: "4090", 40: "A100", 48: "L40S", 80: "H100", 141: "H200", 180: "B200"}
 """GB of a card -> the usual GPU with so much memory."""
+LINKS = {"4090": 32.0, "A100": 300.0, "L40S": 32.0, "H100": 450.0, "H200": 450.0, "B200": 900.0}
+"""GPU -> GB/s that it receives from others of its machine, by the makers' data sheets: NVLink, or PCIe 4."""
+NETWORK = 50.0
+"""GB/s that a card receives from other machines, with an adapter of 400 Gb/s for each card."""
 TOO_LONG = 30 * 24.0
 """Hours beyond which nobody waits."""
 
@@ -83,9 +88,34 @@ def speed_of(plan: Plan, card: int | None, cards: int) -> Speed | None:
         return Speed(name=plan.processor, slow=slow, fast=fast, cards=cards)
     if plan.processor == "CPU":
         return None
-    name = USUAL[max((size for size in USUAL if size <= (card or 0)), default=min(USUAL))]
+    name = usual_card(card)
     slow, fast = (PEAKS[name] * share for share in SHARES)
     return Speed(name=name, slow=slow, fast=fast, cards=cards)
+
+
+def usual_card(card: int | None) -> str:
+    """The usual GPU with the most memory up to so many GB."""
+    return USUAL[max((size for size in USUAL if size <= (card or 0)), default=min(USUAL))]
+
+
+def gathered_bytes(plan: Plan, chosen: MemorySettings) -> tuple[float, float]:
+    """Bytes that each process of split weights receives in an iteration, and that copies of trained weights exchange.
+
+    A network call gathers the parts of one expert, its backward pass once more, and adds gradients up in float32. The
+    calls are those of full batches. Copies add up their parts' gradients once an update. Raises ValueError: the
+    dimensions are unknown.
+    """
+    facts, total, shard = plan.facts, plan.run.total, chosen.shard
+    if facts is None:
+        raise ValueError(f"the traffic of {plan.name} is not known: {plan.unknown}")
+    walked = total.backward / chosen.micro_batch_size
+    calls = (total.rollout + total.completion) / chosen.rollout_batch_size
+    calls += (total.update + total.reference) / chosen.micro_batch_size + walked
+    trained = 4 * facts.network.trained * facts.full
+    moved = calls * base_bytes(facts.network.weights, chosen.quantize, facts.dtype[1]) + walked * trained
+    moved *= (1 - 1 / shard) / facts.network.weights.experts / facts.passes[0] / chosen.ranks / plan.run.iterations
+    copies = chosen.processes // (shard * chosen.context)
+    return moved, 2 * trained / shard * (1 - 1 / copies) * plan.config.updates_per_rollout
 
 
 def changed(config: TrainConfig, settings: Sequence[str]) -> TrainConfig:

@@ -32,10 +32,10 @@ _MODULE = ("flowrl", "__main__.py")
 
 
 @contextmanager
-def light_libraries(config: TrainConfig) -> Iterator[None]:
+def light_libraries(config: TrainConfig | None) -> Iterator[None]:
     """A context that plans a configuration with as few libraries as it needs: with all of them if it uses a user's
-    file, whose imports are unknown, or a stock pipeline."""
-    if _names_file(asdict(config)) or _is_stock(config):
+    file, whose imports are unknown, or a stock pipeline. None stands for one that uses neither."""
+    if config is not None and (_names_file(asdict(config)) or _is_stock(config)):
         yield
         return
     import_lightly()

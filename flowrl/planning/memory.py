@@ -11,9 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from flowrl.pipelines.shared.prompt_embeddings import CACHED_BYTES, EMBEDDING_CACHE
-from flowrl.planning.network import Network
+from flowrl.planning.network import DenoiserWeights, Network
 from flowrl.planning.published_models import Parts
-from flowrl.planning.weights import DenoiserWeights
 from flowrl.recipes.counting import RolloutRecord
 from flowrl.runtime.placement import PINNED
 
@@ -22,6 +21,8 @@ CARDS = {24: 23.6, 40: 39.4, 48: 44.9, 80: 79.1, 141: 139.8}
 """Nominal size of a card -> GiB that its driver reports; for 48 GB with error correction, which takes a sixteenth."""
 OVERHEAD = 2 * GIB
 """The reserve: a process's CUDA context (some 0.5 GiB), workspaces, and blocks that the allocator cannot use."""
+NODE = 8
+"""Cards of a machine, at most as a rule."""
 LIBRARIES = 4 * GIB
 """Host memory of Python, torch, the libraries of models, and CUDA."""
 SLOT = 4
@@ -133,7 +134,6 @@ class Memory:
     configured: int
     """Activations of the configured micro-batch."""
     micro_batch_size: int
-    """The configured micro-batch."""
     gradients: int = 0
     """Gradients of its images, which `configured` includes."""
     update: int = 0
@@ -144,15 +144,26 @@ class Memory:
     """All bytes before text encoders are freed; 0 if they are not freed."""
     worker: int | None = None
     """Peak bytes of a process that only draws; None if the learner draws."""
+    sent: int = 0
+    """Bytes of weights that such a process takes in an iteration, and once more for an evaluation."""
     host: Mapping[str, int]
     """Bytes of host memory by kind, held during the whole run."""
     host_start: int = 0
     """Bytes that pass through the host while the model loads or is sent."""
+    host_rest: int = 0
+    """The same of a process that another gives its part of the denoiser."""
 
     @property
     def host_peak(self) -> int:
         """Peak of host memory over the run, with libraries."""
         return max(sum(self.host.values()), self.host_start) + LIBRARIES
+
+    def machine(self, chosen: MemorySettings) -> int:
+        """Host memory of a machine with at most `NODE` processes, of which one in each copy reads the denoiser."""
+        here = min(chosen.processes, NODE)
+        reading = math.ceil(here / chosen.shard)
+        others = (here - reading) * (max(sum(self.host.values()), self.host_rest) + LIBRARIES)
+        return reading * self.host_peak + others
 
     @property
     def fixed(self) -> int:
@@ -222,14 +233,20 @@ def memory_of(facts: Facts, chosen: MemorySettings) -> Memory:
         host=host,
         # The first process of a copy reads the model, and has it whole once more to ship it.
         host_start=max(weights.parameters * facts.dtype[1] + parts * sum(host.values()), encoders),
+        host_rest=encoders,
     )
     if not chosen.rollouts:
         return memory
     # It holds the whole model, and its text encoders are dropped once it has loaded.
     drawing = sum((_denoiser(facts, replace(chosen, shard=1)) | vae).values())
     draws = restored + max(_drawn(facts, chosen), evaluated)
-    masters = facts.full and (chosen.optim_offload or facts.dtype[1] == 4)
-    return replace(memory, worker=drawing + max(encoders, draws + 4 * network.trained * (not masters)) + OVERHEAD)
+    peak = drawing + max(encoders, draws + 4 * network.trained * (not facts.full)) + OVERHEAD
+    return replace(memory, worker=peak, sent=sent_bytes(facts))
+
+
+def sent_bytes(facts: Facts) -> int:
+    """The weights that workers take, as the network computes with them."""
+    return facts.network.trained * (facts.dtype[1] if facts.full else 4)
 
 
 def _drawn(facts: Facts, chosen: MemorySettings) -> int:
@@ -347,8 +364,11 @@ def _host(facts: Facts, chosen: MemorySettings, parts: tuple[int, int, int]) -> 
     rounds = facts.record.rounds
     record = rounds * (sum(map(pinned, columns)) + sum(columns) * (rounds > 1))
     found = {"record of a rollout": record} if record else {}
-    if chosen.staleness:  # of each its record, and its weights, once more in Ray's memory
-        found["iterations drawn ahead"] = chosen.staleness * (sum(columns) + 2 * 4 * trained)
+    own = sent_bytes(facts) // (chosen.shard if facts.full else 1)
+    if chosen.rollouts:
+        found["weights laid down for workers"] = own
+    if chosen.staleness:  # of each its record, and its weights, once more as they are laid down
+        found["iterations drawn ahead"] = chosen.staleness * (sum(columns) + 2 * own)
     if facts.gradients[0]:
         images, piece = facts.images // ranks, chosen.rollout_batch_size
         found["gradients of its images"] = facts.gradients[0] * images // piece * pinned(4 * trained * piece)

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import torch
@@ -25,12 +25,12 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from flowrl.pipelines import ModelFamily
-from flowrl.pipelines.arithmetic.compiling import first_expert
+from flowrl.pipelines.arithmetic.compiling import first_expert, repeated_blocks
 from flowrl.pipelines.shared.like_blocks import fewest, names_a_block
 from flowrl.pipelines.weights.full_weights import trained_names
 from flowrl.pipelines.weights.lora import check_targets
+from flowrl.pipelines.weights.quantize import large_layers
 from flowrl.planning.traces import Fused, Saved, Trace, cast
-from flowrl.planning.weights import DenoiserWeights, weights_of
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,12 +49,10 @@ class Trained:
 class Network:
     """A denoiser with its trained weights, and its evaluation of one sample."""
 
-    parameters: int
-    """Parameters of the checkpoint, over all experts."""
     trained: int
     """Trained parameters over all experts: those of the LoRA, or the weights themselves."""
     weights: DenoiserWeights
-    """The checkpoint's parameters by their place."""
+    """The checkpoint's parameters by their place, over all experts."""
     latent: tuple[int, ...]
     """Shape of the image that the network takes, without batch."""
     attended: int
@@ -63,12 +61,14 @@ class Network:
     """FLOPs of a forward pass with the LoRA."""
     backward: float
     """FLOPs of the backward pass after it."""
-    attention: float
-    """Share of attention in `forward`."""
+    in_attention: int
+    """FLOPs of attention in `forward`."""
     saved: int
     """Bytes that autograd saves for the backward pass."""
-    saved_checkpointed: int
-    """The same with gradient checkpointing, the block that is recomputed included."""
+    outside: int
+    """Bytes of them that gradient checkpointing keeps outside blocks."""
+    largest: int
+    """Bytes that are saved within a block, the most of one."""
     beside: int
     """Peak bytes of both passes besides the saved ones."""
     working: int
@@ -76,41 +76,34 @@ class Network:
     blocks: int
     """Number of blocks that are checkpointed one by one; 0 if the network cannot be checkpointed."""
 
+    @property
+    def parameters(self) -> int:
+        """Parameters of the checkpoint, over all experts."""
+        return self.weights.parameters
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Counted:
-    """Counts of one evaluation, as in `Network`.
+    @property
+    def attention(self) -> float:
+        """Share of attention in `forward`."""
+        return self.in_attention / self.forward
 
-    `kept` are the bytes that checkpointing keeps outside blocks, `largest` those of the largest block.
-    """
+    @property
+    def saved_checkpointed(self) -> int:
+        """`saved` with gradient checkpointing, the block that is recomputed included."""
+        return self.outside + self.largest if self.blocks else self.saved
 
-    latent: tuple[int, ...]
-    attended: int
-    largest: int
-    beside: int
-    working: int
-    weights: DenoiserWeights
-    trained: int
-    forward: int
-    backward: int
-    attention: int
-    saved: int
-    kept: int
-    blocks: int
-
-    def __add__(self, other: _Counted) -> _Counted:
+    def __add__(self, other: Network) -> Network:
         sums = {name: getattr(self, name) + getattr(other, name) for name in _LINEAR}
         most = {name: max(getattr(self, name), getattr(other, name)) for name in _MOST}
         return replace(self, **sums, **most)
 
-    def block(self, more: _Counted, times: int) -> _Counted:
+    def block(self, more: Network, times: int) -> Network:
         """So many times the counts of one block, which is the difference of `more` to this."""
         linear = {name: times * (getattr(more, name) - getattr(self, name)) for name in _LINEAR if name != "weights"}
         return replace(more, **linear, weights=more.weights.beyond(self.weights, times))
 
 
 _MOST = ("attended", "largest", "beside", "working")
-_LINEAR = tuple(f.name for f in fields(_Counted) if f.name not in ("latent", *_MOST))
+_LINEAR = tuple(f.name for f in fields(Network) if f.name not in ("latent", *_MOST))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -156,13 +149,7 @@ def measure(denoisers: FewBlocks, call: dict[str, Any], *, trained: Trained, dty
     least = total = _count(denoisers.least, call, trained, dtype)
     for lacking, network in denoisers.more:
         total += least.block(_count(network, call, trained, dtype), lacking)
-    return Network(
-        parameters=total.weights.parameters, trained=total.trained, weights=total.weights, latent=total.latent,
-        attended=total.attended, forward=total.forward, backward=total.backward,
-        attention=total.attention / total.forward, saved=total.saved,
-        saved_checkpointed=total.kept + total.largest if total.blocks else total.saved, beside=total.beside,
-        working=total.working, blocks=total.blocks,
-    )  # fmt: skip
+    return total
 
 
 def without_gradient(denoisers: FewBlocks, call: dict[str, Any]) -> tuple[int, int]:
@@ -185,7 +172,7 @@ def _evaluate(denoiser: nn.Module, call: Mapping[str, Any]) -> tuple[int, int]:
     return trace.total + fused.attention, trace.peak
 
 
-def _count(denoiser: nn.Module, call: Mapping[str, Any], trained: Trained, dtype: torch.dtype) -> _Counted:
+def _count(denoiser: nn.Module, call: Mapping[str, Any], trained: Trained, dtype: torch.dtype) -> Network:
     check_targets(denoiser, (trained.targets or ()) if trained.rank else ())
     weights = weights_of(denoiser)
     added = _prepare(denoiser, trained)
@@ -209,10 +196,10 @@ def _count(denoiser: nn.Module, call: Mapping[str, Any], trained: Trained, dtype
             answer = answer[0]
         forward = trace.total
         answer.float().sum().backward()
-    return _Counted(
+    return Network(
         weights=weights, trained=added, latent=latent, attended=fused.attended,
         forward=forward + fused.attention, backward=trace.total - forward + 2 * fused.attention,
-        attention=fused.attention, saved=saved.total, kept=saved.outside, largest=saved.largest,
+        in_attention=fused.attention, saved=saved.total, outside=saved.outside, largest=saved.largest,
         beside=max(0, trace.peak - saved.total), working=working, blocks=saved.blocks,
     )  # fmt: skip
 
@@ -266,3 +253,61 @@ class _WithLora(nn.Module):
         result = self.base(x)
         change = self.up(self.down(x.to(self.down.weight.dtype))) * 1.0
         return (result + change).to(result.dtype)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DenoiserWeights:
+    """Parameters of a denoiser, of all experts."""
+
+    parameters: int
+    blocks: int = 0
+    """Those of the blocks that repeat."""
+    matrices: Mapping[tuple[int, int], int] = field(default_factory=dict)
+    """Shape of a layer that can be quantised, (outputs, inputs) -> how many there are."""
+    largest_block: int = 0
+    """Parameters of the largest block."""
+    experts: int = 1
+    """Networks of which an evaluation calls one."""
+
+    def __add__(self, other: DenoiserWeights) -> DenoiserWeights:
+        shapes = {**self.matrices, **other.matrices}
+        return replace(
+            self,
+            parameters=self.parameters + other.parameters,
+            blocks=self.blocks + other.blocks,
+            matrices={shape: self.matrices.get(shape, 0) + other.matrices.get(shape, 0) for shape in shapes},
+            largest_block=max(self.largest_block, other.largest_block),
+        )
+
+    def beyond(self, less: DenoiserWeights, times: int) -> DenoiserWeights:
+        """So many times the difference of this to `less`."""
+        more = {shape: times * (count - less.matrices.get(shape, 0)) for shape, count in self.matrices.items()}
+        return replace(
+            self,
+            parameters=times * (self.parameters - less.parameters),
+            blocks=times * (self.blocks - less.blocks),
+            matrices=more,
+        )
+
+
+def weights_of(denoiser: nn.Module) -> DenoiserWeights:
+    """Counts a denoiser's parameters, those of all experts."""
+    experts = list(denoiser.values()) if isinstance(denoiser, nn.ModuleDict) else [denoiser]
+    matrices: dict[tuple[int, int], int] = {}
+    sizes = []
+    try:
+        found = repeated_blocks(first_expert(denoiser))
+    except (AttributeError, TypeError):  # a network that names none
+        found = []
+    for block in found:
+        sizes.append(sum(parameter.numel() for parameter in block.parameters()))
+        for _, _, layer in large_layers(block):
+            shape = (layer.out_features, layer.in_features)
+            matrices[shape] = matrices.get(shape, 0) + len(experts)
+    return DenoiserWeights(
+        parameters=sum(parameter.numel() for parameter in denoiser.parameters()),
+        blocks=sum(sizes) * len(experts),
+        matrices=matrices,
+        largest_block=max(sizes, default=0),
+        experts=len(experts),
+    )

@@ -10,13 +10,26 @@ from flowrl.config.train import ConfigError, TrainConfig
 from flowrl.planning.disk import disk_line
 from flowrl.planning.fits import Fit, fit
 from flowrl.planning.gather import Plan
-from flowrl.planning.hours import TOO_LONG, Hours, Speed, changed, in_time, rounded, speed_of, work_of
+from flowrl.planning.hours import (
+    LINKS,
+    NETWORK,
+    TOO_LONG,
+    Hours,
+    Speed,
+    changed,
+    gathered_bytes,
+    in_time,
+    rounded,
+    speed_of,
+    usual_card,
+    work_of,
+)
+from flowrl.planning.memory import NODE, MemorySettings
 from flowrl.planning.recommended import is_recommended, recommended
 from flowrl.planning.shorter import GIVES_UP, RESERVE, SMALLER, SPANS, Length, batches_of, length_within
 from flowrl.planning.verdict import card_for, verdict
-from flowrl.planning.words import note, table
-from flowrl.session.few_steps import few_step_advice, is_few_step
-from flowrl.session.reference_model import reference_notes
+from flowrl.planning.words import in_bytes, note, span, table
+from flowrl.session.advice import few_step_advice, is_few_step, reference_notes
 
 MOST_CARDS = 512
 """Largest number of cards to propose."""
@@ -62,7 +75,7 @@ def outlook_of(plan: Plan, card: int | None, price: float | None = None) -> Outl
     if plan.facts is None or plan.cost is None:
         return Outlook(card=card, price=price, advice=advice)
     found = fit(plan.facts, plan.settings, plan.choices, card)
-    speed = speed_of(plan, card, max(found.settings.processes, plan.processes))
+    speed = speed_of(plan, card, found.settings.processes)
     if speed is None or found.overrides is None:  # what does not fit takes no time
         return Outlook(card=card, found=found, price=price, advice=advice)
     config, other = changed(plan.config, found.overrides) if found.overrides else plan.config, None
@@ -134,7 +147,39 @@ def time_words(plan: Plan, outlook: Outlook) -> list[str]:
             said.append(f"costs about {middle} ({least} to {most}) at {outlook.price:g} an hour of a card")
     elif plan.cost is not None and (outlook.found is None or outlook.found.overrides is not None):
         said.append("how long it takes is not known: flowrl bench CONFIG measures the pace of this machine")
-    return [*said, disk_line(plan)]
+    return [*said, *process_words(plan, outlook), disk_line(plan)]
+
+
+def process_words(plan: Plan, outlook: Outlook) -> list[str]:
+    """Sentences on how several processes lie, what they take of a machine's host, and how long they move weights."""
+    found = outlook.found
+    if found is None or found.overrides is None or found.settings.processes == 1:
+        return []
+    chosen, copy = found.settings, found.settings.shard * found.settings.context
+    copies = chosen.processes // copy
+    words = f"{chosen.processes} processes hold {copies} cop{'y' if copies == 1 else 'ies'} of the model"
+    words += f", {'each ' * (copies > 1)}in {chosen.shard} parts" * (chosen.shard > 1)
+    words += f", {chosen.context} of them to each {plan.drawn}" * (chosen.context > 1)
+    if chosen.processes > NODE and copy > 1:
+        words += " on one machine" if copy <= NODE else f" on {math.ceil(copy / NODE)} machines"
+    words += f"; a machine of {min(chosen.processes, NODE)} needs at most {in_bytes(found.memory.machine(chosen))} of "
+    return [f"{words}host memory", *traffic_words(plan, outlook.card, chosen)]
+
+
+def traffic_words(plan: Plan, card: int, chosen: MemorySettings) -> list[str]:
+    """Sentences on what a card of so many GB receives in an iteration, at half of its link's pace to all of it."""
+    link = LINKS[usual_card(card)] if chosen.shard * chosen.context <= NODE else NETWORK
+    moved, exchanged = gathered_bytes(plan, chosen)
+    amounts = (
+        (moved, link, "its copy's weights and gradients, less with larger batches"),
+        (exchanged * (chosen.processes > NODE), NETWORK, "gradients of other copies"),
+    )
+    return [
+        f"in an iteration a card receives {in_bytes(size)} of {what}: {span(size, (pace / 2000, pace / 1000))} at "
+        f"{pace / 2:g} to {pace:g} GB/s, partly while it computes"
+        for size, pace, what in amounts
+        if size and plan.processor == "GPU"
+    ]
 
 
 def sooner_lines(plan: Plan, outlook: Outlook) -> list[str]:

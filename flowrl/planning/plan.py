@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from flowrl.config.base import config_for_card, named_config
 from flowrl.config.train import TrainConfig
 from flowrl.planning.bases import Wish, is_model
-from flowrl.planning.light_libraries import import_lightly, light_libraries, without_compiler
+from flowrl.planning.light_libraries import light_libraries
 from flowrl.planning.throughput import pace
 from flowrl.runtime.files import write_atomically
 from flowrl.runtime.public import public
@@ -84,6 +85,7 @@ def plan(
     *,
     card: int | None = None,
     processes: int | None = None,
+    cards: str | None = None,
     tflops: float | None = None,
     bench: str | Path | None = None,
     price: float | None = None,
@@ -99,6 +101,7 @@ def plan(
             asset:tiny-sd3), to plan its first run by the recommended recipe.
         card: memory of the card in GB; None takes the smallest usual card that holds the run unchanged.
         processes: number of GPUs; None takes what `parallel.replicate` copies of the model need, or one copy.
+        cards: both, as in "8x80", eight cards of 80 GB.
         tflops: sustained TFLOP/s of one GPU, to estimate the hours.
         bench: a bench.json of `flowrl bench`, or its folder, to estimate the hours.
         price: price of one card for an hour, in your currency, to estimate the cost.
@@ -116,6 +119,7 @@ def plan(
     >>> planned.iterations, planned.peak_bytes < 4 * 2**30
     (10, True)
     """
+    processes, card = number_and_memory(cards, processes, card)
     refuse_given(tflops=tflops, bench=bench, price=price, hours=hours, out=out)
     given, card = config_for_card(config if isinstance(config, Mapping) else str(config), card)
     make = partial(make_plan, tflops=tflops, bench=None if bench is None else str(bench))
@@ -146,6 +150,19 @@ def plan(
             if out is not None:
                 write_atomically(Path(out), text)
         return told(made, found, outlook, text, long=long)
+
+
+def number_and_memory(cards: str | None, processes: int | None, card: int | None) -> tuple[int | None, int | None]:
+    """Number of cards and GB of each, of "8x80". Raises ValueError: it is none, or says again what is given."""
+    if cards is None:
+        return processes, card
+    found = re.fullmatch(r"([1-9]\d*)x([1-9]\d*)", cards)
+    if found is None:
+        raise ValueError(f"`cards` is a number of cards and the GB of each, such as 8x80, got {cards!r}")
+    number, memory = map(int, found.groups())
+    if (processes or number, card or memory) != (number, memory):
+        raise ValueError(f"`cards` is {cards}, and `processes` or `card` says something else: leave them out")
+    return number, memory
 
 
 def refuse_given(**given: Any) -> None:
@@ -249,8 +266,7 @@ def planned_settings(
         settings: replace the configuration's own.
     """
     if isinstance(given, str) and not Path(given).is_file() and is_model(given):
-        import_lightly()
-        with without_compiler():
+        with light_libraries(None):
             from flowrl.planning.first_run import first_run
 
             first = first_run(Wish(model=given, card=card or 0, recommended=True), settings)

@@ -46,7 +46,8 @@ def text_of(family: ModelFamily, model: str, options: dict[str, Any], prompts: S
         prompts: all prompts that the run embeds; None if they are not here.
     """
     most = family.text_tokens(model, options)
-    if not drops_padding(family, model, most, options):
+    p = unloaded(family, model, most, options)
+    if p is None or "length_on_host" not in p.family.conditioning(p, most):  # which keeps a prompt's number of tokens
         return Text(most=most)
     if family.num_sources != (0, 0):
         return Text(most=most, usual=most, told="its source images are told as text too, so prompts were not counted")
@@ -61,12 +62,6 @@ def text_of(family: ModelFamily, model: str, options: dict[str, Any], prompts: S
     found = [min(most, len(one.ids) + AROUND) for one in tokenizer.encode_batch(list(some))]
     longest = max(found) if len(some) == len(prompts) else most
     return Text(most=longest, usual=round(sum(found) / len(found)), told="counted by the model's tokenizer")
-
-
-def drops_padding(family: ModelFamily, model: str, tokens: int, options: Mapping[str, Any]) -> bool:
-    """Whether the denoiser gets only a prompt's own tokens; the prompt then keeps their number with them."""
-    p = unloaded(family, model, tokens, options)
-    return p is not None and "length_on_host" in p.family.conditioning(p, tokens)
 
 
 def unloaded(family: ModelFamily, model: str, tokens: int, options: Mapping[str, Any]) -> FamilyPipeline | None:

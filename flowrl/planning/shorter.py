@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 
 from flowrl.config.train import TrainConfig
 from flowrl.planning.gather import Plan
@@ -53,13 +54,11 @@ class Length:
     batch: Batch
     """Prompts of an iteration, and images of each."""
     iterations: int
-    """Of the run."""
     evaluations: int
     """Number of evaluations before, during and after the run."""
     share: float
     """Share of an evaluation's prompts that is kept."""
     hours: Hours
-    """Of the run."""
 
     def __str__(self) -> str:
         return f"{self.batch[0]} x {self.batch[1]} x {self.iterations:,}"
@@ -143,15 +142,7 @@ def length_settings(config: TrainConfig, found: Length, within: float, evaluated
     if found.share < 1 and evaluated:
         settings["eval.num_prompts"] = max(1, int(evaluated * found.share))
     settings["budget.seconds"] = min(config.budget.seconds or math.inf, within * 3600)
-    return tuple(f"{key}={value:g}" for key, value in settings.items() if value != _value(config, key))
-
-
-def _value(config: TrainConfig, key: str) -> object:
-    """A setting by its dotted key."""
-    found: object = config
-    for part in key.split("."):
-        found = getattr(found, part)
-    return found
+    return tuple(f"{key}={value:g}" for key, value in settings.items() if value != attrgetter(key)(config))
 
 
 def settings_in_time(plan: Plan, card: int, hours: float | None) -> tuple[str, ...]:

@@ -9,17 +9,17 @@ from flowrl.config.sections import PipelineConfig, SamplerConfig
 from flowrl.config.train import TrainConfig
 from flowrl.pipelines.places.hub_files import did_you_mean
 from flowrl.pipelines.places.known_checkpoints import precision_note
-from flowrl.planning.cost import FLOOR, Cost, per_image
+from flowrl.planning.cost import FLOOR, Cost
 from flowrl.planning.disk import disk_rows, on_hub
 from flowrl.planning.fits import Fit, fit
 from flowrl.planning.gather import Plan
-from flowrl.planning.memory import CARDS, LIBRARIES, OVERHEAD, Facts, Memory, fitting
+from flowrl.planning.memory import CARDS, LIBRARIES, NODE, OVERHEAD, Facts, Memory, fitting
 from flowrl.planning.outlook import Outlook, headline, outlook_lines, sooner_lines
 from flowrl.planning.refusals import Obstacles
 from flowrl.planning.throughput import PEAKS, SHARES
 from flowrl.planning.verdict import in_the_way
 from flowrl.planning.words import Row, duration, flops, in_bytes, mean, note, pairs, span, table
-from flowrl.session.batch_sizes import sizes_line
+from flowrl.session.advice import sizes_line
 from flowrl.training.parts import attention_text
 
 BRIEF = 40
@@ -28,7 +28,6 @@ BRIEFLY = ("recipe", "iterations", "model", "", "size", "sampler")
 """Facts about the run in a brief plan."""
 _TOLD = (24, 40, 80)
 """Cards, in GB, that a plan covers unless you name one."""
-_NODE = 8  # cards of a machine, at most as a rule
 
 
 def as_text(plan: Plan, found: Obstacles, outlook: Outlook) -> str:
@@ -155,7 +154,8 @@ def _batches(plan: Plan) -> list[str]:
 def _evaluations(plan: Plan) -> list[str]:
     config, run = plan.config, plan.run
     a_sample = "an image" if plan.drawn == "image" else "a clip"
-    each = per_image(run.total, config.num_images * run.iterations)
+    kinds, images = ("rollout", "completion", "update", "backward", "reference"), config.num_images * run.iterations
+    each = {kind: getattr(run.total, kind) / images for kind in kinds}
     rows = [("", a_sample, "an iteration", "the run")]
     for kind, value in each.items():
         total = getattr(run.total, kind)
@@ -238,13 +238,8 @@ def _hours(plan: Plan, cost: Cost) -> list[str]:
     if plan.processes > 1:
         hours.append(("", f"{span(cost.total / plan.processes, paces)} on {plan.processes}"))
     if kind == "GPU":
-        hours.append(
-            (
-                "",
-                f"never less than {duration(cost.total / (FLOOR * 1e12))}: no GPU of an H200's kind exceeds "
-                f"{FLOOR:g} TFLOP/s",
-            )
-        )
+        least = f"never less than {duration(cost.total / (FLOOR * 1e12))}"
+        hours.append(("", f"{least}: no GPU of an H200's kind exceeds {FLOOR:g} TFLOP/s"))
     return pairs(hours)
 
 
@@ -263,16 +258,17 @@ def memory_lines(plan: Plan, card: int | None = None) -> list[str]:
     rows.append(("reserve", in_bytes(OVERHEAD)))
     rows.append(("at most", in_bytes(memory.peak)))
     lines = table(rows)
-    if memory.start and facts.at_once:
-        lines += note(f"at the start {in_bytes(memory.start)} of all parts; the encoders are dropped then")
-    elif memory.start:
-        lines += note(
-            f"at the start {in_bytes(memory.start)} of text encoders and autoencoder; the denoiser is loaded once the "
-            "encoders are dropped"
-        )
+    if memory.start:
+        parts = "text encoders and autoencoder; the denoiser is loaded once the encoders are dropped"
+        parts = "all parts; the encoders are dropped then" if facts.at_once else parts
+        lines += note(f"at the start {in_bytes(memory.start)} of {parts}")
     lines += _host_lines(plan, memory, facts)
     if memory.worker is not None:
-        lines += note(f"this is the process that learns; one that draws takes at most {in_bytes(memory.worker)}")
+        back = in_bytes(sum(facts.record.columns) * facts.latent)
+        lines += note(
+            f"this is the process that learns; one that draws takes at most {in_bytes(memory.worker)}. In an iteration "
+            f"it is sent {in_bytes(memory.sent)} of weights, and {back} of latents come back from all of them"
+        )
     lines += _micro_batches(plan, memory, facts)
     if plan.counts.through_rewards:
         lines += note("reward and decoder keep activations too, which are not counted")
@@ -286,8 +282,8 @@ def _host_lines(plan: Plan, memory: Memory, facts: Facts) -> list[str]:
     if facts.prompts is None and facts.prompt:
         host.append(("embeddings of prompts", f"{in_bytes(facts.prompt * facts.dtype[1])} each"))
     host += [("while the model loads", in_bytes(memory.host_start)), ("libraries", in_bytes(LIBRARIES))]
-    node = min(plan.processes, _NODE)
-    most = f", {in_bytes(node * memory.host_peak)} for {node} on one machine" if node > 1 else ""
+    node = min(plan.processes, NODE)
+    most = f", {in_bytes(memory.machine(plan.settings))} for {node} on one machine" if node > 1 else ""
     return ["Host memory of a process", *table([*host, ("at most", in_bytes(memory.host_peak) + most)])]
 
 
@@ -317,7 +313,7 @@ def _words(found: Fit, plan: Plan) -> str:
     most += " and what is not known" if found.memory.unknown else ""
     if not found.overrides:
         return f"fits as it is, at most {most}"
-    more = max(found.settings.processes, plan.processes)
+    more = found.settings.processes
     where = f", on {more} such cards" if more > plan.processes else ""
     return f"{' '.join(found.overrides)}: at most {most}{where}"
 
@@ -325,7 +321,9 @@ def _words(found: Fit, plan: Plan) -> str:
 def first_rows(plan: Plan, found: Obstacles) -> list[str]:
     """Licence, what you have to put in place, and what this machine lacks."""
     rows: list[Row] = []
-    if not on_hub(plan):
+    if plan.model.startswith("asset:"):
+        rows.append(("licence", "Apache-2.0; ships with flowrl"))
+    elif not on_hub(plan):
         rows.append(("licence", "none known for a folder: see where it came from"))
     elif plan.licence is None:
         rows.append(("licence", f"not known: see huggingface.co/{plan.model}"))

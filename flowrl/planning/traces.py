@@ -246,15 +246,16 @@ class Saved:
             self.outside += self._kept.add(tensor)
         return tensor
 
-    def block(self, function: Callable[..., Any], *arguments: Any) -> Any:
+    def block(self, function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
         """Calls a block like `torch.utils.checkpoint`; only its inputs stay."""
         if self._within is not None:  # a block inside a block is recomputed with it
-            return function(*arguments)
+            return function(*arguments, **named)
         self.blocks += 1
-        self.outside += sum(self._kept.add(given) for given in arguments if isinstance(given, Tensor))
+        inputs = (*arguments, *named.values())
+        self.outside += sum(self._kept.add(given) for given in inputs if isinstance(given, Tensor))
         self._within = 0
         try:
-            return function(*arguments)
+            return function(*arguments, **named)
         finally:
             self.largest, self._within = max(self.largest, self._within), None
 

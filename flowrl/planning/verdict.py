@@ -6,7 +6,7 @@ import re
 
 from flowrl.planning.fits import Fit, card_gib, fit
 from flowrl.planning.gather import Plan
-from flowrl.planning.memory import CARDS, GIB
+from flowrl.planning.memory import CARDS, GIB, OVERHEAD
 from flowrl.planning.words import in_bytes, note, pairs
 
 _NAMED = re.compile(r"_([1-9]\d*)gb$")
@@ -36,7 +36,7 @@ def verdict(plan: Plan, card: int | None, *, gains: bool = True) -> list[str]:
         return note(f"does not fit {card} GB with any setting, because {in_the_way(found)}")
     if not found.overrides:
         return note(f"fits {card} GB as it is: {most}")
-    more = max(found.settings.processes, plan.processes)
+    more = found.settings.processes
     cards = f", on {more} such cards" if more > plan.processes else ""
     words = f"fits {card} GB with {' '.join(found.overrides)}: {most}{cards}. As it is it takes "
     words += in_bytes(plan.memory.peak)
@@ -65,8 +65,14 @@ def changes_for(plan: Plan, card: int) -> tuple[str, ...]:
 
 
 def in_the_way(found: Fit) -> str:
-    """Why a run does not fit: its smallest memory, and the largest part of that."""
-    held = sorted(found.memory.held.items(), key=lambda entry: -entry[1])[:2]
-    largest = " and ".join(f"{name} ({in_bytes(size)})" for name, size in held)
-    lacking = in_bytes(found.memory.peak - card_gib(found.card) * GIB)
-    return f"it takes at least {in_bytes(found.memory.peak)}, {lacking} too much; most of it is {largest}"
+    """Why a run does not fit: its smallest memory, and the largest parts of that."""
+    memory = found.memory
+    moments = {**memory.stages, "the update": memory.configured + memory.update}
+    most = max(moments, key=lambda name: moments[name])
+    parts = {**memory.held, most: moments[most]}
+    if memory.peak == memory.start + OVERHEAD:
+        parts = {"what embeds the prompts at the start": memory.start}
+    largest = sorted(parts.items(), key=lambda entry: -entry[1])[:2]
+    words = " and ".join(f"{name} ({in_bytes(size)})" for name, size in largest)
+    lacking = in_bytes(memory.peak - card_gib(found.card) * GIB)
+    return f"it takes at least {in_bytes(memory.peak)}, {lacking} too much; most of it is {words}"

@@ -68,7 +68,7 @@ def flops(value: float) -> str:
 
 def in_bytes(value: float) -> str:
     """Bytes with a unit."""
-    return _scaled(value, ((GIB, "GiB"), (2**20, "MiB"), (2**10, "KiB")))
+    return _scaled(value, ((2**10 * GIB, "TiB"), (GIB, "GiB"), (2**20, "MiB"), (2**10, "KiB")))
 
 
 def span(amount: float, paces: tuple[float, float]) -> str:

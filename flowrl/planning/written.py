@@ -33,10 +33,15 @@ def text_of(config: TrainConfig, base: str | None, head: Sequence[str], sized: C
         sized: keys that were set for the card or the time.
     """
     own = yaml.safe_load(to_yaml(config))
-    data: dict[str, Any] = own if base is None else {"base": _named(base)}
+    data: dict[str, Any] = own
+    if base is not None:  # a shipped one by its name, so that another machine finds it
+        name = Path(base).stem
+        data = {"base": name if config_files().get(name) in (Path(base), find_config(base)) else os.path.abspath(base)}
     differing = set() if base is None else set(_differing(config, load_config(find_config(base))))
     for key in (*SHOWN, *sorted(differing - set(SHOWN))) if base is not None else ():
-        value = _at(own, key)
+        value: Any = own
+        for part in key.split("."):
+            value = value.get(part) if isinstance(value, dict) else None
         if value is not None or key in differing:
             if key.endswith("rewards"):  # without what they have by default
                 value = [{name: one for name, one in entry.items() if one not in (None, {}, [])} for entry in value]
@@ -88,18 +93,6 @@ def _differing(one: Any, other: Any, prefix: str = "") -> Iterator[str]:
             yield f"{prefix}{field.name}"
 
 
-def _named(base: str) -> str:
-    """A shipped configuration by its name, so that another machine finds it; a file by its full path."""
-    name = Path(base).stem
-    return name if config_files().get(name) in (Path(base), find_config(base)) else os.path.abspath(base)
-
-
-def _at(data: Any, dotted: str) -> Any:
-    for part in dotted.split("."):
-        data = data.get(part) if isinstance(data, dict) else None
-    return data
-
-
 def _plain(value: Any) -> Any:
     """Values without the marks of overrides."""
     if isinstance(value, dict):
@@ -117,7 +110,7 @@ def _lines(data: dict[str, Any], sized: set[str]) -> list[str]:
             lines.append(f"{key}:")
             for name, inner in value.items():
                 lines += _line(f"  {name}", inner, f"{key}.{name}", docs, sized)
-        elif key == "rewards":
+        elif key == "rewards" and value:
             lines += ["rewards:", *(f"- {_flow(item)}" for item in value)]
         else:
             lines += _line(key, value, key, docs, sized)

@@ -138,14 +138,6 @@ def train(config: ScorerConfig) -> AttributeNet:
     return net.requires_grad_(False).eval()
 
 
-def write_weights(net: AttributeNet, path: Path, notes: dict[str, str]) -> None:
-    """Writes the weights in float16 with notes as metadata."""
-    from safetensors.torch import save
-
-    with replacing(path) as stream:
-        stream.write(save({name: value.half().contiguous() for name, value in net.state_dict().items()}, notes))
-
-
 def roc_auc(scores: Sequence[float], correct: Sequence[bool]) -> float:
     """Probability that a correct image scores higher than a wrong one (ties count half); NaN where one kind lacks."""
     values, right = np.asarray(scores, dtype=np.float64), np.asarray(correct, dtype=bool)
@@ -264,11 +256,15 @@ def write_readme(config: ScorerConfig, path: Path) -> None:
 
 def main(config: ScorerConfig) -> Path:
     """Trains and measures, or only measures; returns the folder."""
+    from safetensors.torch import save
+
     path = Path(config.out) / "model.safetensors"
     if not config.measure_only:
         begun = time.process_time()
         net = train(config)
         minutes = f"{(time.process_time() - begun) / 60:.1f}"
-        write_weights(net, path, {"settings": json.dumps(asdict(config)), "minutes": minutes})
+        notes = {"settings": json.dumps(asdict(config)), "minutes": minutes}
+        with replacing(path) as stream:
+            stream.write(save({name: value.half().contiguous() for name, value in net.state_dict().items()}, notes))
     write_readme(config, path)
     return path.parent

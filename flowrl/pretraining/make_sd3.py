@@ -29,7 +29,14 @@ from torch import Tensor
 from flowrl.pipelines.families.sd3 import FAMILY
 from flowrl.pretraining.label_head import LabelHead, by_tokens, label_map
 from flowrl.pretraining.making import autoencoder_of, describe, encode_once, learn, prepare, scaled_latents, write_asset
-from flowrl.pretraining.network_training import Noised, WrongCaptions, reconstruct, train_autoencoder, velocity_error
+from flowrl.pretraining.network_training import (
+    Noised,
+    OwnAutoencoder,
+    WrongCaptions,
+    reconstruct,
+    train_autoencoder,
+    velocity_error,
+)
 from flowrl.pretraining.tiny_sd3 import CONTEXT, GUIDANCE_SCALE, NUM_STEPS, build_tiny_sd3
 from flowrl.rewards import build_reward
 from flowrl.runtime.randomness import counter_seed
@@ -47,24 +54,15 @@ _MEASURED = 512  # scenes that latents are measured on
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PretrainConfig(WrongCaptions):
+class PretrainConfig(OwnAutoencoder):
     """Settings of the embedded model's pre-training."""
 
     out: str = "runs/pretrain"
     vae_steps: int = 1150
-    """Updates of the autoencoder."""
     vae_batch_size: int = 32
-    """Scenes per autoencoder update."""
-    vae_lr: float = 2e-3
-    """Peak learning rate of the autoencoder."""
     kl_weight: float = 5e-4
-    """Weight of the autoencoder's mean KL term."""
-    vae: str = ""
-    """A pipeline folder (or asset:NAME) whose autoencoder is taken; "" trains one."""
     steps: int = 5000
     lr: float = 5e-3
-    shift: float = 3.0
-    """Shift of the training noise levels."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

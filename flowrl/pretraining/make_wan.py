@@ -33,7 +33,7 @@ from flowrl.pretraining.label_head import LabelHead, by_tokens, label_map
 from flowrl.pretraining.making import describe, encode_once, learn, prepare, write_asset
 from flowrl.pretraining.network_training import (
     Noised,
-    WrongCaptions,
+    OwnAutoencoder,
     in_low_precision,
     reconstruct,
     train_autoencoder,
@@ -54,30 +54,21 @@ _GROUND = BACKGROUND[0] / 127.5 - 1.0  # of all three channels
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class WanConfig(WrongCaptions):
+class WanConfig(OwnAutoencoder):
     """Settings of this pre-training."""
 
     out: str = "runs/pretrain-wan"
     vae_steps: int = 2400
-    """Updates of the autoencoder."""
     vae_batch_size: int = 8
-    """Clips per autoencoder update."""
-    vae_lr: float = 2e-3
-    """Peak learning rate of the autoencoder."""
     kl_weight: float = 1e-4
-    """Weight of the autoencoder's mean KL term."""
     shape_weight: float = 6.0
     """How much more the pixels of a shape and about it count in the autoencoder's error; without it neither colours
     nor corners are learned."""
-    vae: str = ""
-    """A pipeline folder (or asset:NAME) whose autoencoder is taken; "" trains one."""
     num_right: int = 12_288
     steps: int = 4000
     lr: float = 4e-3
     batch_size: int = 32
     num_wrong: int = 4096
-    shift: float = 3.0
-    """Shift of the training noise levels."""
 
 
 def clip_batch(numbers: range, seed: int, stage: str, wrong: float = 0.0) -> tuple[Tensor, Tensor, list[str]]:

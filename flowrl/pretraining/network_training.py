@@ -66,6 +66,24 @@ class WrongCaptions(Making):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class OwnAutoencoder(WrongCaptions):
+    """What can be set of a model whose autoencoder may learn too."""
+
+    vae_steps: int
+    """Updates of the autoencoder."""
+    vae_batch_size: int
+    """Examples per autoencoder update."""
+    vae_lr: float = 2e-3
+    """Peak learning rate of the autoencoder."""
+    kl_weight: float
+    """Weight of the autoencoder's mean KL term."""
+    vae: str = ""
+    """A pipeline folder (or asset:NAME) whose autoencoder is taken; "" trains one."""
+    shift: float = 3.0
+    """Shift of the training noise levels."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Noised:
     """A batch for flow matching."""
 

@@ -56,19 +56,15 @@ def _merges(words: Sequence[str]) -> list[tuple[str, str]]:
         counts = Counter(pair for parts in pieces for pair in pairwise(parts))
         best = min(counts, key=lambda pair: (-counts[pair], pair))
         merges.append(best)
-        pieces = [_merge(parts, best) for parts in pieces]
+        for place, parts in enumerate(pieces):  # every occurrence of the pair is joined, left to right
+            joined: list[str] = []
+            for part in parts:
+                if joined and (joined[-1], part) == best:
+                    joined[-1] += part
+                else:
+                    joined.append(part)
+            pieces[place] = joined
     return merges
-
-
-def _merge(parts: list[str], pair: tuple[str, str]) -> list[str]:
-    """Joins every occurrence of a pair, left to right."""
-    joined: list[str] = []
-    for part in parts:
-        if joined and (joined[-1], part) == pair:
-            joined[-1] += part
-        else:
-            joined.append(part)
-    return joined
 
 
 def clip_tokenizer(more: Sequence[str] = ()) -> CLIPTokenizer:

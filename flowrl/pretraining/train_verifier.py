@@ -21,6 +21,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -43,7 +44,7 @@ from flowrl.pretraining.verifier_data import (
 )
 from flowrl.prompts.pairs import read_pairs
 from flowrl.rewards.judges.answers import parse_score
-from flowrl.rewards.judges.asking import mean, probability_of_yes
+from flowrl.rewards.judges.asking import probability_of_yes
 from flowrl.rewards.judges.chat import Question
 from flowrl.rewards.judges.local_chat import LocalChat, LocalJudge, load_vision_language
 from flowrl.rewards.judges.principles import SCORE
@@ -236,7 +237,7 @@ def parsed(text: str) -> float | None:
 def joined(sides: Sequence[Side], scores: Sequence[float]) -> list[float]:
     """The mean of each image's scores, which stand one after the other."""
     rest = iter(scores)
-    return [mean([next(rest) for _ in side.questions]) for side in sides]
+    return [fmean([next(rest) for _ in side.questions]) for side in sides]
 
 
 def main(config: VerifierConfig) -> Path:

@@ -147,7 +147,7 @@ def _measure(bench: Bench, subject: BenchSubject, watch: Stopwatch, sections: li
 def _phases(section: str, subject: BenchSubject, watch: Stopwatch, bench: Bench) -> Iterator[Phase]:
     """The phases of a section, as they are measured."""
     from flowrl.profiling import ceilings, iterations, network, parts
-    from flowrl.profiling.subject import free_encoders
+    from flowrl.training.parts import encode_everything
 
     pace = None if bench.throughput is None else bench.throughput[0]
     found: dict[str, Callable[[BenchSubject, Stopwatch], Iterator[Phase]]] = {
@@ -167,12 +167,12 @@ def _phases(section: str, subject: BenchSubject, watch: Stopwatch, bench: Bench)
         if not out_of_memory(error):
             raise
         yield Phase(section=section, name="the rest", note=OUT_OF_MEMORY)
-    if section == "text":
-        free_encoders(subject)
+    if section == "text" and subject.text_encoders and subject.config.pipeline.free_text_encoders:
+        encode_everything(subject.pipeline, subject.pipeline, subject.prompts)
 
 
 def _facts(subject: BenchSubject) -> dict[str, Any]:
-    from flowrl.profiling.text import size
+    from flowrl.planning.words import in_bytes
     from flowrl.runs.manifest import session_facts
 
     facts = session_facts(subject.device, 1)
@@ -187,7 +187,7 @@ def _facts(subject: BenchSubject) -> dict[str, Any]:
         "compile": pipeline.compile,
         "random_weights": not subject.text_encoders,
         "image": list(subject.pipeline.image_shape),
-        "weights": size(subject.weight_bytes),
+        "weights": in_bytes(subject.weight_bytes),
         "gflop_forward_row": None if counted is None else counted.forward / 1e9,
         "gflop_backward_row": None if counted is None else counted.backward / 1e9,
     }

@@ -18,7 +18,7 @@ from flowrl.profiling.result import USED, WHOLE, Phase, TimeSpread
 from flowrl.profiling.stopwatch import Stopwatch
 from flowrl.profiling.subject import BenchSubject, joined_reward
 from flowrl.recipes.counting import Counts
-from flowrl.session.batch_sizes import sizes_line
+from flowrl.session.advice import sizes_line
 from flowrl.session.preflight import recipe_of, resolve
 from flowrl.training.resume_check import inputs_of
 from flowrl.training.run import Run

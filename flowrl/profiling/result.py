@@ -91,19 +91,16 @@ class Bench:
     """The measurements of a bench."""
 
     name: str
-    """The name of the configuration."""
     facts: Mapping[str, Any] = field(default_factory=dict)
     """Facts of the machine, the software and the configuration."""
     config: str = ""
     """The measured configuration, as YAML."""
     phases: tuple[Phase, ...] = ()
-    """The phases in order."""
     notes: tuple[str, ...] = ()
     """What you need to know to read the numbers."""
     finished: bool = False
     """False if something cut the bench off."""
     folder: Path | None = field(default=None, compare=False)
-    """Folder of the bench."""
 
     def phase(self, section: str, name: str) -> Phase | None:
         """A phase by its name."""

@@ -24,7 +24,6 @@ class Stopwatch:
     """How calls are timed."""
 
     device: torch.device
-    """Device of the calls."""
     repeats: int
     """Number of timed calls; fewer if time runs out, but at least one."""
     warm_ups: int

@@ -54,17 +54,13 @@ class BenchSubject:
     """All that phases are measured on."""
 
     name: str
-    """Name of the configuration."""
     config: TrainConfig
     """The measured configuration, with missing parts replaced."""
     family: str
-    """Of the model."""
     device: torch.device
-    """Where."""
     pipeline: Pipeline
     """Pipeline, loaded or with random weights."""
     policy: Policy
-    """Its LoRA."""
     rewards: tuple[tuple[Reward, RewardConfig], ...]
     """Loaded ones, with their entries."""
     absent: tuple[tuple[str, str], ...]
@@ -76,11 +72,9 @@ class BenchSubject:
     geometry: Geometry
     """Of one process."""
     text_encoders: bool
-    """Whether there are text encoders."""
     layers: int | None
     """Largest number of blocks of each kind; None keeps all."""
     notes: tuple[str, ...]
-    """Notes for the reader."""
 
     @property
     def parameters(self) -> list[Tensor]:
@@ -161,7 +155,7 @@ def prepare(config: TrainConfig, name: str, *, random_weights: bool, layers: int
     ready = preflight(config, stand_in=stands_in)
     prompts, model, family = ready.prompts, ready.location, cast(Family, ready.family)
     drawn = random_weights or layers is not None or not (Path(model).is_dir() or in_cache(model))
-    device = device_of_config(config)
+    device = find_device(config.pipeline.device, "pipeline.device=")
     refuse_unable(config.reward_dtype, device, "reward_dtype")
     card = family.card(model)
     if layers is not None and card is not None and fewer_blocks(card, layers) == block_kinds(vars(card.network)):
@@ -237,17 +231,6 @@ def _measurable(config: TrainConfig, notes: list[str]) -> TrainConfig:
         eval_every=0,
         eval=replace(config.eval, rewards=(), initial=False),
     )
-
-
-def device_of_config(config: TrainConfig) -> torch.device:
-    """The device that a run of a configuration takes."""
-    return find_device(config.pipeline.device, "pipeline.device=")
-
-
-def free_encoders(subject: BenchSubject) -> None:
-    """Embeds the prompts of all phases, and drops the text encoders where the configuration says so."""
-    if subject.text_encoders and subject.config.pipeline.free_text_encoders:
-        parts.encode_everything(subject.pipeline, subject.pipeline, subject.prompts)
 
 
 def _with_rewards(config: TrainConfig) -> tuple[TrainConfig, list[tuple[str, str]]]:

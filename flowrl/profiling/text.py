@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Mapping
 
 from flowrl.profiling.result import SECTIONS, WRONG, Bench, Phase, TimeSpread
 from flowrl.rendering.terminal_text import COLUMNS, Table, as_table
@@ -161,15 +160,6 @@ def pace(phase: Phase) -> str:
 def rate(flops: float) -> str:
     """FLOPs a second."""
     return f"{flops / 1e12:.3g} TFLOP/s" if flops >= 1e11 else f"{flops / 1e9:.3g} GFLOP/s"
-
-
-def size(count: float) -> str:
-    """Bytes in three digits."""
-    units: Mapping[str, float] = {"GiB": 2**30, "MiB": 2**20, "KiB": 2**10}
-    for unit, least in units.items():
-        if count >= least:
-            return f"{count / least:.3g} {unit}"
-    return f"{count:.0f} B"
 
 
 def _wrapped(text: str) -> str:

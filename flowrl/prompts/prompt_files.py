@@ -14,6 +14,7 @@ Besides `prompt`, an object or row may hold (all paths relative to the file):
     reference, references    images that a sample is to resemble (for rewards)
     source_video             an .mp4, .webm or .gif that the instruction is about, or that a clip is drawn along
     mask_video               one that is white where `source_video` is drawn and black where it stays
+    pose_video, face_video   of the movement, and of the face, that a character is drawn with
     negative_prompt          what guidance leads away from; without it, the run's `prompts.negative`
 
 An image key takes a path or a list of paths; in CSV a list is written `a.png;b.png` in the plural columns, or as JSON.
@@ -39,12 +40,12 @@ from typing import Any
 from flowrl.prompts import foreign_rows
 from flowrl.prompts.source_images import check_image
 from flowrl.prompts.text_checks import check_text
-from flowrl.runtime.files import parse_json, read_text
+from flowrl.runtime.files import numbered_lines, parse_json, read_text
 from flowrl.runtime.scrubbing import say as print
 
 SOURCES = ("source", "sources", "source_images")
 REFERENCES = ("reference", "references", "reference_images")
-VIDEO, MASK = "source_video", "mask_video"
+CLIPS = ("pose_video", "face_video", "source_video", "mask_video")
 VIDEOS = (".mp4", ".webm", ".gif")
 
 SEPARATOR = re.compile(r'"?sep=([,;\t|])"?\n', re.IGNORECASE)
@@ -69,12 +70,10 @@ class Prompt:
     """Absolute paths of the images that the instruction is about."""
     references: tuple[str, ...] = ()
     """Absolute paths of images that a sample is to resemble."""
-    video: str | None = None
-    """Absolute path of the video that the instruction is about."""
-    mask: str | None = None
-    """Absolute path of the video that says where `video` is drawn."""
+    videos: Mapping[str, str] = field(default_factory=dict)
+    """Absolute paths of the videos that the prompt is about, by their keys, in the order of `CLIPS`."""
     source_names: tuple[str, ...] = ()
-    """`sources`, then `video` and `mask`, as the file writes them; empty takes the names of their files."""
+    """`sources`, then `videos`, as the file writes them; empty takes the names of their files."""
     where: str = field(default="", compare=False)
     """File and line that it was read from, for messages."""
 
@@ -96,14 +95,13 @@ class Prompt:
     @property
     def clips(self) -> tuple[str, ...]:
         """Absolute paths of the videos that it names."""
-        return tuple(file for file in (self.video, self.mask) if file is not None)
+        return tuple(self.videos.values())
 
     @property
     def record(self) -> dict[str, Any]:
         """The metadata with the prompt, its images by absolute paths: a JSONL row that holds in any folder."""
         images = {"sources": list(self.sources), "references": list(self.references)}
-        found: dict[str, Any] = {**images, VIDEO: self.video, MASK: self.mask}
-        found = {key: value for key, value in found.items() if value}
+        found = {key: value for key, value in {**images, **self.videos}.items() if value}
         moved = ((*SOURCES, *foreign_rows.SOURCES) if self.sources else ()) + (REFERENCES if self.references else ())
         kept = {key: value for key, value in self.metadata.items() if key not in moved}
         return {**kept, "prompt": self.text, **found}
@@ -215,9 +213,7 @@ def _of_one_value(path: Path) -> str:
 
 def read_lines(path: Path) -> list[tuple[str, str]]:
     """The lines of a file that are not blank, each with "FILE, line NUMBER", for messages."""
-    # Not splitlines, which also cuts at characters such as U+2028 that JSON strings may hold.
-    lines = enumerate(read_text(path).split("\n"), start=1)
-    return [(f"{path}, line {number}", line) for number, line in lines if line.strip()]
+    return [(f"{path}, line {number}", line) for number, line in numbered_lines(read_text(path))]
 
 
 def relative_to(folder: Path) -> Find:
@@ -244,21 +240,28 @@ def prompt_of(row: Any, where: str, *, find: Find, negative: str = "", missing: 
         key, given = foreign_rows.foreign_sources(row, where, find_too)
         names, sources = _images({key: given or None}, (key,), where, find_too)
     _, references = _images(row, REFERENCES, where, find)
-    video, mask = (_video(row, key, where, find) for key in (VIDEO, MASK))
-    if mask is not None and video is None:
-        raise ValueError(f"{where}: {MASK} says where a {VIDEO} is drawn, and there is none: give it, or remove {MASK}")
-    clips = tuple(row[key] for key in (VIDEO, MASK) if row.get(key) is not None)
+    videos = clips_of(row, where, find)
     return Prompt(
         text=text,
         metadata=row,
         negative=negative if own is None else own,
         sources=sources,
         references=references,
-        video=video,
-        mask=mask,
-        source_names=(*names, *clips),
+        videos=videos,
+        source_names=(*names, *(row[key] for key in videos)),
         where=where,
     )
+
+
+def clips_of(row: Mapping[str, Any], where: str, find: Find) -> dict[str, str]:
+    """The videos that a record names, by their keys. Raises ValueError: as `prompt_of`."""
+    videos = {key: _video(row[key], key, where, find) for key in CLIPS if row.get(key) is not None}
+    pose, face, video, mask = CLIPS
+    if mask in videos and video not in videos:
+        raise ValueError(f"{where}: {mask} says where a {video} is drawn, and there is none: give it, or remove {mask}")
+    if (pose in videos) != (face in videos):
+        raise ValueError(f"{where}: a character is drawn from a {pose} and a {face}: give both, or neither")
+    return videos
 
 
 def _texts(row: Any, where: str, missing: str) -> tuple[str, str | None]:
@@ -331,7 +334,7 @@ def _csv_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
 
 def _cell(name: str, cell: str, where: str) -> Any:
     """A cell as JSON would hold it: nothing where a key may be left out, lists of images as lists."""
-    if name not in (*SOURCES, *foreign_rows.SOURCES, *REFERENCES, VIDEO, MASK, "negative_prompt"):
+    if name not in (*SOURCES, *foreign_rows.SOURCES, *REFERENCES, *CLIPS, "negative_prompt"):
         return cell
     if not cell:
         return None
@@ -370,10 +373,7 @@ def _images(
     return tuple(names), tuple(map(str, paths))
 
 
-def _video(row: Mapping[str, Any], key: str, where: str, find: Find) -> str | None:
-    name = row.get(key)
-    if name is None:
-        return None
+def _video(name: Any, key: str, where: str, find: Find) -> str:
     if not isinstance(name, str) or not name.lower().endswith(VIDEOS):
         raise ValueError(f"{where}: {key} must be the path of one {', '.join(VIDEOS)} file, got {name!r}")
     return str(_existing(name, key, where, find))

@@ -14,7 +14,6 @@ class Terms:
     """A licence."""
 
     title: str
-    """Title of the licence."""
     hub: str = "other"
     """The hub's word for it; "other" if it has none."""
     name: str | None = None

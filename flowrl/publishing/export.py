@@ -39,7 +39,6 @@ class ExportedLora:
     """A LoRA in the form of another program."""
 
     folder: Path
-    """Folder of the files."""
     files: dict[Path, int]
     """File with tensors -> number of tensors."""
 

@@ -83,5 +83,5 @@ def _unreachable(error: Exception) -> str:
     said = " ".join(str(error).split())[:300] or type(error).__name__
     status = getattr(getattr(error, "response", None), "status_code", None)
     if status in (401, 403):
-        return f"{constants.ENDPOINT} refused ({said}): the token has to be one that may write there"
+        return f"{constants.ENDPOINT} refused ({said}): use a token that may write there"
     return f"{constants.ENDPOINT} could not be used ({said}): the folder is complete, upload it when there is a net"

@@ -60,7 +60,6 @@ class SavedLora:
     """A LoRA of one network, as read from disk."""
 
     layers: Layers
-    """Its matrices."""
     alpha: float
     """Alpha as stated in its file."""
     variant: str

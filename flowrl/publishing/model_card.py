@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,13 +15,13 @@ from flowrl.pipelines.places.lora_places import LORA_FILE
 from flowrl.prompts.overlap import held_out_or_shared
 from flowrl.publishing.base_licences import Terms
 from flowrl.publishing.model_index import INDEX, dump_yaml
-from flowrl.publishing.places import without_places
 from flowrl.rendering.markup import estimate, plural
 from flowrl.rewards import reproduction_of
 from flowrl.rewards.compose import unique_keys
 from flowrl.runs.held_out_result import HeldOut, conclusion
 from flowrl.runs.run_data import RunData
 from flowrl.runtime.files import read_text
+from flowrl.runtime.scrubbing import SECRET, without_secrets
 from flowrl.statistics.bootstrap import LEVEL
 
 MADE = "<!-- written by flowrl push -->"
@@ -266,4 +267,28 @@ def _at(config: Mapping[str, Any], key: str) -> Any:
     value: Any = config
     for part in key.split("."):
         value = value.get(part) if isinstance(value, Mapping) else None
+    return value
+
+
+_URL = re.compile(r"\b[a-z][a-z0-9+]*://[^\s'\"]+")
+_PATH = re.compile(
+    r"(?<![\w.:/\u2026-])(?:~[\w.-]*|[A-Za-z]:\\|/)(?:[^\s'\",;\[\](){}]*[/\\])?([^\s'\",;\[\](){}/\\]*)"
+)
+_SECRET_KEYS = re.compile(r"(?:token|key|secret|password)(?:_env)?$", re.I)
+
+
+def without_places(text: str) -> str:
+    """Reduces paths in a text to their last part, and addresses and secrets to a word."""
+    text = without_secrets(_URL.sub("ADDRESS", text))
+    return _PATH.sub(lambda found: f"\u2026/{found[1]}" if len(found[0]) > 1 else found[0], text)
+
+
+def settings_without_places(value: Any, key: str = "") -> Any:
+    """Does the same for all texts in nested settings; leaves out values whose key names a secret."""
+    if isinstance(value, dict):
+        return {name: settings_without_places(part, str(name)) for name, part in value.items()}
+    if isinstance(value, list):
+        return [settings_without_places(part, key) for part in value]
+    if isinstance(value, str):
+        return SECRET if _SECRET_KEYS.search(key) else without_places(value)
     return value

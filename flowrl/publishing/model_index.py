@@ -175,11 +175,11 @@ def _mapping(front: str, where: str) -> dict[str, Any]:
     try:
         found = yaml.safe_load(front)
     except yaml.YAMLError as error:
-        raise ValueError(f"{where}: its front matter is no YAML ({' '.join(str(error).split())}).") from error
+        raise ValueError(f"{where}: its front matter is not YAML ({' '.join(str(error).split())}).") from error
     if found is None:
         return {}
     if not isinstance(found, dict):
-        raise ValueError(f"{where}: its front matter is no mapping of keys to values.")
+        raise ValueError(f"{where}: its front matter is not a mapping of keys to values.")
     return found
 
 
@@ -222,7 +222,6 @@ class WrittenCard:
     """A README.md with evaluations in its metadata."""
 
     path: Path
-    """The file."""
     block: str
     """Its model-index as it is now."""
     text: str

@@ -12,16 +12,15 @@ from safetensors.torch import save
 
 from flowrl.config.bounds import check_counts
 from flowrl.config.locations import hub_id
-from flowrl.evaluation.board.finished import find_entries
+from flowrl.evaluation.board.board import of_one_model
 from flowrl.generation.models import Model, Source, Words, check_source, find_source, lora_of, place_of, several
 from flowrl.pipelines import stock_of
 from flowrl.publishing.base_licences import terms_of
 from flowrl.publishing.export import Content, files_of_form
 from flowrl.publishing.hub_upload import check_target, upload
 from flowrl.publishing.lora_exports import SavedLora, finite_loras
-from flowrl.publishing.model_card import RunCard, task_of_run
+from flowrl.publishing.model_card import RunCard, settings_without_places, task_of_run
 from flowrl.publishing.model_index import add_to_card
-from flowrl.publishing.places import settings_without_places
 from flowrl.publishing.shared_files import README, Shared, image_files, list_files, write_files
 from flowrl.runs.held_out_result import held_out
 from flowrl.runs.run_data import read_run
@@ -150,16 +149,10 @@ def _comfyui(loras: dict[str, SavedLora], source: Source, name: str) -> tuple[st
 
 def _add_benchmarks(text: str, name: str, results: Sequence[str]) -> str:
     """Adds finished evaluations, which must be of one model, to the card's metadata."""
-    entries = [entry for entry in find_entries(results) if entry.side == "model"]
-    labels = list(dict.fromkeys(entry.pool or entry.label for entry in entries))
-    if len(labels) > 1:
-        raise ValueError(
-            f"`results`: the results are of {', '.join(labels)}, and a card is of one model: give those of one"
-        )
-    if not entries:
+    if not results:
         return text
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / README
         path.write_text(text, encoding="utf-8")
-        add_to_card(path, name, entries)
+        add_to_card(path, name, of_one_model(results)[1])
         return path.read_text(encoding="utf-8")

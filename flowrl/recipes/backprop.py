@@ -7,13 +7,13 @@ flows through both branches of guidance, unless `sampler.train_negative` is fals
 
 Sampling, reward and backward pass are one, `micro_batch_size` images at a time: the graph of a micro-batch is all that
 memory must hold. `pipeline.gradient_checkpointing` makes it smaller. With `updates_per_rollout` the images are split
-evenly and each part is sampled by the policy of then. Rewards in the log are those of the images that were trained on,
-which refl and drtune with early_stop take before sampling has ended.
+evenly and the then current policy samples each part. The log has the rewards of the trained images, which refl and
+drtune with early_stop take before sampling has ended.
 
 Letters: P prompts, G images per prompt, B = P * G, b images of a micro-batch.
 
-Deviations from the published code: which steps keep their gradient is drawn once per iteration, not for each batch, so
-that sizes of batches do not change the result; the loss is divided by the number of images with a valid reward.
+Deviations from the published code: the steps that keep their gradient are drawn once per iteration, not for each batch,
+so batch sizes do not change the result; the loss is divided by the number of images with a valid reward.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def only_here(config: TrainConfig) -> str:
 
 
 def main(ready: Ready, run: Run) -> bool:
-    """Trains to the end or to an interrupt; returns whether it finished. Everything it makes lies in the run folder."""
+    """Trains to the end or to an interrupt; returns whether it finished. Writes only into the run folder."""
     config, (path_of, loss_of), loop = ready.config, ready.objective, Loop(ready, run)
     check_reward(loop.scorer.reward)
     for iteration in loop:
@@ -79,7 +79,7 @@ def main(ready: Ready, run: Run) -> bool:
                     stats.mean(output.valid, loss=loss_b)
                     if loss_b.requires_grad:  # a reward that fails may have no graph
                         gradient.add(torch.where(output.valid, loss_b, 0).sum() / (share * run.world))
-                    elif loop.shards is not None:  # its calls are walked back with those of the other processes
+                    elif loop.shards is not None:  # walks its calls back with those of the other processes
                         gradient.add(latents[:0].sum())
                     live = live + output.valid.sum()  # where it is: reading it would wait for the device
                 parts = {name: part.detach() for name, part in output.parts.items()}
@@ -147,7 +147,7 @@ def check(config: TrainConfig) -> None:
 
 
 def refuse_broken_chain(config: TrainConfig) -> None:
-    """Refuses a constant negative half where gradient has to come through it from later steps. It is then left out of
+    """Refuses a constant negative half if gradient must come through it from later steps. It is then left out of
     dv/dx as well, `scale dv_pos/dx` in the place of `scale dv_pos/dx + (1 - scale) dv_neg/dx`: another chain than that
     of the samples. A single trained step and stopped inputs have no such product."""
     path_of, _ = objective_of(config)
@@ -161,7 +161,7 @@ def refuse_broken_chain(config: TrainConfig) -> None:
 
 
 def check_reward(reward: WeightedSum) -> None:
-    """Refuses rewards without gradient that only show once they are loaded."""
+    """Refuses rewards whose lack of a gradient only shows after loading."""
     members = zip(reward.keys, reward.rewards, reward.weights, strict=True)
     wrong = [key for key, member, weight in members if weight and not member.differentiable]
     if wrong:

@@ -1,9 +1,9 @@
-"""What a recipe says of a run before it starts: its network evaluations, copies of the weights, sizes of batches.
+"""What a recipe knows of a run before it starts: network evaluations, copies of the weights, sizes of batches.
 
-`counts(config)` of each recipe makes it. One evaluation is one row of a batch, so that guidance in two passes counts
-twice. Rollouts, completions and images are known exactly. Updates are the most there can be, unless `exact`: a
-micro-batch is left out where no row of it is trained, because all groups of it got equal rewards, an image failed, or a
-method chose others.
+`counts(config)` of each recipe makes it. One evaluation is one row of a batch, so guidance in two passes counts twice.
+Rollouts, completions and images are known exactly. Updates are the most there can be, unless `exact`: a micro-batch is
+left out if none of its rows is trained, because all its groups got equal rewards, an image failed, or a method chose
+others.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ Passes = Callable[[float], int]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Counts:
-    """Rows that the network evaluates, by what for; `backward` are rows walked back, `images` those decoded and scored.
+    """Rows that the network evaluates, by purpose; `backward` are rows walked back, `images` those decoded and scored.
 
-    `update` includes what is scored again without gradient.
+    `update` includes rows scored again without gradient.
     """
 
     rollout: int = 0
@@ -54,15 +54,15 @@ class RolloutRecord:
     """Latents of an iteration's rollout, of all processes."""
 
     columns: tuple[int, ...] = ()
-    """Of each tensor that waits on the host for the update of a round; the host makes room for each."""
+    """Of each tensor that waits on the host for the update of a round; each has its room."""
     rounds: int = 1
-    """Of an iteration at most; the columns of several are joined when all are there."""
+    """At most, of an iteration; the columns of several are joined at the end."""
     batches: tuple[tuple[int, int], ...] = ()
     """Latents on the device of a row of the batches that are drawn, and how many rows there are."""
     held: int = 0
     """Latents on the devices until the update, whatever the batch."""
     finished: int = 0
-    """That are scored after all are drawn; 0 where each batch is as it is drawn."""
+    """Scored after all are drawn; 0 if each batch is scored when it is drawn."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,9 +70,9 @@ class RecipeCounts:
     """What a configuration's recipe counts."""
 
     objective: str
-    """Its name, also where the configuration leaves it to the recipe."""
+    """Its name, also if the configuration leaves it to the recipe."""
     credit: str = ""
-    """Name of the credit method; empty where there is none."""
+    """Name of the credit method; empty without one."""
     of_iteration: Callable[[int, Passes, Geometry], Counts]
     """Evaluations of one iteration over all processes, from its number, the passes of guidance and how images are
     split; with `curriculum.max_rounds` above 1, those of one of its rounds."""
@@ -83,13 +83,13 @@ class RecipeCounts:
     teachers: int = 0
     """Other LoRAs of their size, which no checkpoint has."""
     multiple: int = 1
-    """Images that a micro-batch is a multiple of."""
+    """A micro-batch is a multiple of so many images."""
     micro_batch_size: Callable[[int], int] | None = None
-    """Its size for so many processes that draw, where it is not that of `config.resolve_batch`."""
+    """Its size for a number of drawing processes, if not by `config.resolve_batch`."""
     graphs: Callable[[], int] = lambda: 1
     """Network calls whose activations a trained image holds at once."""
     gradients: Callable[[], tuple[int, int]] = lambda: (0, 0)
-    """Of the LoRA that are kept for each image: on the host, and on the device while it is drawn."""
+    """Of the LoRA, kept for each image: on the host, and on the device while it is drawn."""
     through_rewards: bool = False
     """Whether decoder and rewards keep activations too."""
     record: Callable[[], RolloutRecord] = RolloutRecord
@@ -97,12 +97,19 @@ class RecipeCounts:
 
 
 def only_here(config: TrainConfig) -> str:
-    """Why workers cannot draw for a run of a recipe that they can draw for: nothing."""
+    """Why workers cannot draw for a run: "", for recipes for which they always can."""
     return ""
 
 
+def draws_nothing(config: TrainConfig, read: str) -> str:
+    """Why workers cannot draw for an objective that reads what it is trained on; empty where they draw evaluations."""
+    if (config.eval_every or config.budget.evals) and config.workers.engine is None:
+        return ""
+    return f"objective {config.objective.name} reads its {read} from files and draws nothing, not even evaluations"
+
+
 def trained_scale(config: TrainConfig) -> float:
-    """Guidance of the velocity that is trained, where that is the one that is sampled with."""
+    """Guidance of the trained velocity, if it is that of sampling."""
     return config.sampler.guidance_scale
 
 

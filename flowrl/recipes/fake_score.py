@@ -1,9 +1,9 @@
 """Distribution matching beside the policy loss of recipe grpo: `flowrl train tiny_rtdmd [key=value ...]`
 
-The last step of a path has no noise, so its ratio is 1 and the policy loss says nothing of it. There the policy learns
-to draw as the teacher does, which is the model without the LoRA, under guidance (RTDMD, arXiv 2605.26108, of DMD2,
-arXiv 2405.14867). A fake score is a second LoRA on the same weights. It learns by flow matching what the policy draws;
-where it and the teacher disagree about a noised image, the policy's distribution is not the teacher's
+The last step of a path has no noise, so its ratio is 1 and the policy loss says nothing about it. There the policy
+learns to draw as the teacher does, which is the model without the LoRA, under guidance (RTDMD, arXiv 2605.26108, from
+DMD2, arXiv 2405.14867). A fake score is a second LoRA on the same weights. It learns by flow matching what the policy
+draws; if it and the teacher disagree about a noised image, the policy's distribution is not the teacher's
 (`flowrl.objectives.distillation.distribution_matching`).
 
 Deviations from RTDMD's code: the fake score starts as a copy of the policy; levels are even on [0.02, 0.98] for both of
@@ -33,13 +33,13 @@ from flowrl.training.record import Recording
 
 
 def matched_images(record: Recording, update: int) -> Tensor:
-    """Images `[n]` of one of an iteration's updates; none where nothing is matched."""
+    """Images `[n]` of one of an iteration's updates; empty if nothing is matched."""
     count = len(record.sampled.finished) if record.loop.config.dmd.weight > 0 else 0
     return torch.arange(count)[update :: record.loop.config.updates_per_rollout]
 
 
 def learn(record: Recording, images: Tensor, stats: Statistics) -> None:
-    """Takes the updates of the fake score that come before one of the policy: `mse(v_f, noise - clean)`."""
+    """Updates the fake score before an update of the policy: `mse(v_f, noise - clean)`."""
     loop, count = record.loop, len(images) and total_of(record.loop.run, len(images))
     for number in range(loop.config.dmd.fake_updates if count else 0):
         gradient = loop.gradient()

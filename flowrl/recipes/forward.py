@@ -12,9 +12,9 @@ function of `flowrl.objectives.forward_losses` (`objective.name`) and in the cop
 | awm | policy; old with off_policy | old with off_policy or old_kl_coef |
 | dgpo | policy | reference; old with clip |
 | rwr, rft | policy | none |
-| sft | nobody: its images are of files | none |
+| sft | none: its images are files | none |
 
-and the reference wherever `kl_coef` is above 0, as a penalty on the velocity's squared distance to it.
+and the reference if `kl_coef` is above 0, as a penalty on the velocity's squared distance to it.
 
 Letters: P prompts, G images per prompt, B = P * G, K rewards, b rows of a micro-batch, T noise levels of an image.
 
@@ -88,7 +88,7 @@ _MEANS = (
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Images:
     """This process's images: finished latents [n, *latent], and on the host [n] group and whether trained, and [P, n]
-    reward and advantage of each part of a state, P = 1 where rewards speak of the whole."""
+    reward and advantage of each part of a state, P = 1 if rewards judge the whole."""
 
     clean: Tensor
     group: Tensor
@@ -98,7 +98,7 @@ class Images:
 
 
 def main(ready: Ready, run: Run) -> bool:
-    """Trains to the end or to an interrupt; returns whether it finished. Everything it makes lies in the run folder."""
+    """Trains to the end or to an interrupt; returns whether it finished. Writes only into the run folder."""
     config, file, needs_reference = ready.config, ready.objective.images_file, ready.objective.method.needs_reference
     shown = [] if file is None else read_shown(resolve_path(file))
     more = tuple(Prompt(text=one.prompt, metadata={}, negative=config.prompts.negative) for one in shown)
@@ -114,7 +114,7 @@ def main(ready: Ready, run: Run) -> bool:
 def iterate(
     loop: Loop, kernel: Kernel, schedule: Schedule, blocks: tuple[Tensor, ...], shown: list[Shown], iteration: int
 ) -> None:
-    """One iteration; what it made is freed before the next one samples."""
+    """One iteration; frees its memory before the next one samples."""
     run, config, objective = loop.run, loop.config, loop.ready.objective
     row: dict[str, Any] = {}
 
@@ -145,7 +145,9 @@ def iterate(
         times = training_times(levels.kind, schedule, keys, **how_many)
         for part in range(config.updates_per_rollout):
             share = blocks[part :: config.updates_per_rollout]
-            own_blocks = trained_blocks(share, images.keep, objective.whole_groups)
+            kept = [index[images.keep[index]] for index in share]  # filled up again unless groups stay whole
+            kept = kept if objective.whole_groups else [*torch.cat(kept).split(len(share[0]))]
+            own_blocks = [index for index in kept if len(index)]
             counted = total_of(run, sum(len(index) for index in own_blocks))
             if counted == 0:
                 continue
@@ -165,8 +167,7 @@ def iterate(
 
 
 def images_of_files(loop: Loop, shown: list[Shown], iteration: int) -> tuple[Batch, Images]:
-    """This process's images of an iteration, encoded, each a group of its own: shuffled passes over the file, as for
-    prompts."""
+    """This process's images of an iteration, encoded, each its own group: shuffled passes as for prompts."""
     config, count = loop.config, loop.geometry.images_per_process
     own = range(loop.run.rank * count, (loop.run.rank + 1) * count)
     lines = prompts_of_iteration(len(shown), config.num_images, config.seed, iteration)[own.start : own.stop]
@@ -187,10 +188,10 @@ def judge(
     loop: Loop, batch: Batch, clean: Tensor, output: RewardOutput, *, best_only: bool
 ) -> tuple[Images, dict[str, Any]]:
     """Rewards and advantages of this process's images, and the log's means over those of all processes. An image
-    without a valid reward is not trained, nor one that `best_of` leaves out. One of a group of equal rewards is, with
-    advantage 0: the losses still hold the policy to what it was there."""
+    without a valid reward is not trained, nor one that `best_of` leaves out. One in a group of equal rewards is, with
+    advantage 0: the losses still hold the policy to its old outputs there."""
     config = loop.config
-    # A member of every group that is not drawn, and raw rewards as weights, say something of a group of equal ones.
+    # With a virtual member of every group, or raw rewards as weights, groups of equal rewards teach too.
     compared = config.adv_virtual_max is None and config.objective.options.get("weights") != "raw"
     reward_B = loop.rewards_of_all(output, compared=compared)
     group_B = torch.arange(config.num_images) // config.group_size
@@ -219,12 +220,6 @@ def judge(
 
 
 # ---- update ----------------------------------------------------------------------------------------------------------
-
-
-def trained_blocks(blocks: tuple[Tensor, ...], keep: Tensor, whole: bool) -> list[Tensor]:
-    """The blocks of image indexes without images that are not trained, filled up again unless groups stay `whole`."""
-    kept = [index[keep[index]] for index in blocks]
-    return [index for index in (kept if whole else torch.cat(kept).split(len(blocks[0]))) if len(index)]
 
 
 def descend(
@@ -261,8 +256,8 @@ def match(
     loop: Loop, batch: Batch, images: Images, times: Times, index: Tensor, draw: int, objective: ForwardObjective
 ) -> list[Matched]:
     """Images noised to one of their levels, and the velocities there: of the policy with its graph, of others without;
-    for each part of a state that has a loss of its own. The others come first: weights must not change between a
-    forward pass and its backward pass."""
+    for each part of a state with its own loss. The others come first: weights must not change between a forward pass
+    and its backward pass."""
     method, options = objective.method, objective.options
     keys = [(*key, draw) for key in image_keys(loop, batch, index.tolist(), "match", shared=method.shared_noise)]
     clean = taken(images.clean, index, loop.device)
@@ -293,7 +288,7 @@ def match(
 
 
 def loss_of(loop: Loop, matched: list[Matched], objective: ForwardObjective, stats: Statistics) -> Tensor:
-    """[b] loss of images, the mean over the parts of a state that have losses of their own."""
+    """[b] loss of images, the mean over the parts of a state with their own losses."""
     found = [loss_of_part(one, objective, loop.config.kl_coef) for one in matched]
     stats.mean(None, **(noted := means_of_parts(loop.routes, found)))
     return noted["loss"]

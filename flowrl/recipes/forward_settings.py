@@ -10,7 +10,7 @@ from flowrl.config.readers import refuse_unread
 from flowrl.config.train import Geometry, TrainConfig, largest_fitting, resolve_path
 from flowrl.objectives.forward_losses import FORWARD, ForwardMethod, Loss, Sft, old_decay
 from flowrl.prompts.pairs import read_shown
-from flowrl.recipes.counting import STEP, Counts, Passes, RecipeCounts, RolloutRecord, walked
+from flowrl.recipes.counting import STEP, Counts, Passes, RecipeCounts, RolloutRecord, draws_nothing, walked
 from flowrl.samplers.times import permuted_steps, steps_in_reach, strata
 from flowrl.training.assignment import check_advantages, check_routed
 from flowrl.training.parts import model_family
@@ -21,10 +21,10 @@ _SAMPLING_DECAY = "delayed"  # of crd's second copy, as published
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Options:
-    """Options of every objective of this recipe, given beside those of its loss in `objective.options`."""
+    """Options of every objective of this recipe, besides those of its loss in `objective.options`."""
 
     guidance_scale: float | None = None
-    """Guidance of the velocity that is trained, and of the old policy's; null takes `sampler.guidance_scale`."""
+    """Guidance of the trained velocity, and of the old policy's; null takes `sampler.guidance_scale`."""
     reference_guidance_scale: float | None = None
     """Guidance of the reference; null takes that of training."""
     old_kl_coef: float = 0.0
@@ -39,7 +39,7 @@ class Options:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ForwardObjective:
-    """What is trained with: an entry of `FORWARD`, its loss with options, and those of the recipe."""
+    """What a run trains with: an entry of `FORWARD`, its loss with options, and those of the recipe."""
 
     name: str
     method: ForwardMethod
@@ -48,22 +48,22 @@ class ForwardObjective:
 
     @property
     def images_file(self) -> str | None:
-        """The file of the images that are trained on; None where they are sampled."""
+        """The file of the images to train on; None if they are sampled."""
         return self.loss.images if isinstance(self.loss, Sft) else None
 
     @property
     def keeps_old(self) -> bool:
-        """Whether the old policy's velocity is read."""
+        """Whether the loss reads the old policy's velocity."""
         return self.loss.reads_old or self.options.old_kl_coef > 0
 
     @property
     def whole_groups(self) -> bool:
-        """Whether a micro-batch has to hold groups as a whole; the best of them are chosen from whole groups before."""
+        """Whether a micro-batch must hold whole groups; the best images are chosen from whole groups before."""
         return self.method.group_complete and not self.method.best_only
 
     @property
     def sampled_by(self) -> str:
-        """The weights that images are sampled with."""
+        """The weights to sample images with."""
         return self.method.sampled_by or ("old" if self.loss.reads_old else "policy")
 
 
@@ -76,14 +76,14 @@ def objective_of(config: TrainConfig) -> ForwardObjective:
 
 
 def trained_scale(config: TrainConfig) -> float:
-    """Guidance of the velocity that is trained."""
+    """Guidance of the trained velocity."""
     own = objective_of(config).options.guidance_scale
     return config.sampler.guidance_scale if own is None else own
 
 
 def only_here(config: TrainConfig) -> str:
     """Why workers cannot draw for a run; empty where they can."""
-    return "objective sft reads its images from a file and draws nothing" if objective_of(config).images_file else ""
+    return draws_nothing(config, "images") if objective_of(config).images_file else ""
 
 
 def slot_decays(config: TrainConfig) -> dict[str, str]:
@@ -174,7 +174,7 @@ def check(config: TrainConfig) -> None:
 
 
 def check_images(config: TrainConfig, file: str) -> None:
-    """Refuses a file of images that cannot be read, and models that are not trained on single images."""
+    """Refuses a file of images that cannot be read, and models that do not train on single images."""
     read_shown(resolve_path(file))
     family = model_family(config.pipeline)
     if family.videos or (family.num_sources or (0, 0))[0] > 0:
@@ -185,7 +185,7 @@ def check_images(config: TrainConfig, file: str) -> None:
 
 
 def readers_of_times(times: TimesConfig) -> list[str]:
-    """Readers of configuration keys that training at noised images is (`flowrl.config.readers`)."""
+    """Readers of configuration keys in training on noised images (`flowrl.config.readers`)."""
     return ["noised", "continuous" if times.kind in ("logit_normal", "uniform") else "stepped"]
 
 
@@ -202,7 +202,7 @@ def check_times(config: TrainConfig) -> None:
 
 
 def micro_batch_size(config: TrainConfig, world: int) -> int:
-    """Images of one backward pass; a multiple of the group size where the loss looks at whole groups. Raises
+    """Images of one backward pass; a multiple of the group size if the loss looks at whole groups. Raises
     ValueError: groups cannot be kept whole, with what to change."""
     geometry, group, objective = config.resolve_batch(world), config.group_size, objective_of(config)
     name = objective.name

@@ -9,7 +9,7 @@ are scored and what each step gets of their rewards (`credit`), how rewards beco
 Letters: P prompts, G images per prompt, B = P * G, b rows of a micro-batch, M transitions, F finished latents.
 
 Deviations from the published code: the KL is exact (`kl_type: no_dt` is the published one); the last step is an ODE
-step (there too it is never trained); groups of equal rewards are masked where they stand rather than re-packed; the
+step (there too it is never trained); groups of equal rewards are masked in place rather than re-packed; the
 loss is divided by the number of live rows of the whole update (`loss_denominator: all` for methods that count dead ones
 too), on all processes; gradients are summed in float64 over micro-batches and processes, so that their number does not
 change the result.
@@ -75,7 +75,7 @@ _MEANS = ("policy_loss", "ratio_mean", "approx_kl", "kl", "stale_weight", "dmd_l
 
 
 def main(ready: Ready, run: Run) -> bool:
-    """Trains to the end or to an interrupt; returns whether it finished. Everything it makes lies in the run folder."""
+    """Trains to the end or to an interrupt; returns whether it finished. Writes only into the run folder."""
     loop = Loop(ready, run)
     graphs = kept_of(loop)
     for iteration in loop:
@@ -84,7 +84,7 @@ def main(ready: Ready, run: Run) -> bool:
 
 
 def iterate(loop: Loop, iteration: int, graphs: KeptGraphs | KeptGradients | None) -> None:
-    """One iteration; what it made is freed before the next one samples."""
+    """One iteration; frees its memory before the next one samples."""
     run, config, method, (objective, loss_of) = loop.run, loop.config, loop.ready.method, loop.ready.objective
     kernel, schedule, steps = sampler_at(loop, iteration)
     if not steps:  # the last window of a round, with sampler.published_window
@@ -101,7 +101,7 @@ def iterate(loop: Loop, iteration: int, graphs: KeptGraphs | KeptGradients | Non
         loop.log(iteration, reward_metrics(loop, record.sampled, output) | {"live_rows": 0})
         return
 
-    if iteration < config.sampler.calibration.iterations:  # DenseGRPO: only noise levels are found
+    if iteration < config.sampler.calibration.iterations:  # DenseGRPO: only calibrates noise levels
         row = reward_metrics(loop, record.sampled, output) | calibrate(loop, record.sampled, output)
         loop.log(iteration, row | {"live_rows": 0})
         return
@@ -126,7 +126,7 @@ def iterate(loop: Loop, iteration: int, graphs: KeptGraphs | KeptGradients | Non
 
 
 def objective_of(config: TrainConfig) -> tuple[Any, Any]:
-    """The entry of `OBJECTIVES` that is trained with, and its loss with the configured options. Raises ValueError: an
+    """The entry of `OBJECTIVES` to train with, and its loss with the configured options. Raises ValueError: an
     unknown objective or option, or a bad value."""
     name = config.objective.name or "clip"
     objective = entry_of(OBJECTIVES, name, "objective of recipe grpo", owner="objective.name")
@@ -180,7 +180,7 @@ def check(config: TrainConfig) -> None:
 
 
 def kept_of(loop: Loop) -> KeptGraphs | KeptGradients | None:
-    """What is to keep the rollout's own evaluations."""
+    """What keeps the rollout's own evaluations."""
     config = loop.config
     if config.keep_graphs != "gradients":
         return KeptGraphs(loop.network) if config.keep_graphs else None
@@ -198,7 +198,7 @@ def kept_of(loop: Loop) -> KeptGraphs | KeptGradients | None:
 
 
 def sample_rounds(loop: Loop, how: Paths) -> tuple[Recording, RewardOutput, Ends]:
-    """Samples and scores an iteration's images: more rounds where a method asks for groups that disagree."""
+    """Samples and scores an iteration's images, in more rounds if a method needs groups that disagree."""
     rounds: list[tuple[AskedPrompts, Sampled, RewardOutput, Ends]] = []
     iteration, method = loop.iteration, loop.ready.method
     while not rounds or (len(rounds) < loop.config.curriculum.max_rounds and not enough(loop, [r[3] for r in rounds])):
@@ -221,8 +221,8 @@ def sample_rounds(loop: Loop, how: Paths) -> tuple[Recording, RewardOutput, Ends
 def update(
     record: Recording, rows: Rows, counted_M: Tensor, loss_of: Any, cut_name: str, kl_scale_M: Tensor, stats: Statistics
 ) -> None:
-    """All optimizer updates of an iteration: of the rows that are kept, in means over those that are counted. The share
-    of rows whose gradient the objective cuts is noted as `cut_name`."""
+    """All optimizer updates of an iteration: on the kept rows, in means over the counted ones. Notes the share of rows
+    whose gradient the objective cuts as `cut_name`."""
     loop, config = record.loop, record.loop.config
     micro = loop.geometry.micro_batch_size
     subset = config.sampler.trained_fraction < 1 and config.sampler.trained_steps == "random"
@@ -274,9 +274,9 @@ def descend(
         blocks: its rows of each micro-batch.
         whole: `Recording.whole_paths` of them.
         scales_M: weights of the losses, and of the KL within them.
-        images: whose distribution is matched.
-        anchored: the policy has not moved since the rollout, so that the ratio is 1 by construction. How far the
-            log-densities that the rollout stored are from those of the update is logged, and not trained on.
+        images: those whose distribution is matched.
+        anchored: the policy has not moved since the rollout, so the ratio is 1 by construction. The distance between
+        stored log-densities and those of the update is only logged.
     """
     loop, config, kl_coef = record.loop, record.loop.config, record.loop.config.kl_coef
     if len(images):
@@ -366,8 +366,8 @@ def rows_of(
 def micro_batches(rows: Rows, size: int, parts: int, *, wanted_M: Tensor | None = None) -> list[list[Tensor]]:
     """Row indexes of micro-batches for each of `parts` updates, steps ascending; of the wanted rows, or of all.
 
-    A micro-batch holds the transitions of one step that start at `size` latents which stand together in the pool, or at
-    fewer where a step has not enough of them for every update. Order and composition are those of the rollout, so that
+    A micro-batch holds the transitions of one step that start at `size` neighbouring latents of the pool, or at fewer
+    if a step does not have enough of them for every update. Order and composition are those of the rollout, so that
     equal sizes replay equal batches.
     """
     updates: list[list[Tensor]] = [[] for _ in range(parts)]
@@ -383,7 +383,7 @@ def micro_batches(rows: Rows, size: int, parts: int, *, wanted_M: Tensor | None 
 
 def loss_weights(loop: Loop, rows: Rows, counted_M: Tensor, blocks: list[Tensor]) -> Tensor | None:
     """[M] weight of each row's loss, so that their sum over all processes is the update's mean over counted rows; None
-    where no row is kept."""
+    if no row is kept."""
     mine = torch.zeros_like(rows.keep)
     if blocks:
         mine[torch.cat(blocks)] = True
@@ -400,12 +400,12 @@ def loss_weights(loop: Loop, rows: Rows, counted_M: Tensor, blocks: list[Tensor]
 
 def first_deviation(loop: Loop, stats: Statistics) -> float:
     """Largest distance, in nats per latent dimension, between the log-densities that the rollout stored and those that
-    the update computes with the same weights, or with later ones where the rollout is stale. Other batches, kernels and
-    graphs round otherwise; it is 0 where they do not, and infinite where an engine drew, whose densities nobody knows.
+    the update computes with the same weights, or with later ones if the rollout is stale. Other batches, kernels and
+    graphs may round differently: without that it is 0. It is infinite if an engine drew, whose densities are unknown.
     Raises ValueError: it is more than rounding can be."""
     if loop.config.workers.engine is not None:
         return math.inf
-    # A process without a row that is trained has neither.
+    # A process without a trained row has neither.
     deviation = stats.largest_of_all("ratio_first_deviation", loop.run, "ratio_max_deviation")
     if deviation > FAULT and not loop.config.workers.staleness:
         raise ValueError(

@@ -16,7 +16,7 @@ from flowrl.training.paths import stochastic_steps, tree_steps
 
 
 def keeps_pieces(config: TrainConfig, geometry: Geometry) -> bool:
-    """Whether an update takes all rows in the batches in which they were sampled."""
+    """Whether an update takes all rows in the batches of their sampling."""
     sampler, sizes = config.sampler, {geometry.micro_batch_size, geometry.rollout_batch_size}
     subset = sampler.trained_fraction < 1 and sampler.trained_steps == "random"
     alike = len(sizes) == 1 and sampler.sde_window_by == "iteration" and not subset
@@ -37,7 +37,7 @@ def counts(config: TrainConfig) -> RecipeCounts:
         if not steps:  # sampler.published_window, at the end of a round
             return Counts()
         paths = _paths(config, method, iteration, steps)
-        if iteration < sampler.calibration.iterations:  # noise levels are found before anything is trained
+        if iteration < sampler.calibration.iterations:  # noise levels are calibrated before training
             rows = passes(sampler.guidance_scale)
             return Counts(rollout=paths.rollout * rows, completion=paths.completion * rows, images=paths.images)
         everything = sum(paths.sources.values())
@@ -90,7 +90,7 @@ def _record(config: TrainConfig, method: Method, sets: int) -> RolloutRecord:
         each = paths.states + means + 2 * config.num_images + method.values * (paths.transitions + paths.images)
         batches = ((each // config.num_images + STEP, config.num_images),)
     return RolloutRecord(
-        # Answers of the networks too, where gradients are kept for each image.
+        # Answers of the networks too, if gradients are kept for each image.
         columns=(paths.states, paths.images, means, *paths.passing, *[paths.transitions] * sets),
         rounds=config.curriculum.max_rounds,
         batches=batches,
@@ -115,8 +115,8 @@ class _Paths:
 
 
 def rounds_alike(config: TrainConfig) -> bool:
-    """Whether rollout and update are sure to compute the same numbers of the same batch: both in float32 on one CPU, by
-    the same code. On other devices and in other dtypes kernels differ where a graph is built."""
+    """Whether rollout and update surely compute the same numbers of the same batch: both in float32 on one CPU, by the
+    same code. On other devices and in other dtypes building a graph may choose other kernels."""
     pipeline = config.pipeline
     plain = (pipeline.dtype, pipeline.quantize, pipeline.compile) == ("float32", "none", "none")
     alone = config.parallel.shard * config.parallel.context == 1 and not config.workers.rollouts
@@ -124,7 +124,7 @@ def rounds_alike(config: TrainConfig) -> bool:
 
 
 def _trained(config: TrainConfig, iteration: int, sources: dict[int, int]) -> int:
-    """Rows of the stochastic steps that are trained."""
+    """Rows of the trained stochastic steps."""
     sampler, steps = config.sampler, sorted(sources)
     count = int(len(steps) * sampler.trained_fraction)
     if sampler.trained_fraction < 1 and sampler.trained_steps == "random":
@@ -183,7 +183,7 @@ def _branches(config: TrainConfig, num_steps: int, steps: tuple[int, ...]) -> _P
 
 
 def _tree(config: TrainConfig, iteration: int, num_steps: int, steps: tuple[int, ...]) -> _Paths:
-    """A node is evaluated once, however many children it gets."""
+    """The network evaluates a node once, however many children it gets."""
     splits, stochastic = tree_steps(config, num_steps, iteration, steps)
     nodes, rollout, sources, states, transitions = config.prompts_per_step, 0, {}, 0, 0
     for step in range(num_steps):

@@ -6,7 +6,7 @@
 | dpo_offline | read from files, nothing is sampled in training | the same |
 | d3po | best and worst of each group sampled with noise from one start | log-densities of their steps (D3PO) |
 
-The policy is compared with a frozen copy, the slot "old": what a run starts from, copied again from the policy every
+The policy is compared with a frozen copy, the slot "old": the start of the run, copied again from the policy every
 `ref_update_every` iterations (online DPO; with `behaviour: old` it samples too). Guidance is `sampler.guidance_scale`
 for sampling, policy and reference alike; 1 is conditional training. Groups whose rewards are all equal have no pair.
 
@@ -34,13 +34,11 @@ from flowrl.prompts.loading import Prompt, prompts_of_iteration
 from flowrl.prompts.pairs import Pair, load_images, read_pairs
 from flowrl.recipes.counting import trained_scale
 from flowrl.recipes.preference_settings import Offline, Steps, check, counts, objective_of, only_here
-from flowrl.rewards import RewardOutput
 from flowrl.runtime.placement import sent, taken
 from flowrl.runtime.randomness import sample_normals
 from flowrl.samplers import Kernel
 from flowrl.samplers.guidance import uncounted
 from flowrl.samplers.times import training_times
-from flowrl.training.batch import Batch
 from flowrl.training.learner import GradientSum, Statistics, total_of
 from flowrl.training.loop import Loop
 from flowrl.training.parts import sampler_of
@@ -72,7 +70,7 @@ class Pairs:
 
 
 def main(ready: Ready, run: Run) -> bool:
-    """Trains to the end or to an interrupt; returns whether it finished. Everything it makes lies in the run folder."""
+    """Trains to the end or to an interrupt; returns whether it finished. Writes only into the run folder."""
     config, options = ready.config, ready.objective
     records = read_pairs(resolve_path(options.pairs)) if isinstance(options, Offline) else []
     more = tuple(prompt_of(pair, config.prompts.negative) for pair in records)
@@ -83,7 +81,7 @@ def main(ready: Ready, run: Run) -> bool:
 
 
 def iterate(loop: Loop, records: list[Pair], iteration: int) -> None:
-    """One iteration; what it made is freed before the next one samples."""
+    """One iteration; frees its memory before the next one samples."""
     run, config, options = loop.run, loop.config, loop.ready.objective
     row: dict[str, Any] = {}
     kernel, schedule = sampler_of(config.sampler, loop.pipeline, kernel=loop.ready.kernel)
@@ -103,7 +101,10 @@ def iterate(loop: Loop, records: list[Pair], iteration: int) -> None:
             scoring.add(sent(trajectory.final, loop.device), batch.group, batch.own)
             output = scoring.result()
         loop.rewards_of_all(output, compared=True)
-        pairs = pairs_of_rollout(batch, trajectory, output)
+        # Best and worst image of every group with a difference; those without a valid reward are no candidates.
+        winner, loser = pairs_of_groups(output.values.cpu(), batch.group, valid=output.valid.cpu())
+        group, pool = batch.group[winner], trajectory.states if steps else trajectory.final
+        pairs = Pairs(pool=pool, winner=winner, loser=loser, group=group, cond=batch.asked.cond_of(group))
         group = batch.group[:1]
         one: dict[str, Any] = {"winner": torch.arange(1), "loser": torch.arange(1)}
         idle = replace(pairs, **one, group=group, cond=batch.asked.cond_of(group))
@@ -173,19 +174,6 @@ def descend(
 # ---- pairs -----------------------------------------------------------------------------------------------------------
 
 
-def pairs_of_rollout(batch: Batch, trajectory: Trajectory, output: RewardOutput) -> Pairs:
-    """Best and worst image of every group with a difference; images without a valid reward are not candidates."""
-    winner, loser = pairs_of_groups(output.values.cpu(), batch.group, valid=output.valid.cpu())
-    group = batch.group[winner]
-    return Pairs(
-        pool=trajectory.states if trajectory.steps else trajectory.final,
-        winner=winner,
-        loser=loser,
-        group=group,
-        cond=batch.asked.cond_of(group),
-    )
-
-
 def pairs_of_files(loop: Loop, records: list[Pair], iteration: int) -> Pairs:
     """This process's pairs of an iteration, encoded: shuffled passes over the file, as for prompts."""
     count = loop.config.prompts_per_step // loop.run.world
@@ -203,7 +191,7 @@ def pairs_of_files(loop: Loop, records: list[Pair], iteration: int) -> Pairs:
 
 
 def prompt_of(pair: Pair, negative: str) -> Prompt:
-    """The prompt that both images of a pair were drawn for."""
+    """The prompt of both images of a pair."""
     return Prompt(text=pair.prompt, metadata={}, negative=negative)
 
 

@@ -9,7 +9,7 @@ from flowrl.config.options import build_options, entry_of
 from flowrl.config.readers import refuse_unread
 from flowrl.config.train import Geometry, TrainConfig, resolve_path
 from flowrl.prompts.pairs import read_pairs
-from flowrl.recipes.counting import STEP, Counts, Passes, RecipeCounts, RolloutRecord, walked
+from flowrl.recipes.counting import STEP, Counts, Passes, RecipeCounts, RolloutRecord, draws_nothing, walked
 from flowrl.recipes.forward_settings import check_times, readers_of_times
 from flowrl.samplers.windows import flash_tail
 from flowrl.training.paths import stochastic_steps
@@ -19,14 +19,14 @@ from flowrl.training.sampler_checks import check_density
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Online:
-    """Online Diffusion-DPO (arXiv 2311.12908) on the best and the worst image of each group that is drawn."""
+    """Online Diffusion-DPO (arXiv 2311.12908) on the best and the worst image of each drawn group."""
 
     beta: float = 100.0
     """For mean squared errors; 100 to 5000 are published."""
     ref_update_every: int | None = None
     """Iterations after which the reference becomes a copy of the policy; null never."""
     behaviour: Literal["old", "policy"] = "old"
-    """Who samples: the reference, as in Flow-GRPO's DPO, or the policy, as in Flow-Factory's."""
+    """Which weights sample: the reference, as in Flow-GRPO's DPO, or the policy, as in Flow-Factory's."""
 
     def __post_init__(self) -> None:
         _check_values(self.beta, self.ref_update_every)
@@ -34,7 +34,7 @@ class Online:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Offline:
-    """Diffusion-DPO (arXiv 2311.12908) on a file of preferred and rejected images; nothing is drawn."""
+    """Diffusion-DPO (arXiv 2311.12908) on a file of preferred and rejected images; draws nothing."""
 
     pairs: str
     """A JSONL file of pairs, or a folder with `pairs.jsonl` (`flowrl.prompts.pairs`)."""
@@ -52,7 +52,7 @@ class Steps:
     beta: float = 0.1
     """For log-ratios per latent dimension (`log_ratio: mean`)."""
     clip: float | None = 0.1
-    """Distance from 1 at which ratios are held; null does not."""
+    """Distance from 1 at which ratios are clipped; null does not clip."""
     ref_update_every: int | None = None
     """As in dpo."""
     behaviour: Literal["old", "policy"] = "policy"
@@ -73,12 +73,11 @@ OBJECTIVES: dict[str, type[Online] | type[Offline] | type[Steps]] = {
 
 def only_here(config: TrainConfig) -> str:
     """Why workers cannot draw for a run; empty where they can."""
-    offline = config.objective.name == "dpo_offline"
-    return "objective dpo_offline reads its pairs from files and draws nothing" if offline else ""
+    return draws_nothing(config, "pairs") if config.objective.name == "dpo_offline" else ""
 
 
 def objective_of(config: TrainConfig) -> Online | Offline | Steps:
-    """The options of what is trained with. Raises ValueError: an unknown objective or option, or a bad value."""
+    """The options of a run's objective. Raises ValueError: an unknown objective or option, or a bad value."""
     name = config.objective.name or "dpo"
     cls = entry_of(OBJECTIVES, name, "objective of recipe preference", owner="objective.name")
     return build_options(cls, config.objective.options, owner=f"objective {name!r}")

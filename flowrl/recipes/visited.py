@@ -5,19 +5,19 @@ velocity is moved towards a target, by a squared distance with a weight of the s
 
 - `opd`: the velocity of the prompt's teacher, by any kernel or the ODE. A teacher is the model itself at another
   guidance scale, which the policy then absorbs, or a LoRA on it; each prompt has one, by its metadata
-  (`policy.teachers`). Rewards are logged where there are any, and nothing is decoded where there are none.
-- `art`: by the ODE, the velocity that the rollout took, moved along the direction in which the rewards of the prompt's
-  images rise. A prompt of equal rewards is left out.
+  (`policy.teachers`). Rewards, if there are any, are logged; without rewards nothing is decoded.
+- `art`: by the ODE, the rollout's velocity, moved along the direction in which the rewards of the prompt's images rise.
+A prompt of equal rewards is left out.
 
 There is no ratio.
 
 Letters: P prompts, G images per prompt, n images of this process, p its prompts, M trained states, b rows of a
 micro-batch.
 
-Deviations from the published code: each teacher has its guidance scale, and the policy the one it is sampled with; the
-loss is the mean over all states of an update, on all processes; with `updates_per_rollout` each update has images of
-its own, at states of a policy that is a few updates old (UniRL refuses more than one). The policy gradient on the KL of
-Flow-OPD is not offered: with a detached KL its gradient is 0 in the mean.
+Deviations from the published code: each teacher has its guidance scale, and the policy that of its sampling; the loss
+is the mean over all states of an update, on all processes; with `updates_per_rollout` each update has its own images,
+at states of a policy that is a few updates old (UniRL refuses more than one). The policy gradient on the KL of Flow-OPD
+is not offered: with a detached KL its gradient is 0 in the mean.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ Turn = tuple[int, Tensor]  # place of a teacher, and states [b] that it teaches
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Visited:
     """This process's paths, on the host, and of each trained state [M] its image, step, and the weight of its loss; the
-    direction [p, *latent] of each prompt where the target is along it."""
+    direction [p, *latent] of each prompt, if the target is along it."""
 
     batch: Batch
     path: Trajectory
@@ -79,7 +79,7 @@ class Visited:
 
 
 def main(ready: Ready, run: Run) -> bool:
-    """Trains to the end or to an interrupt; returns whether it finished. Everything it makes lies in the run folder."""
+    """Trains to the end or to an interrupt; returns whether it finished. Writes only into the run folder."""
     loras = teacher_loras(ready.config)
     loop = Loop(ready, run, needs_reference=None in loras)
     for place, lora in enumerate(loras):
@@ -92,7 +92,7 @@ def main(ready: Ready, run: Run) -> bool:
 
 
 def iterate(loop: Loop, iteration: int) -> None:
-    """One iteration; what it made is freed before the next one samples."""
+    """One iteration; frees its memory before the next one samples."""
     run, config, objective, row = loop.run, loop.config, loop.ready.objective, dict[str, Any]()
     kernel, schedule = sampler_of(config.sampler, loop.pipeline, kernel=loop.ready.kernel)
     steps = trained_steps(config, iteration)
@@ -120,7 +120,7 @@ def iterate(loop: Loop, iteration: int) -> None:
         loop.log(iteration, row | {"live_rows": 0})
         return
 
-    # 2. Which states are trained, and who teaches there.
+    # 2. The states to train, and the teacher of each.
     keys = [(config.seed, iteration, *divmod(image, config.group_size)) for image in batch.own]
     place = torch.tensor([objective.places(len(steps), *key) for key in keys])
     weights = [objective.weight_of(kernel, schedule.sigma[step], schedule.sigma[step + 1]) for step in steps]
@@ -218,8 +218,8 @@ def objective_of(config: TrainConfig) -> Opd | Art:
 
 
 def trained_steps(config: TrainConfig, iteration: int) -> tuple[int, ...]:
-    """Steps whose states an iteration may train: the stochastic ones, or without noise all of them, or so many of the
-    most noise as objective art is told to."""
+    """Steps whose states an iteration may train: the stochastic ones, or without noise all of them, or the noisiest, as
+    many as objective art sets."""
     if kernel_of(config.sampler).stochastic:
         return stochastic_steps(config.sampler, config.seed, iteration)
     steps, objective = tuple(range(config.sampler.num_steps)), objective_of(config)
@@ -292,7 +292,7 @@ def check(config: TrainConfig) -> None:
 
 
 def check_art(config: TrainConfig, objective: Art) -> None:
-    """Refuses a rollout, groups or states by which objective art finds no direction or no velocity."""
+    """Refuses a rollout, groups or states from which objective art gets no direction or no velocity."""
     sampler, size, ranks = config.sampler, config.group_size, data_ranks(config)
     refuse(
         (
@@ -323,7 +323,7 @@ def check_art(config: TrainConfig, objective: Art) -> None:
 
 
 def check_teachers(config: TrainConfig, objective: Opd) -> None:
-    """Refuses teachers that teach nothing, or that the policy or a rollout has no room for."""
+    """Refuses teachers that teach nothing, or for which the policy or a rollout has no room."""
     sampler, policy = config.sampler, config.policy
     kernel, teachers, steps = kernel_of(sampler), policy.teachers, len(trained_steps(config, 0))
     as_policy = [one.lora is None and one.guidance_scale in (None, sampler.guidance_scale) for one in teachers]

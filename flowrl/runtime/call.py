@@ -1,6 +1,6 @@
-"""The call that flowrl answers: the words it was asked in, and whether it shows what it does.
+"""The call that flowrl answers: its words, and whether it shows progress.
 
-A context variable holds it, so that another thread, or what a user's own function prints, has no part in it.
+A context variable holds it, so neither another thread nor a user's own printing function shares it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _CALL: ContextVar[Call | None] = ContextVar("call", default=None)
 
 
 def call_words() -> str:
-    """In which words flowrl was called, for files that say how they were made; empty where nobody knows."""
+    """The words of the call, for files that record how they were made; empty if unknown."""
     call = _CALL.get()
     return "" if call is None else call.words
 
@@ -37,13 +37,13 @@ def shown() -> bool:
 
 
 def within_call() -> bool:
-    """Whether a call is being answered here."""
+    """Whether flowrl is answering a call in this context."""
     return _CALL.get() is not None
 
 
 @contextmanager
 def answering(words: str = "", *, show: bool = True) -> Iterator[None]:
-    """What happens within belongs to a call; one within another keeps its words, and shows no more than it."""
+    """Everything inside belongs to this call. A nested call keeps the outer words and shows no more than it."""
     outer = _CALL.get()
     token = _CALL.set(Call(words, show) if outer is None else Call(outer.words, show and outer.show))
     try:
@@ -53,7 +53,7 @@ def answering(words: str = "", *, show: bool = True) -> Iterator[None]:
 
 
 def call_text(name: str, arguments: Mapping[str, Any]) -> str:
-    """A Python call as one writes it.
+    """A Python call, as a user writes it.
 
     >>> call_text("sample", {"model": Path("runs/first"), "seeds": [0, 1], "settings": {"steps": 2}})
     "flowrl.sample(model='runs/first', seeds=[0, 1], steps=2)"

@@ -1,4 +1,4 @@
-"""What this machine offers beyond the minimum, probed without side effects and said in one line each."""
+"""What this machine offers beyond the minimum: probed without side effects, one line each."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ _ATTENTION_PACKAGES = ("xformers", "flash-attn", "flash_attn_3", "kernels")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Machine:
-    """What kernels ask of a machine; plain data, so that any machine can be described."""
+    """What kernels need to know of a machine; plain data, so a test can describe any machine."""
 
     device: str
     """Either "cpu", "cuda" or "mps"."""
     capability: tuple[int, int] | None = None
     """Compute capability of the GPU."""
     packages: Mapping[str, str] = field(default_factory=dict)
-    """Versions of installed packages that hold attention kernels."""
+    """Versions of installed packages with attention kernels."""
     faults: Mapping[str, str] = field(default_factory=dict)
-    """Why some of those cannot be used."""
+    """Why some of those do not work here."""
 
 
 def this_machine(device: str) -> Machine:
-    """The machine that this runs on, for networks on a kind of device; nothing is imported for it."""
+    """This machine, for networks on a kind of device. Imports nothing."""
     packages = {name: version for name in _ATTENTION_PACKAGES if (version := version_of(name)) is not None}
     state = xformers_state()
     faults = {} if "xformers" not in packages or state.startswith(_OPERATORS) else {"xformers": state}
@@ -41,7 +41,7 @@ def this_machine(device: str) -> Machine:
 
 
 def at_least_version(found: str, least: str) -> bool:
-    """Whether a version is no older than another, by their numbers."""
+    """Whether a version is at least another one, by their numbers."""
     numbers = [tuple(int(part) for part in re.findall(r"\d+", text.partition("+")[0])) for text in (found, least)]
     return numbers[0] >= numbers[1]
 
@@ -63,8 +63,8 @@ def capabilities() -> dict[str, str]:
 def xformers_state(folder: Path | None = None) -> str:
     """Whether xformers' compiled operators fit the installed torch.
 
-    Importing xformers beside a torch that it was not built for prints a page of warnings and loads no operators, so
-    this reads the record of its build instead.
+    If xformers was built for another torch, importing it prints a page of warnings and loads no operators. So this
+    reads the record of its build instead.
 
     Args:
         folder: of the package; None looks for the installed one.

@@ -1,12 +1,11 @@
-"""Ray, on which workers of a run live (extra `ray`): one connection per process, and an instance of its own where no
-cluster is named.
+"""Ray, which runs the workers of a run (extra `ray`): one connection per process, and a private instance if no cluster
+is named.
 
     connect(None, workers=4)      # the run's own instance on this machine, or address="10.0.0.1:6379"
     ...                           # actors
     disconnect()                  # also on errors
 
-Nothing is sent to anybody: Ray's usage statistics are switched off, and there is no dashboard. Ray is imported on the
-first connection only.
+Ray sends nothing to anybody: usage statistics and dashboard are off. The first connection imports it.
 """
 
 from __future__ import annotations
@@ -43,39 +42,39 @@ class Connection:
     address: str
     """Other processes reach the same instance by."""
     folder: Path | None
-    """Of the files of an instance that this process started; None where it was there before."""
+    """Folder with the files of an instance that this process started; None if it existed before."""
     own: bool
-    """Whether the connection was made here, and is closed here."""
+    """Whether this process made the connection, and so closes it."""
     raylet: Any = None
-    """Ray's process that was started with such an instance (`psutil.Process`). When it is gone, Ray ends this process
-    at one of the next calls, without a word."""
+    """Ray's own process of such an instance (`psutil.Process`). If it dies, one of the next calls of Ray ends this
+    process without a word."""
     lock: IO[bytes] | None = None
-    """Open for as long as this process lives, so that nobody takes the folder for one that was left behind."""
+    """Stays open while this process lives, so that no other process takes the folder for an abandoned one."""
 
 
 class RayEnded(ValueError):
-    """Ray's own processes on this machine are gone, and no call of it may be made any more."""
+    """Ray's own processes on this machine are gone, so nothing may call Ray any more."""
 
 
-_connection: list[Connection] = []  # at most one: Ray knows no more in a process
+_connection: list[Connection] = []  # at most one: Ray allows no more in a process
 
 
 def check_extra(key: str) -> None:
-    """Refuses a setting that needs Ray where it is not installed."""
+    """Refuses a setting that needs Ray if Ray is not installed."""
     if importlib.util.find_spec("ray") is None:
         raise ValueError(f"{key} needs Ray, which is not installed: {EXTRA}, or set it to 0")
 
 
 def connect(address: str | None, *, workers: int, gpus: Sequence[str] | None = None) -> Connection:
-    """Connects this process to Ray, once: later calls give the connection that there is.
+    """Connects this process to Ray once; later calls return the same connection.
 
     Args:
         address: of a cluster ("auto" finds the one of this machine, "HOST:PORT" any); None starts an instance here,
             which ends with `disconnect`, and with this process however that ends.
-        workers: that an instance started here has room for, at one CPU each; they share the cores there are.
-        gpus: numbers of the GPUs that an instance started here lends to workers; None takes all that it finds.
+        workers: how many an instance started here has room for, at one CPU each; they share the cores of the machine.
+        gpus: numbers of the GPUs that an instance started here lends to workers; None takes all it finds.
 
-    Raises ValueError: no cluster answers there, or it runs another version of Ray or of Python.
+    Raises ValueError: no cluster answers, or it runs another version of Ray or Python.
     """
     check_extra("workers")
     if _connection:
@@ -83,7 +82,7 @@ def connect(address: str | None, *, workers: int, gpus: Sequence[str] | None = N
     # Read by Ray when it is imported or started; a worker without a GPU then sees those of the machine as before.
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    atexit.register(_remove_folders)  # before Ray's own way out is registered, and so called after it
+    atexit.register(_remove_folders)  # before Ray registers its own exit handler, so that this one runs after it
     import ray
 
     if ray.is_initialized():  # by the program that this run is part of
@@ -105,7 +104,7 @@ def connect(address: str | None, *, workers: int, gpus: Sequence[str] | None = N
             ray.init(**settings)
     except BaseException as error:
         if folder is not None:
-            with lock or nullcontext(), suppress(Exception):  # what was wrong first is told
+            with lock or nullcontext(), suppress(Exception):  # tells the first cause
                 _end_instance(folder)
         if not isinstance(error, (OSError, RuntimeError, ValueError, ray.exceptions.RayError)):
             raise
@@ -123,12 +122,11 @@ def connect(address: str | None, *, workers: int, gpus: Sequence[str] | None = N
 
 
 def refuse_ended() -> None:
-    """Looks whether the instance that this process started is still there; to be called before Ray is. Raises RayEnded:
-    it is not."""
+    """Checks that this process's instance still runs; call it before each call of Ray. Raises RayEnded: it does not."""
     if _connection and _is_over(_connection[0]):
         raise RayEnded(
-            "Ray ended on this machine (its process raylet is gone), and with it all workers. It was killed from "
-            "outside, mostly for want of memory (dmesg names it), or Ray failed"
+            "Ray ended on this machine (its process raylet is gone), and with it all workers. Something killed "
+            "it, usually because memory ran out (dmesg names it), or Ray failed"
         )
 
 
@@ -151,15 +149,15 @@ def _raylet() -> Any:
 
 
 def disconnect() -> None:
-    """Ends what `connect` began: the connection, and an instance that was started for it. Without one it does nothing.
+    """Ends the connection, and an instance that `connect` started. Without a connection it does nothing.
 
-    Call it at the end of a run, however that ended.
+    Call it at the end of a run, also of one that failed.
     """
     if not _connection:
         return
     made = _connection.pop()
     with made.lock or nullcontext():
-        if made.folder is not None and _is_over(made):  # Ray's own way out would end this process on the way
+        if made.folder is not None and _is_over(made):  # Ray's own exit would end this process too
             psutil, rest = _psutil(), []
             for child in psutil.Process().children(recursive=True):
                 with suppress(psutil.Error):
@@ -179,7 +177,7 @@ def disconnect() -> None:
 
 
 def _end_instance(folder: Path) -> None:
-    """Ends what was started of an instance of this process; its folder goes, whatever Ray says."""
+    """Ends the processes of this process's instance and removes its folder, whatever Ray answers."""
     import ray
 
     try:
@@ -189,7 +187,7 @@ def _end_instance(folder: Path) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-_removed: list[Path] = []  # of instances that ended by themselves: when this process ends, Ray writes there again
+_removed: list[Path] = []  # of instances that ended by themselves: Ray writes there again when this process ends
 
 
 def _remove_folders() -> None:
@@ -198,7 +196,7 @@ def _remove_folders() -> None:
 
 
 def _refuse_silent(address: str) -> None:
-    """Refuses an address that nobody listens at, or another server: Ray itself asks there for many minutes."""
+    """Refuses an address without a Ray server at once; Ray itself would try for many minutes."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit():
         return  # "auto", or a word that Ray knows
@@ -209,24 +207,24 @@ def _refuse_silent(address: str) -> None:
                 return
             there.sendall(_HELLO)
             answer = there.recv(9, socket.MSG_WAITALL)
-    except (OSError, UnicodeError) as error:  # the latter where the name of the host can be none
+    except (OSError, UnicodeError) as error:  # the latter if the text cannot be a host's name
         raise ValueError(
-            f"workers.address={address}: nobody answers there ({error}): start a cluster with 'ray start --head', "
-            "which says its address, or leave workers.address out for an instance of the run's own"
+            f"workers.address={address}: nothing answers there ({error}): start a cluster with 'ray start --head', "
+            "which prints its address, or leave workers.address out for an instance of the run's own"
         ) from error
     if len(answer) < 9 or answer[3] != _HELLO[-6]:
         raise ValueError(
-            f"workers.address={address}: what answers there is no Ray cluster: give the address that 'ray start "
-            "--head' says, whose port is 6379 unless another was set (8265 is its dashboard)"
+            f"workers.address={address}: what answers there is not a Ray cluster: give the address that 'ray start "
+            "--head' prints, whose port is 6379 unless another was set (8265 is its dashboard)"
         )
 
 
 def _short_folder() -> Path:
-    """A new folder for Ray's files, with a name that leaves room for those of sockets; those left behind go."""
+    """A new folder for Ray's files; its name is short, because sockets' paths are limited. Removes abandoned ones."""
     parent = tempfile.gettempdir()
     parent = parent if len(parent) + 13 <= _LONGEST_FOLDER else "/tmp"
     for folder in Path(parent).glob(f"{_PREFIX}*"):
-        with suppress(OSError):  # not a run's, at work, or on a disk without locks
+        with suppress(OSError):  # not a run's, in use, or on a disk without locks
             if folder.is_symlink() or (folder / _OWNER).lstat().st_uid != os.getuid():
                 continue
             with (folder / _OWNER).open("rb") as lock:
@@ -236,16 +234,16 @@ def _short_folder() -> Path:
 
 
 def _claim(folder: Path) -> IO[bytes]:
-    """Marks a folder as one of a process that lives."""
+    """Marks a folder as that of a live process."""
     lock = (folder / _OWNER).open("wb")
-    with suppress(OSError):  # a disk without locks: then folders of killed runs stay
+    with suppress(OSError):  # a disk without locks: folders of killed runs stay
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     return lock
 
 
 @contextmanager
 def _own_signals() -> Iterator[None]:
-    """Puts the handlers of signals back that Ray replaces: a run answers Ctrl-C and SIGTERM itself."""
+    """Restores the signal handlers that Ray replaces: a run handles Ctrl-C and SIGTERM itself."""
     numbers = (signal.SIGINT, signal.SIGTERM)
     before = {number: signal.getsignal(number) for number in numbers}
     try:
@@ -258,7 +256,7 @@ def _own_signals() -> Iterator[None]:
 
 @contextmanager
 def _visible_gpus(gpus: Sequence[str] | None) -> Iterator[None]:
-    """Inside, processes that are started see these GPUs alone; this one has looked before."""
+    """Inside, new processes see only these GPUs; this process has already chosen its own."""
     name = "CUDA_VISIBLE_DEVICES"
     before = os.environ.get(name)
     if gpus is not None:

@@ -1,4 +1,4 @@
-"""Files of a folder, through links, and a digest of what is in each."""
+"""Files of a folder, through links, and a digest of each."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ KEPT_FROM = 2**26
 
 
 def files_below(folder: Path) -> dict[str, Path]:
-    """All files of a folder and of those in it, by their relative names, in the order of the parts of these.
+    """All files of a folder and its subfolders, by relative name, sorted by the parts of the names.
 
-    Links to files and to folders are followed, but for a link to a folder that it lies in. Of two links to one folder
-    each has its files.
+    Follows links to files and to folders, except a link to a folder above itself. Two links to one folder list its
+    files twice.
     """
     found: dict[str, Path] = {}
 
@@ -36,21 +36,21 @@ def files_below(folder: Path) -> dict[str, Path]:
 
 
 _Stamp = tuple[int, int, int, int, int]
-_SETTLED = 2 * 10**9  # nanoseconds: a file written in the tick of the clock in which it was read may bear the same time
+_SETTLED = 2 * 10**9  # nanoseconds: a file written in the same clock tick as it was read may have the same time
 _digests: dict[_Stamp, str] = {}
 
 
 def file_stamp(status: os.stat_result) -> _Stamp:
-    """What no write to a file leaves as it was: beside length and time of change, which a copy may bring along, the
-    file's number and the time at which the system last changed anything of it, which no program can set."""
+    """What every write to a file changes: length and modification time, which a copy may keep, and the file's number
+    and the time of its last change of any kind, which no program can set."""
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 def content_digest(path: Path) -> str:
-    """SHA-256 of all of a file's content, of links that of what they lead to.
+    """SHA-256 of a file's content; of a link, that of its target.
 
-    A file that has not changed since (`file_stamp`) is not read again: by this process, or by a later one where it
-    holds `KEPT_FROM` bytes or more, whose digests are kept in `flowrl/digests` of the user's cache folder.
+    An unchanged file (`file_stamp`) is not read again by this process. From `KEPT_FROM` bytes on later processes do not
+    read it either: `flowrl/digests` in the user's cache folder keeps its digest.
 
     Raises ValueError: it cannot be read.
     """
@@ -77,10 +77,10 @@ def _digests_file() -> Path:
 
 @functools.cache
 def _kept_digests() -> dict[_Stamp, str]:
-    """Those of earlier processes; a line that is none, of a process that was killed, is passed over."""
+    """Digests of earlier processes; skips broken lines, which a killed process may leave."""
     try:
         lines = [line.split() for line in _digests_file().read_text("utf-8", "replace").splitlines()]
-    except OSError:  # there is none yet, or it is somebody else's: files are read again
+    except OSError:  # it does not exist yet, or is not ours: files are read again
         return {}
     rows = [line for line in lines if len(line) == 6 and len(line[5]) == 64 and all(map(str.isdigit, line[:5]))]
     return {(int(a), int(b), int(c), int(d), int(e)): digest for a, b, c, d, e, digest in rows}
@@ -90,7 +90,7 @@ def _keep_digest(stamp: _Stamp, digest: str) -> None:
     file = _digests_file()
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        with file.open("a", encoding="utf-8") as stream:  # one short line in one write: writers do not mix
+        with file.open("a", encoding="utf-8") as stream:  # one short line in one write: two writers do not mix
             stream.write(f"{' '.join(map(str, stamp))} {digest}\n")
-    except OSError:  # no place to keep it: the next process reads the file again
+    except OSError:  # nowhere to keep it: the next process reads the file again
         pass

@@ -1,4 +1,4 @@
-"""What an error of a disk means and what to change, by the number of the operating system."""
+"""What a disk error means and what to change, by the operating system's number."""
 
 from __future__ import annotations
 
@@ -22,6 +22,6 @@ def system_words(error: OSError) -> str:
 
 
 def disk_words(error: OSError) -> str:
-    """What is wrong and what to change; what the system says where that is not known better."""
+    """What is wrong and what to change; the system's own words for other errors."""
     what, advice = DISK.get(error.errno or 0, (system_words(error), "See whether it is there and may be read"))
     return f"{what}. {advice}"

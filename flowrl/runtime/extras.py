@@ -16,12 +16,12 @@ EXTRAS: Mapping[str, str] = {
 
 
 def remedy(module: str | None) -> str:
-    """How a missing module is installed, as an imperative."""
+    """How to install a missing module, as an imperative."""
     extra = EXTRAS.get(str(module).partition(".")[0])
     return "install it" if extra is None else f"in flowrl's folder, pip install -e '.[{extra}]'"
 
 
 def check_extra(module: str, what: str) -> None:
-    """Refuses what needs a module of `EXTRAS` where that is not installed."""
+    """Refuses a feature whose module of `EXTRAS` is not installed."""
     if importlib.util.find_spec(module) is None:
         raise ValueError(f"{what} needs the package {module}, which is not installed: {remedy(module)}")

@@ -1,6 +1,6 @@
-"""What a failure is told as: one paragraph with its cause and what to change; the traceback goes to a file.
+"""Words for a failure: one paragraph with its cause and what to change. The traceback goes to a file.
 
-Nothing heavy is imported, so errors of torch and other libraries are known by the names of their classes.
+It imports nothing heavy, so it knows errors of torch and other libraries by the names of their classes.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ SHOW = "FLOWRL_TRACEBACK"
 
 MAX_TOLD = 18
 """Mistakes that one message names."""
-_LONGEST_NAME = 300  # characters of a file's name that are shown
-_MOST = 800  # characters of a foreign message that are shown
+_LONGEST_NAME = 300  # characters shown of a file's name
+_MOST = 800  # characters shown of a foreign message
 _ALLOCATION, _LOST_PROCESS = (
     re.compile("|".join(WORDS[kind]), re.IGNORECASE) for kind in ("allocation", "lost_process")
 )
@@ -42,7 +42,7 @@ _ASKED = re.compile(r"tried to allocate (\d+(?:\.\d+)? \w+)", re.IGNORECASE)
 
 
 class Faults(ValueError):
-    """One thing that is wrong, or several that are told together: a paragraph for one, else a line for each.
+    """One fault as a paragraph, or several with a line each.
 
     Attributes:
         faults: what is wrong, each a paragraph of its own.
@@ -51,7 +51,7 @@ class Faults(ValueError):
     def __init__(
         self, *faults: str, head: str = "what is asked for has", what: str = "mistakes", more: str = ""
     ) -> None:
-        """Of several faults, the line above says `head`, their number and `what`; `more` is said after the last."""
+        """The line above several faults has `head`, their number and `what`; `more` follows the last."""
         self.faults = tuple(dict.fromkeys(faults))
         count = len(self.faults)
         lines = [f"{head} {count} {what}", *self.faults[:MAX_TOLD]]
@@ -61,12 +61,12 @@ class Faults(ValueError):
 
 
 def faults_of(error: Exception) -> tuple[str, ...]:
-    """What is wrong by an error, each in a paragraph of its own."""
+    """The faults that an error holds, each a paragraph."""
     return error.faults if isinstance(error, Faults) else (explain(error),)
 
 
 def found_by(*checks: Callable[[], object]) -> list[str]:
-    """What checks refuse, each thing once: a check refuses by a ValueError, or by an OSError of a file."""
+    """What checks refuse, each fault once: a check raises a ValueError, or an OSError of a file."""
     found = dict[str, None]()
     for check in checks:
         try:
@@ -77,7 +77,7 @@ def found_by(*checks: Callable[[], object]) -> list[str]:
 
 
 class FlowrlError(ValueError):
-    """What the Python functions raise: one paragraph that says what was given, what is allowed and what to change."""
+    """What the Python functions raise: one paragraph with what was given, what is allowed and what to change."""
 
 
 def explain(error: BaseException) -> str:
@@ -104,9 +104,9 @@ def _explained(error: BaseException) -> str:
         return said
     if lost_process(error):
         return (
-            "another process of this run ended, or is not reached any more. What it says itself, on the terminal or in "
-            "its own log, is the reason; where it says nothing it was killed from outside: for want of memory (dmesg "
-            "names it), by the scheduler, or with its machine"
+            "another process of this run ended or cannot be reached. Its own output, on the terminal or in its log, "
+            "has the reason. If that says nothing, something killed it: lack of memory (dmesg names it), the "
+            "scheduler, or a failure of its machine"
         )
     if re.search(r"CUDA error|device-side assert|HIP error|cudnn", str(error), re.IGNORECASE):
         return (
@@ -120,7 +120,7 @@ def _explained(error: BaseException) -> str:
 
 
 def _python_error(error: BaseException) -> str:
-    """What is said of an error of Python's own, by what it holds; "" of others."""
+    """Words for an error of Python itself, by its attributes; "" for others."""
     if isinstance(error, SystemExit):
         return (
             f"sys.exit({'' if error.code is None else repr(error.code)}) was called{_where(error)}, which ends the "
@@ -139,7 +139,7 @@ def _python_error(error: BaseException) -> str:
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that memory is used up, itself or by what caused it; a ValueError speaks for itself."""
+    """Whether an error, or its cause, means that memory is used up; a ValueError has its own words."""
     seen: BaseException | None = error
     while seen is not None and not isinstance(seen, ValueError):
         kinds = {kind.__name__ for kind in type(seen).__mro__}
@@ -152,14 +152,14 @@ def out_of_memory(error: BaseException) -> bool:
 
 
 def lost_process(error: BaseException) -> bool:
-    """Whether an error says that another process of the run, with which this one exchanged numbers, is gone."""
+    """Whether an error means that another process of the run, with which this one exchanged numbers, is gone."""
     kinds = {kind.__name__ for kind in type(error).__mro__}
     return "RuntimeError" in kinds and _LOST_PROCESS.search(str(error)) is not None
 
 
 def describe_error(error: BaseException, folder: Path | None = None) -> str:
-    """The paragraph of an error; of one that nobody foresaw with the file that has the traceback: `error.log` of a
-    run's folder, or a file of its own in the folder for temporary files where there is None."""
+    """The paragraph of an error. For an unforeseen one it names the file with the traceback: `error.log` in the run's
+    folder, or a new file in the temporary folder if `folder` is None."""
     paragraph = explain(error)
     if os.environ.get(SHOW, "") not in ("", "0"):
         say("".join(traceback.format_exception(error)), end="", file=sys.stderr)
@@ -173,9 +173,9 @@ def describe_error(error: BaseException, folder: Path | None = None) -> str:
 def write_error_log(folder: Path | None, error: BaseException) -> Path | None:
     """Writes an error with its traceback to `error.log` of a folder, or to a file for temporary files.
 
-    Processes of a run but the first write `error-<rank>.log`.
+    Processes other than the first write `error-<rank>.log`.
 
-    Returns the file; None where neither place can be written.
+    Returns the file; None if neither place can be written.
     """
     rank = os.environ.get("RANK", "0")
     text = "\n".join([
@@ -202,13 +202,13 @@ def write_error_log(folder: Path | None, error: BaseException) -> Path | None:
 
 
 def speaker() -> str:
-    """Who speaks on the terminal: flowrl, with its rank where several processes run."""
+    """The speaker's name on the terminal: flowrl, with its rank if several processes run."""
     rank, world = os.environ.get("RANK", "0"), os.environ.get("WORLD_SIZE", "1")
     return "flowrl" if world == "1" else f"flowrl (process {rank} of {world})"
 
 
 def _errno(error: BaseException) -> int | None:
-    """The number of the operating system's error, also where a library wrote it into its message."""
+    """The operating system's error number, also if a library has it only in its message."""
     if isinstance(error, OSError):
         return error.errno
     if type(error).__name__ == "SafetensorError":
@@ -248,7 +248,7 @@ def _os_error(error: OSError) -> str:
 
 
 def _file_name(error: BaseException) -> str | None:
-    """The file that an error names; of one while an open file was read or written, which names none, that file."""
+    """The file that an error names; if it names none, the open file that was being read or written."""
     name = error.filename if isinstance(error, OSError) else None
     if isinstance(name, str | bytes):
         return os.fsdecode(name)
@@ -285,7 +285,7 @@ def _memory(error: BaseException) -> str:
 
 
 def _where(error: BaseException) -> str:
-    """The last line on the way to the error that is flowrl's or the user's, not a library's."""
+    """The last line of flowrl or of the user, not of a library, on the way to the error."""
     library = (sysconfig.get_path("stdlib"), "<")
     for line in reversed(traceback.extract_tb(error.__traceback__)):
         if "site-packages" not in line.filename and not line.filename.startswith(library):

@@ -1,5 +1,5 @@
-"""Files that appear whole or not at all and outlast a power cut, folders with one owner, links that lead out of a
-folder, text and JSON whose faults name their file."""
+"""Files that appear whole or not at all and survive a power cut, folders with one owner, links that lead out of a
+folder, text and JSON whose errors name their file."""
 
 from __future__ import annotations
 
@@ -42,24 +42,24 @@ _HALF = re.compile(r"\..+\.[0-9a-f]{16}\.tmp")
 
 @contextmanager
 def replacing(path: Path, *, durable: bool = True) -> Iterator[BinaryIO]:
-    """A stream that becomes the file at its end; if anything is raised inside, what was there before stays.
+    """A stream that becomes the file at its end; after an error inside, the earlier file stays.
 
-    Each writer has a place of its own, so that two at once do not mix. The folder is made where it is missing. A link
-    is replaced by the file; what it led to stays.
+    Each writer has its own temporary file, so two at once do not mix. A missing folder is made. The file replaces a
+    link; the link's target stays.
 
     Args:
-        durable: have the disk keep the bytes before the name, and the name before the end: after a power cut the file
-            is there with what was written. Without, it may be empty then: for what is cheap to make again.
+        durable: flush the bytes to disk before the name, and the name before returning: the file survives a power cut
+        whole. Otherwise it may be empty then; use that for what is cheap to make again.
 
-    Raises ValueError: something else than a file is there.
+    Raises ValueError: something other than a file is there.
     """
     if path.exists() and not path.is_file():
         what = "a folder" if path.is_dir() else "a pipe or a device"
-        raise ValueError(f"{path} is {what}, which is no place for a file: give another path")
+        raise ValueError(f"{path} is {what}, so no file can be written there: give another path")
     make_folder(path.parent)
     temporary = path.parent / f".{path.name}.{secrets.token_hex(8)}.tmp"
     try:
-        with temporary.open("xb") as stream:  # of the mode that the umask asks for, which no file of tempfile has
+        with temporary.open("xb") as stream:  # with the mode that the umask asks for; files of tempfile ignore it
             yield stream
             if durable:
                 stream.flush()
@@ -67,7 +67,7 @@ def replacing(path: Path, *, durable: bool = True) -> Iterator[BinaryIO]:
         os.replace(temporary, path)
         if durable:
             sync(path.parent)
-    finally:  # an interrupt too leaves nothing behind
+    finally:  # also after an interrupt nothing is left behind
         temporary.unlink(missing_ok=True)
 
 
@@ -78,9 +78,9 @@ def write_atomically(path: Path, text: str) -> None:
 
 
 def sync(path: Path) -> None:
-    """Has the disk keep what was written into a file, or the names in a folder, before anything goes on.
+    """Waits until the disk keeps what was written into a file, or the names in a folder.
 
-    Some file systems cannot do that for a folder: there nothing is done.
+    Does nothing on file systems that cannot do that for a folder.
     """
     try:
         handle = os.open(path, os.O_RDONLY)
@@ -98,7 +98,7 @@ def sync(path: Path) -> None:
 
 
 def sync_tree(folder: Path) -> None:
-    """Has the disk keep all that lies in a folder: what other libraries have written there. Links are left alone."""
+    """Waits until the disk keeps everything in a folder that other libraries wrote. Skips links."""
     for place, _, names in os.walk(folder):
         for name in names:
             if not os.path.islink(path := os.path.join(place, name)):
@@ -107,7 +107,7 @@ def sync_tree(folder: Path) -> None:
 
 
 def make_folder(folder: Path) -> None:
-    """Makes a folder where it is missing, and has the disk keep its name, and those of folders that are made above."""
+    """Makes a missing folder and those above it, and waits until the disk keeps their names."""
     missing = []
     place = folder
     while not place.exists():
@@ -119,16 +119,16 @@ def make_folder(folder: Path) -> None:
 
 
 def opened(path: Path) -> BinaryIO:
-    """A file to read and append to, made where it is missing. It is the one in its folder or none: no link is followed,
-    and no pipe or device opened. Raises ValueError: something else is there."""
+    """A file to read and append to, made if it is missing. It follows no link and opens no pipe or device. Raises
+    ValueError: something else is there."""
     if os.path.lexists(path) and (what := _other_than_file(path)):
-        raise ValueError(f"{path} is {what}, and nothing is written through it: remove it")
+        raise ValueError(f"{path} is {what}, and flowrl writes nothing through it: remove it")
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0), 0o666)
     return os.fdopen(handle, "a+b")
 
 
 def _other_than_file(path: Path) -> str:
-    """What is in a place, in words; "" for a file."""
+    """What a path is, in words; "" for a file."""
     mode = os.lstat(path).st_mode
     if stat.S_ISREG(mode):
         return ""
@@ -136,14 +136,14 @@ def _other_than_file(path: Path) -> str:
 
 
 def leads_out(folder: Path, parts: Collection[str] = (), *, loose: Collection[str] = (), deep: int = 9) -> str:
-    """What of a folder leads elsewhere: the first link whose end lies outside, through whatever links, or a pipe or
-    device, in words; "" where all is inside. The folder itself may be a link.
+    """What leads out of a folder, in words: the first link that ends outside, directly or through other links, or a
+    pipe or device; "" if nothing does. The folder itself may be a link.
 
     Args:
         folder: it may be missing.
-        parts: names in it that are looked at; all of them without.
+        parts: names in it to look at; all of them without.
         loose: names of folders that may hold such links.
-        deep: folders within each other that are looked into.
+        deep: how many levels of folders to look into.
     """
     home = os.path.realpath(folder)
     try:
@@ -177,13 +177,13 @@ def _below(path: str, home: str) -> str:
 
 
 def refuse_foreign(path: Path, *, own: bool | Pattern[str], flag: str = "`out`") -> None:
-    """Refuses to replace a file that the command did not write. The rule of every command that is told where to write:
+    """Refuses to replace a file that the command did not write. The rule for every command with an output path:
 
-    what is not there, or is an empty file, is written; of anything else the command has to know its own hand.
+    it writes a path that is free or an empty file, and replaces only what it recognises as its own.
 
     Args:
         own: whether the command wrote what is there, or a pattern that its files hold.
-        flag: what named the file, for the message.
+        flag: the flag that named the file, for the message.
     """
     if not path.exists() or (path.is_file() and path.stat().st_size == 0):
         return
@@ -198,13 +198,13 @@ def refuse_foreign(path: Path, *, own: bool | Pattern[str], flag: str = "`out`")
 
 @contextmanager
 def locked(folder: Path, busy: str) -> Iterator[BinaryIO]:
-    """Keeps other processes out of a folder, which is made where it is missing; the file `LOCK` says who is in it.
+    """Keeps other processes out of a folder, which it makes if missing; the file `LOCK` names the owner.
 
-    A process that inherits the open file holds the lock too: it is free when the last of them has ended, however that
-    came. On a file system without locks that is said on standard error, and work goes on.
+    A process that inherits the open file holds the lock too: it is free when the last of them has ended, in whatever
+    way. On a file system without locks a note goes to standard error, and work goes on.
 
-    Raises ValueError: somebody holds it, with their process id; `busy` says what they may be. Or `LOCK` is no file of
-    this kind: nothing was written.
+    Raises ValueError: another process holds it (its id is named; `busy` says what it may be), or `LOCK` is not a file
+    of this kind, and nothing was written.
     """
     make_folder(folder)
     path = folder / LOCK
@@ -217,13 +217,13 @@ def locked(folder: Path, busy: str) -> Iterator[BinaryIO]:
             ) from error
         except OSError as error:
             print(
-                f"{folder}: this file system has no locks ({error.strerror}), so that nothing keeps a second process "
+                f"{folder}: this file system has no locks ({error.strerror}), so nothing keeps a second process "
                 "out: start none",
                 file=sys.stderr,
             )
         lock.seek(0)
         if (before := lock.read(len(_HELD)).strip(b"\0")) and not _HELD.startswith(before):
-            raise ValueError(f"{path} is no lock of flowrl, and nothing in it will be overwritten: move it away")
+            raise ValueError(f"{path} is not a lock of flowrl and will not be overwritten: move it away")
         lock.truncate(0)
         command = without_secrets(call_words())
         lock.write(json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "command": command}).encode())
@@ -235,19 +235,19 @@ def locked(folder: Path, busy: str) -> Iterator[BinaryIO]:
 
 
 def _holder(path: Path) -> str:
-    """What a lock file says of its holder, in brackets; nothing where it says nothing."""
+    """The holder that a lock file names, in brackets; "" if it names none."""
     for _ in range(5):
         try:
             said = json.loads(path.read_text(encoding="utf-8"))
             return f" (process {said['pid']} on {said['host']}: {said['command']})"
-        except (OSError, ValueError, KeyError, TypeError):  # held by something else, or about to be written
+        except (OSError, ValueError, KeyError, TypeError):  # another program holds it, or it is about to be written
             time.sleep(0.05)
     return ""
 
 
 def at_work(folder: Path) -> dict[str, Any] | None:
-    """Who is in a folder, as its lock file says: `pid`, `host`, `command`; None for nobody, or for a process of this
-    machine that is no more. The lock itself is not asked for: that alone could keep its next owner out."""
+    """The owner of a folder, by its lock file: `pid`, `host`, `command`; None if there is none, or if the process is of
+    this machine and has ended. It never takes the lock: even a try could keep the next owner out."""
     try:
         if _other_than_file(folder / LOCK):
             return None
@@ -256,7 +256,7 @@ def at_work(folder: Path) -> dict[str, Any] | None:
         found = {"pid": process, "host": str(said["host"]), "command": str(said["command"])}
         if found["host"] == socket.gethostname():
             os.kill(process, 0)
-    except PermissionError:  # it is there and is somebody else's
+    except PermissionError:  # it exists and belongs to another user
         return found
     except (OSError, ValueError, KeyError, TypeError, OverflowError):
         return None
@@ -264,13 +264,13 @@ def at_work(folder: Path) -> dict[str, Any] | None:
 
 
 def is_taken(folder: Path) -> bool:
-    """Whether a path is something else than a folder that may be written into: one that holds no more than a lock, and
-    files that a killed process had begun."""
+    """Whether a path is anything but a folder free to write into: one with nothing but a lock and files that a killed
+    process had begun."""
     return os.path.lexists(folder) and (not folder.is_dir() or any(True for _ in contents(folder)))
 
 
 def contents(folder: Path) -> Iterator[Path]:
-    """What a folder holds beside its lock and files that a killed process had begun."""
+    """What a folder holds besides its lock and files that a killed process had begun."""
     for path in folder.iterdir():
         own = path.name == LOCK or _HALF.fullmatch(path.name)
         if not own or _other_than_file(path):
@@ -278,7 +278,7 @@ def contents(folder: Path) -> Iterator[Path]:
 
 
 def nearest_folder(path: Path) -> Path:
-    """The path itself where it is a folder, else the nearest above it that is: on whose disk it would be."""
+    """The path if it is a folder, else the nearest folder above it: its disk would hold the path."""
     place = path.expanduser().absolute()
     while not place.is_dir():
         place = place.parent
@@ -286,13 +286,13 @@ def nearest_folder(path: Path) -> Path:
 
 
 def refuse_unwritable(folder: Path, *, flag: str = "`out`") -> None:
-    """Refuses a folder (it may be missing) that could not be made or written into, as far as its place tells without a
-    try; `flag` is what named it, for the message."""
+    """Refuses a folder (it may be missing) that could not be made or written into, as far as can be known without
+    trying; `flag` named it, for the message."""
     place = folder.expanduser().absolute()
     while not os.path.lexists(place):
         place = place.parent
     if not place.is_dir():
-        raise ValueError(f"{folder} cannot be a folder, since {place} is none: give another {flag}")
+        raise ValueError(f"{folder} cannot be a folder, since {place} is not one: give another {flag}")
     if not os.access(place, os.W_OK | os.X_OK):
         raise ValueError(f"{folder} cannot be written: nothing can be written into {place}: give another {flag}")
 
@@ -303,8 +303,8 @@ def free_bytes(path: Path) -> int:
 
 
 def read_text(path: Path) -> str:
-    """A text file in UTF-8, with or without a byte order mark. Raises ValueError: it is not there, is no file (a pipe
-    would be waited for without an end), or is not UTF-8."""
+    """A text file in UTF-8, with or without a byte order mark. Raises ValueError: it is missing, is not a file (reading
+    a pipe might never end), or is not UTF-8."""
     if path.exists() and not path.is_file():
         what = "a folder" if path.is_dir() else "a pipe or a device: copy what it gives into a file"
         raise ValueError(f"{path}: cannot be read, it is {what}")
@@ -322,7 +322,7 @@ def parse_json(text: str, where: str, *, finite: bool = True) -> Any:
     Args:
         text: all of a file, or a line of it.
         where: file, or file and line, for messages.
-        finite: refuse NaN and infinity, which JSON does not know; files of diffusers hold them (Sana's scheduler).
+        finite: refuse NaN and infinity, which JSON does not have; files of diffusers hold them (Sana's scheduler).
 
     Raises ValueError: it is not JSON, names a key twice, holds NaN, infinity or half a character (a lone surrogate), or
     is nested too deep.
@@ -351,10 +351,10 @@ def read_json(path: Path, advice: str = "", *, finite: bool = True) -> dict[str,
     """The object that a JSON file holds.
 
     Args:
-        advice: what to do about a bad one, for the message.
+        advice: what to do about a bad file, for the message.
         finite: as for `parse_json`.
 
-    Raises ValueError: as `read_text` and `parse_json`, or it holds something else than an object.
+    Raises ValueError: as `read_text` and `parse_json`, or it does not hold an object.
     """
     try:
         value = parse_json(read_text(path), str(path), finite=finite)
@@ -366,8 +366,7 @@ def read_json(path: Path, advice: str = "", *, finite: bool = True) -> dict[str,
 
 
 def read_json_lines(path: Path) -> list[dict[str, Any]]:
-    """The objects of a file with one on each line; blank lines are skipped. Raises ValueError: as `read_json`; names
-    the line."""
+    """The objects of a file, one a line; skips blank lines. Raises ValueError: as `read_json`, with the line."""
     rows = []
     for number, line in numbered_lines(read_text(path)):
         where = f"{path}, line {number}"
@@ -396,7 +395,7 @@ def _no_constant(name: str) -> None:
 
 
 def _depth(value: Any) -> int:
-    """How deep lists and objects lie in each other; without recursion, which is what it guards."""
+    """How deep lists and objects are nested; without recursion, which it guards."""
     deep, level = 0, [value]
     while level := [part for part in level if isinstance(part, dict | list)]:
         deep += 1
@@ -409,7 +408,7 @@ def _kind(value: Any) -> str:
 
 
 def plain(value: Any) -> Any:
-    """Numbers, text, lists and mappings that JSON knows, of dataclasses too; null for what is not finite."""
+    """A value in JSON's types, also from dataclasses; null for what is not finite."""
     if is_dataclass(value) and not isinstance(value, type):
         return plain(asdict(value))
     if isinstance(value, Mapping):

@@ -1,6 +1,6 @@
-"""Former names: each works for one more version, with a warning that says today's (docs/upgrading.md).
+"""Former names: each works for one more version, with a warning that gives today's (docs/upgrading.md).
 
-A name enters a table with the change that renames it, and leaves it after the release that has it there.
+A change that renames something adds the old name here; it goes after the next release.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ FUNCTIONS: dict[str, str] = {}
 
 
 def name_of_today(name: str, former: Mapping[str, str], form: str = "{}") -> str:
-    """A name, or what it is called now where it is a former one, which is said in the form that somebody writes."""
+    """A name, or today's name for a former one, with a warning in the form that users write."""
     if name not in former:
         return name
     warn_of_former(form.format(name), form.format(former[name]))
@@ -31,7 +31,7 @@ def name_of_today(name: str, former: Mapping[str, str], form: str = "{}") -> str
 
 
 def warn_of_former(old: str, new: str) -> None:
-    """Says that a former name was taken: a line of a command's main process, a FutureWarning of Python."""
+    """Warns of a former name: a line from a command's main process, a FutureWarning in Python."""
     text = f"{old} is {new} now: the former name works in this version and in none after it"
     if not call_words().startswith("flowrl "):
         warnings.warn(text, FutureWarning, stacklevel=2)

@@ -1,4 +1,4 @@
-"""What driver and torch say of this machine's NVIDIA GPUs, and why torch computes on none of them."""
+"""What driver and torch report about this machine's NVIDIA GPUs, and why torch computes on none of them."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _SECONDS = 20  # a driver that hangs does not answer at all
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GpuFacts:
-    """What driver and torch say of GPUs."""
+    """What driver and torch report about GPUs."""
 
     driver: str | None = None
-    """Version as nvidia-smi gives it, else the kernel; None where there is no driver."""
+    """Version from nvidia-smi, else from the kernel; None without a driver."""
     named: tuple[str, ...] = ()
     """GPUs that it lists."""
     complaint: str = ""
-    """Of nvidia-smi, where it failed."""
+    """Error of nvidia-smi, if it failed."""
     torch: str = torch.__version__
     """Its version."""
     build: str | None = None
@@ -39,11 +39,11 @@ class GpuFacts:
     compiled: tuple[str, ...] = ()
     """Architectures that torch has kernels for, such as "sm_90"."""
     refused: str = ""
-    """What torch says where it sees no GPU, or where a product on one failed."""
+    """Torch's error if it sees no GPU, or if a product on one failed."""
 
 
 def gpu_facts() -> GpuFacts:
-    """Asks nvidia-smi and torch; on each GPU a small product is computed."""
+    """Asks nvidia-smi and torch, and computes a small product on each GPU."""
     driver, named, complaint = _ask_driver()
     count = torch.cuda.device_count()
     refused = ""
@@ -81,7 +81,7 @@ def _ask_driver() -> tuple[str | None, tuple[str, ...], str]:
 
 
 def loaded_driver(folder: Path = Path("/proc/driver/nvidia")) -> tuple[str | None, tuple[str, ...], str]:
-    """What the kernel says of the driver, where nvidia-smi fails or is not installed, as in small images."""
+    """The driver's version from the kernel, if nvidia-smi fails or is missing, as in small images."""
     try:
         found = re.search(r"Kernel Module(?: for \S+)?\s+([\d.]+)", (folder / "version").read_text(encoding="utf-8"))
         cards = [path.read_text(encoding="utf-8") for path in sorted(folder.glob("gpus/*/information"))]
@@ -92,7 +92,7 @@ def loaded_driver(folder: Path = Path("/proc/driver/nvidia")) -> tuple[str | Non
 
 
 def driver_fault(facts: GpuFacts) -> tuple[str, str] | None:
-    """Why torch computes on no GPU although a driver is here, and what to do; None where it does, or there is none."""
+    """Why torch computes on no GPU although there is a driver, and what to do; else None."""
     if facts.driver is None and not facts.names:
         return None
     if facts.complaint:
@@ -101,7 +101,7 @@ def driver_fault(facts: GpuFacts) -> tuple[str, str] | None:
             "else install the driver again; in a container, start it with --gpus all"
         )
     if facts.driver is not None and not re.fullmatch(r"\d+(\.\d+){1,2}", facts.driver):
-        return f"nvidia-smi gives {facts.driver!r} as the driver's version, which is none", (
+        return f"nvidia-smi gives {facts.driver!r} as the driver's version, which is not one", (
             "install NVIDIA's driver again, and see that the first nvidia-smi in PATH is the driver's own"
         )
     if facts.build is None:

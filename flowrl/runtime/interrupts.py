@@ -15,7 +15,7 @@ from types import FrameType
 def on_interrupt(stop: Callable[[], None]) -> Iterator[None]:
     """Inside, each of these signals calls `stop` and does nothing else; under nohup SIGHUP stays ignored.
 
-    In another thread than the main one signals cannot be caught: there, nothing is changed.
+    Only the main thread can catch signals; in another one it changes nothing.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -23,7 +23,7 @@ def on_interrupt(stop: Callable[[], None]) -> Iterator[None]:
 
     def handle(number: int, frame: FrameType | None) -> None:
         for stream in (sys.stdout, sys.stderr) if number == signal.SIGHUP else ():
-            try:  # a write to a terminal that is gone would end the process: it goes nowhere
+            try:  # a write to a closed terminal would end the process, so output goes nowhere
                 print(file=stream, flush=True)
             except OSError:
                 with open(os.devnull, "w") as nowhere:

@@ -1,4 +1,4 @@
-"""A journal of answers: one JSON object per line, written as they come, read again by the next run."""
+"""A journal of answers: one JSON object per line, written at once, read again by the next run."""
 
 from __future__ import annotations
 
@@ -15,11 +15,10 @@ Row = dict[str, Any]
 
 
 class Journal:
-    """What was said of images, by key; a context that closes its file.
+    """Answers about images, by key; a context that closes its file.
 
-    Every identity (judge, thresholds, templates: all that an answer depends on beside its key) has a file of its own,
-    so that answers of two judges never mix and neither is lost. A last line that a killed process left unfinished is
-    dropped.
+    Every identity (judge, thresholds, templates: whatever an answer depends on besides its key) has its own file, so
+    answers of two judges never mix or replace each other. Drops an unfinished last line of a killed process.
     """
 
     def __init__(self, folder: Path, identity: Mapping[str, Any]) -> None:
@@ -49,10 +48,10 @@ class Journal:
                 ) from error
 
     def add(self, key: str, row: Row, *, durable: bool = False) -> None:
-        """Keeps an answer: in the file before the next one is asked for, and through a power cut if `durable`.
+        """Writes an answer to the file before the next question; it survives a power cut if `durable`.
 
         Raises:
-            OSError: it could not be written; nothing of it is in the file.
+            OSError: it could not be written; the file holds no part of it.
         """
         line, begun = (json.dumps({"key": key, "row": row}) + "\n").encode(), self._file.seek(0, os.SEEK_END)
         try:

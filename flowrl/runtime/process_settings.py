@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import contextmanager
+from functools import cache
+
+from flowrl.runtime.private_names import NOTES
 
 _SPINS = "3000"
 """Turns, about ten microseconds. GNU's OpenMP waits for some milliseconds in a loop by default; where other work shares
@@ -29,8 +32,18 @@ def before_libraries_load(environment: MutableMapping[str, str] = os.environ) ->
         environment[_ALLOCATOR[0]] = "expandable_segments:True"
     if "OMP_WAIT_POLICY" not in environment:
         environment.setdefault("GOMP_SPINCOUNT", _SPINS)
+    _without_notes()
+
+
+@cache
+def _without_notes() -> None:
+    def filter_of(words: str) -> Callable[[logging.LogRecord], bool]:
+        return lambda record: words not in record.getMessage()
+
     for name in _QUIET:
         logging.getLogger(name).setLevel(logging.ERROR)
+    for name, words in NOTES.items():
+        logging.getLogger(name).addFilter(filter_of(words))
 
 
 def take_deterministic_kernels() -> None:

@@ -102,7 +102,7 @@ class Replicas:
             if self.signals:
                 raise KeyboardInterrupt
             if any(replica.process is None for replica in self.replicas):
-                raise ValueError("a replica could not load the rewards; what it said is above.")
+                raise ValueError("a replica could not load the rewards; its output is above.")
         rows = self.replicas[0].rows
         assert rows is not None
         return rows

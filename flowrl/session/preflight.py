@@ -154,14 +154,13 @@ def look(
     looked.faults += found_by(*_of_sections(given, looked, here=here))
     if fitting and looked.prompts is not None:
         looked.of_prompts += _of_prompts(given, looked)
-    looked.faults = [*looked.of_prompts, *looked.faults]
     if isinstance(config, TrainConfig):
         looked.faults += found_by(*_of_whole(config, looked, here=here))
         if config.policy.teachers and (found := looked.prompts) is not None:
             from flowrl.recipes.visited import teachers_of
 
-            looked.faults += found_by(lambda: teachers_of(config.policy, found.train))
-    looked.faults = list(dict.fromkeys(looked.faults))
+            looked.of_prompts += found_by(lambda: teachers_of(config.policy, found.train))
+    looked.faults = list(dict.fromkeys([*looked.of_prompts, *looked.faults]))
     return looked
 
 
@@ -248,8 +247,9 @@ def _of_whole(config: TrainConfig, looked: Looked, *, here: bool) -> Iterator[Ca
     from flowrl.pipelines.arithmetic.compiling import check_compile
     from flowrl.pipelines.weights.quantize import check_quantize
     from flowrl.rewards.actors.ray_rewards import check_reward_workers
+    from flowrl.training.model_files import location_of
     from flowrl.training.optimizers import check_optimizer
-    from flowrl.training.parts import check_attention, check_tokens
+    from flowrl.training.parts import check_attention, check_cached, check_tokens
     from flowrl.training.processes.devices import device_kind
     from flowrl.training.processes.launched import num_launched
     from flowrl.training.processes.mesh import data_ranks, layout_of
@@ -279,8 +279,10 @@ def _of_whole(config: TrainConfig, looked: Looked, *, here: bool) -> Iterator[Ca
         yield lambda: check_routes(config.rewards, known.name, known.parts)
         yield lambda: _check_trained(config, known, looked)
         yield lambda: _check_negative(config, known)
+        yield lambda: check_memory(config, known)
         yield lambda: check_attention(config.pipeline, known, here=here)
         yield lambda: check_tokens(config, known)
+        yield lambda: check_cached(config.sampler.first_block_cache, known, location_of(config.pipeline))
     if config.pipeline.offload:
         yield lambda: check_offload(config, through_rewards=recipe.THROUGH_REWARDS)
     if here:
@@ -330,6 +332,28 @@ def _check_negative(config: TrainConfig, known: ModelFamily) -> None:
             f"sampler.train_negative is {str(trained).lower()}, but at guidance scale {scale:g} ({key}.guidance_scale) "
             f"this model of family {known.name} is evaluated with the prompt alone, so nothing is negative: remove "
             "train_negative, or set a scale that guides by a negative prompt, where the family has one"
+        )
+
+
+def check_memory(config: TrainConfig, known: ModelFamily) -> None:
+    """Refuses to train beside whole paths where guidance goes by earlier steps of a path."""
+    from flowrl.credit import CREDIT
+    from flowrl.training.model_files import location_of
+    from flowrl.training.parts import family_options
+
+    sampler, recipe, model = config.sampler, recipe_of(config), location_of(config.pipeline)
+    beside = {
+        f"recipe={config.recipe}": recipe.REGRESSES is not False,
+        f"credit.method={config.credit.method}": not CREDIT[config.credit.method].of_outcomes,
+        "workers.engine": config.workers.engine is not None,
+        "dmd.weight": config.dmd.weight > 0,
+    }
+    given = family_options(config.pipeline), recipe.trained_scale(config), sampler.num_steps
+    if (asks := ", ".join(key for key, does in beside.items() if does)) and known.remembers(model, *given):
+        raise ValueError(
+            f"family {known.name} guides the later of {sampler.num_steps} steps by the steps before them, and {asks} "
+            "evaluates steps by themselves: set pipeline.options.projected=false, fewer sampler.num_steps, or "
+            "guidance_scale=1"
         )
 
 

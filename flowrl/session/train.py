@@ -25,7 +25,6 @@ from flowrl.runtime.public import public
 from flowrl.runtime.scrubbing import say as print
 from flowrl.runtime.scrubbing import without_secrets
 from flowrl.runtime.versions import untested_line, versions
-from flowrl.session.batch_sizes import sizes_line
 from flowrl.session.preflight import load_checked, preflight
 from flowrl.training.processes.launched import launched
 from flowrl.training.processes.meeting import meet, telling_others, words_left
@@ -187,12 +186,10 @@ def _note_beginning(run: Run, ready: Ready, *, resumed: bool) -> None:
         if found and config.optim.schedule != "constant" and before and int(before[1]) != config.num_iterations:
             print(f"Note: {rate_note(config, int(before[1]), int(found[-1].name))}.", flush=True)
     print(f"{begun}: {what}", flush=True)
-    set_sizes = config.rollout_batch_size is not None or config.micro_batch_size is not None
-    from flowrl.session.few_steps import few_step_advice
-    from flowrl.session.reference_model import reference_notes
+    from flowrl.session.advice import few_step_advice, reference_notes, sizes_line  # imports the families
 
-    sizes = set_sizes and sizes_line(config, ready.layout.data)
-    for line in filter(None, (sizes, untested_line(versions()), *few_step_advice(config), *reference_notes(config))):
+    lines = (sizes_line(config, ready.layout.data), untested_line(versions()))
+    for line in filter(None, (*lines, *few_step_advice(config), *reference_notes(config))):
         print(f"Note: {line}.", flush=True)
     if resumed:
         return
@@ -329,10 +326,10 @@ def _is_finished(folder: Path, config: TrainConfig) -> bool:
     done, wanted = int(state["iteration"]), config.num_iterations
     if done >= wanted:
         print(
-            f"The run in {folder} is finished ({done} of {wanted} iterations). To go on, raise the number: "
+            f"The run in {folder} is finished ({done} of {max(done, wanted)} iterations). To go on, raise the number: "
             f"flowrl train resume={shlex.quote(str(folder))} num_iterations={2 * done}"
         )
-    elif share_spent(config.budget, state["counters"]) >= 1:
+    elif share_spent(config.budget.limits, state["counters"]) >= 1:
         limits = ", ".join(f"{name} {limit:g}" for name, limit in config.budget.limits.items())
         print(
             f"The run in {folder} is finished: its budget ({limits}) was used up after {done} iterations. To train "

@@ -1,1 +1,1 @@
-"""What every recipe does around its own step: run folder, loop, sampling, scoring, credit, learner, checkpoints."""
+"""What surrounds the step of every recipe: run folder, loop, sampling, scoring, credit, learner, checkpoints."""

@@ -1,8 +1,8 @@
-"""Processes of a run train together only where they mean the same run: what they compare, and how it is said.
+"""Processes train together only if they were given the same run: what they compare, and the words for differences.
 
 Before anything loads (`facts_of`): every setting but those of `OWN`, prompts by their content, files that settings
-name, the model's files, versions of libraries, the kind of device. After it has loaded: versions of rewards, the commit
-of a model of the hub. Attention kernels and cards that differ are told: they move numbers by rounding.
+name, the model's files, versions of libraries, the kind of device. After loading: versions of rewards, the commit of a
+model from the hub. Differing attention kernels and cards only give a note, because they move numbers by rounding.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ OWN = ("out", "progress", "threads", "pipeline.device")
 device are of a machine. Addresses of reward servers are a process's own too; what answers there is compared later."""
 _ONLY_WHETHER = ("resume", "prompts.cache")
 """Places on a machine's own disks, of which it matters only whether they are set."""
-_MOST = 8  # differences that are listed
-_LONGEST = 60  # characters of a value that are shown
+_MOST = 8  # differences to list
+_LONGEST = 60  # characters shown of a value
 
 Facts = Mapping[str, str]
 
 
 def facts_of(config: TrainConfig, inputs: Mapping[str, Any], *, resumed: bool) -> dict[str, str]:
-    """What a process was given, each thing by its name and in short. `inputs` are
+    """What a process was given, by name and in short form. `inputs` are
     `flowrl.training.resume_check.inputs_of` them; `resumed`: a run is continued."""
     settings = settings_of(config)
     settings |= {key: settings.get(key) is not None for key in _ONLY_WHETHER} | {"resume": resumed}
@@ -54,14 +54,13 @@ def facts_of(config: TrainConfig, inputs: Mapping[str, Any], *, resumed: bool) -
 
 
 def loaded_facts(inputs: Mapping[str, Any]) -> dict[str, str]:
-    """What is known of a process when everything has loaded: the commit of its model, what its rewards say they are."""
+    """What is known of a process after loading: the commit of its model, the versions of its rewards."""
     commit = {"commit of the model": str(inputs["model"]["commit"])} if "commit" in inputs["model"] else {}
     return commit | {f"version of {name}": str(version) for name, version in inputs["rewards"].items()}
 
 
 def difference(given: Sequence[Facts]) -> str:
-    """Why processes cannot train together, from the facts of each by rank, with what differs and the values; empty
-    where nothing does."""
+    """Why processes cannot train together: what differs between their facts (by rank), with the values; or ""."""
     lines = list(_lines(given))
     if not lines:
         return ""
@@ -75,7 +74,7 @@ def difference(given: Sequence[Facts]) -> str:
 
 
 def rounding_note(given: Sequence[Facts]) -> str:
-    """A line for what may differ, but moves numbers by rounding; empty where nothing does."""
+    """A line for what may differ but moves numbers by rounding; empty if nothing does."""
     lines = list(_lines(given))
     return f"Note: processes differ, so their numbers may differ by rounding: {'; '.join(lines)}." if lines else ""
 
@@ -109,7 +108,7 @@ def _contents(value: Any) -> Iterator[tuple[str, str]]:
         path = resolve_path(value)
         if path.is_file():
             yield value, digest_of_file(path)
-        elif is_path(value) and path.is_dir():  # a word that is the name of a folder by chance is none
+        elif is_path(value) and path.is_dir():  # a word that happens to be a folder's name is not one
             yield value, _digest("".join(f"{name}:{digest_of_file(file)};" for name, file in files_of(path).items()))
     except (ConfigError, OSError, ValueError):  # no path
         return

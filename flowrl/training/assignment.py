@@ -52,7 +52,7 @@ def credit_of(loop: Loop, sampled: Sampled, output: RewardOutput, kernel: Kernel
     if (mapped := reward_map(config)) is not None:
         reward_KF = mapped(reward_KF)
     reward_KF = torch.where(output.valid, reward_KF, torch.nan).cpu()
-    if config.reward_aggregation == "log_tame":  # of rewards: what credit makes of them may have any sign
+    if config.reward_aggregation == "log_tame":  # of rewards: credit may have any sign
         tamed, first = log_tame(run.gather(reward_KF.T).T), run.rank * len(sampled.finished)
         reward_KF = combine(tamed[:, first : first + len(sampled.finished)], weights.float())[None]
     std, size, now = step_stds(kernel, schedule), sampled.states[0].numel(), loop.iteration
@@ -61,7 +61,7 @@ def credit_of(loop: Loop, sampled: Sampled, output: RewardOutput, kernel: Kernel
 
 
 def calibrate(loop: Loop, sampled: Sampled, output: RewardOutput) -> dict[str, float]:
-    """Moves the noise level of each step by how often it gained, in the run's memory; the levels for the log."""
+    """Moves the noise level of each step by how often it gained, in the run's memory; returns levels for the log."""
     settings, run = loop.config.sampler, loop.run
     reward = torch.where(output.valid, output.values, torch.nan).cpu()
     gains, steps = gains_of(sampled, reward[None])[0], steps_of(sampled)[0].tolist()
@@ -73,7 +73,7 @@ def calibrate(loop: Loop, sampled: Sampled, output: RewardOutput) -> dict[str, f
 
 
 def reward_channels(loop: Loop, output: RewardOutput) -> tuple[Tensor, Tensor]:
-    """[K, F] rewards as advantages take them, and their weights [K] now; each by itself where parts have their own."""
+    """[K, F] rewards as advantages take them, and their weights [K] now; separate rewards if parts have their own."""
     how = loop.config.reward_aggregation if loop.routes is None else "each"
     channels, weights = trained_channels(how, loop.scorer.reward, loop.iteration, output)
     return torch.stack(channels), torch.tensor(weights, dtype=torch.float64)
@@ -89,9 +89,9 @@ def step_stds(kernel: Kernel, schedule: Schedule) -> Tensor:
 def advantages(
     loop: Loop, method: Method, asked: AskedPrompts, sampled: Sampled, credit: Credit, output: RewardOutput, ends: Ends
 ) -> tuple[Tensor, Tensor, Tensor, float]:
-    """Of each transition `[M]` its advantage for each part of a state `[P, M]`, whether it may be trained, and whether
-    its set carries a learning signal; and the share of sets that do not. A set of equal credit, in every part, is
-    masked where it stands: its rows would only dilute the loss."""
+    """For each transition: its advantages for the parts of a state `[P, M]`, whether it may be trained and whether its
+    set carries a learning signal `[M]`; and the share of sets without one. A set of equal credit in every part is
+    masked: its rows would only dilute the loss."""
     config, run, first = loop.config, loop.run, loop.run.rank * len(sampled)
     raw_KM, norm_M = run.gather(credit.raw.T).T.contiguous(), run.gather(credit.norm)
     weights = reward_channels(loop, output)[1]
@@ -110,7 +110,7 @@ def advantages(
         advantage = shape_advantages(loop, asked, sampled, advantage[0], output, ends)[None]
     known = advantage.isfinite().all(0)
     advantage = torch.where(known, advantage, 0.0).clamp(-config.adv_clip_range, config.adv_clip_range).float()
-    # A set may be spread over processes.
+    # A set may spread over processes.
     _, place = norm_M.unique(return_inverse=True)
     moved = torch.zeros(int(place.max()) + 1).scatter_reduce(0, place, run.gather(advantage.abs().amax(0)), "amax")
     keep = known if credit.keep is None else known & credit.keep
@@ -138,7 +138,7 @@ def normalise(config: TrainConfig, raw_KM: Tensor, norm_M: Tensor, weights_K: Te
 
 
 def trained_steps(loop: Loop, sampled: Sampled) -> Tensor:
-    """[M] transitions whose step is trained: all, the leading share of the steps, or a share drawn for each image."""
+    """[M] transitions whose step trains: all, the leading share of the steps, or a share drawn for each image."""
     settings = loop.config.sampler
     steps = sampled.step.unique(sorted=True)
     count = int(len(steps) * settings.trained_fraction)
@@ -157,7 +157,7 @@ def trained_steps(loop: Loop, sampled: Sampled) -> Tensor:
 
 
 def clip_ranges(loop: Loop, sampled: Sampled, kernel: Kernel, schedule: Schedule) -> tuple[Tensor, Tensor]:
-    """[M] distances below and above 1 at which the ratio of each transition is held."""
+    """[M] distances below and above 1 at which to clip the ratio of each transition."""
     (low, high), ones = loop.config.clip_bounds, torch.ones_like(sampled.log_prob)
     shaping = shaping_options(loop.config)
     if not isinstance(shaping, Dcpo) or shaping.clip == "fixed":
@@ -196,23 +196,23 @@ def all_ends(loop: Loop, batch: Batch, sampled: Sampled, output: RewardOutput) -
 
 
 def all_compared(loop: Loop, sampled: Sampled, output: RewardOutput, ends: Ends) -> Compared | None:
-    """All that was scored of all processes, completions on the way too, which advantages compare within groups, reward
-    by reward where these speak of parts of a state; None with a virtual member of every group, from which equal rewards
-    differ too, and where groups of one label teach."""
+    """All scores of all processes, completions included, which advantages compare within groups; per reward if rewards
+    judge parts of a state. None if groups have a virtual member, from which equal rewards differ too, and if groups of
+    one label teach."""
     if loop.config.adv_virtual_max is not None or loop.config.shaping.name == "real":
         return None
     if loop.routes is not None:
         of_each = torch.where(output.valid, reward_channels(loop, output)[0], torch.nan).cpu()
         return loop.run.gather(of_each.T).T, loop.run.gather(sampled.finished_group.cpu())
-    if len(sampled.finished_group[sampled.ends]) == len(sampled.finished_group):  # on the host already: no second wait
+    if len(sampled.finished_group[sampled.ends]) == len(sampled.finished_group):  # already on the host: no second wait
         return ends.reward, ends.group
     reward = torch.where(output.valid, output.values, torch.nan).cpu()
     return loop.run.gather(reward), loop.run.gather(sampled.finished_group.cpu())
 
 
 def success_rates(ends: Ends, group: Tensor, owner: str) -> Tensor:
-    """Mean reward in [0, 1] of each group, looked up for group numbers; 0 where no reward is valid. Raises ValueError:
-    a reward lies outside [0, 1], so it cannot be read as a success rate."""
+    """Mean reward in [0, 1] of each group, by group number; 0 if no reward is valid. Raises ValueError: a reward lies
+    outside [0, 1], so it is not a success rate."""
     known = ends.reward[~ends.reward.isnan()]
     if bool(((known < 0) | (known > 1)).any()):
         raise ValueError(
@@ -254,7 +254,7 @@ def best_samples(loop: Loop, sampled: Sampled, ends: Ends) -> Tensor:
 
 
 def of_rows(loop: Loop, sampled: Sampled, of_all: Tensor) -> Tensor:
-    """[M] what is known of all finished images of all processes, for the transitions of this one."""
+    """[M] facts about all finished images of all processes, for the transitions of this one."""
     own = int(sampled.ends.sum())
     return of_all[loop.run.rank * own : (loop.run.rank + 1) * own][sampled.sample]
 
@@ -314,7 +314,7 @@ def check_advantages(config: TrainConfig) -> None:
 
 
 def part_row(loop: Loop, advantage_PM: Tensor) -> dict[str, float]:
-    """Mean absolute advantage of each part of a state, for the log; nothing where rewards speak of the whole."""
+    """Mean absolute advantage of each part of a state, for the log; nothing if rewards judge the whole."""
     if loop.routes is None:
         return {}
     means = loop.run.gather(advantage_PM.abs().T).nanmean(0).tolist()
@@ -322,8 +322,8 @@ def part_row(loop: Loop, advantage_PM: Tensor) -> dict[str, float]:
 
 
 def check_routed(config: TrainConfig, *, by_parts: bool = True, compares: bool = True) -> None:
-    """Refuses routes of rewards where parts of a state can have no losses (`by_parts`), or, if these compare images
-    (`compares`), no advantages."""
+    """Refuses routes of rewards if parts of a state cannot have losses (`by_parts`) or, where losses compare images
+    (`compares`), advantages."""
     if any(config.routes) and not by_parts:
         raise ValueError(
             f"rewards have routes, but objective {config.objective.name} compares whole images, or takes them from a "
@@ -338,7 +338,7 @@ def check_routed(config: TrainConfig, *, by_parts: bool = True, compares: bool =
 
 
 def check_labels(config: TrainConfig, shaping: Real) -> None:
-    """Refuses what shaping real cannot do, or what its advantages, made of verdicts alone, would not read."""
+    """Refuses what shaping real cannot do, or what its advantages, which use only verdicts, would not read."""
     largest, weights = config.group_size / (2 * shaping.tau), [one.weight for one in config.rewards if one.weight]
     if config.updates_per_rollout > 1:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Work that goes on beside the caller's: one thread, which takes what it is given in order, and on CUDA a stream."""
+"""Work beside the caller's: one thread, which works in order, and a stream on CUDA."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from torch import Tensor
 class Beside:
     """A thread and a stream for one batch of work, without gradient; ends with `finish` or `stop`.
 
-    The stream waits for what the caller's stream was asked for before, and `finish` makes the caller's wait for it.
-    Nothing of the work's is handed back but by then, so that its memory is its own until the caller's next work.
+    The stream waits for what the caller's stream was asked for before, and `finish` makes the caller's stream wait for
+    it. The work hands nothing back before that, so its memory is its own until the caller's next work.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._stream = _stream_of(device) if device.type == "cuda" else None
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="beside")
         self._asked: list[Future[None]] = []
-        self._over = Event()  # something has failed, or nobody wants the rest
+        self._over = Event()  # something has failed, or the rest is not needed
 
     def start(self, work: Callable[[], None], *read: Tensor) -> None:
-        """Asks for work; `read` are the tensors of the caller's stream that it reads, whose memory waits for it. Raises
-        Exception: what earlier work has raised."""
+        """Asks for work; `read` are the tensors of the caller's stream that it reads; their memory waits for it. Raises
+        Exception: the error of earlier work."""
         for earlier in self._asked:
             if earlier.done():
                 earlier.result()
@@ -42,8 +42,8 @@ class Beside:
         self._asked.append(asked)
 
     def finish(self) -> None:
-        """Waits for all work, and ends the thread. Raises Exception: what the first of the work that failed has raised;
-        what was asked for after it is not begun."""
+        """Waits for all work, and ends the thread. Raises Exception: the error of the first work that failed; later
+        work is not begun."""
         try:
             for asked in self._asked:
                 asked.result()
@@ -53,7 +53,7 @@ class Beside:
             torch.cuda.current_stream(self._stream.device).wait_stream(self._stream)
 
     def stop(self) -> None:
-        """Ends the thread once what it is at is done; the rest is not begun."""
+        """Ends the thread after its current work; does not begin the rest."""
         self._over.set()
         self._executor.shutdown(cancel_futures=True)
 
@@ -75,5 +75,5 @@ class Beside:
 
 @cache
 def _stream_of(device: torch.device) -> torch.cuda.Stream:
-    """One for the whole run: memory that a stream has used is given to its own later work only."""
+    """One for the whole run: a stream's memory goes only to its own later work."""
     return torch.cuda.Stream(device)

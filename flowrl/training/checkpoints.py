@@ -1,13 +1,12 @@
 """Checkpoints: sealed states of a run on disk, and the LoRA as stock diffusers loads it.
 
-A checkpoint is a folder with a number for a name; while it is written its name starts with a dot. Its state, and the
-rows of metrics that belong to it, are on the disk before the seal, `checkpoint.json`, which has the checksums of both
-and of itself, and the seal is there before the name. What a power cut damages can be told, and a run goes on from its
-newest checkpoint that is whole.
+A checkpoint is a folder named by a number; while it is written its name starts with a dot. First its state and its rows
+of metrics reach the disk, then the seal `checkpoint.json` with checksums of both and of itself, then the name. So
+damage by a power cut can be told, and a run continues from its newest whole checkpoint.
 
-Where trained weights are split, each process of a copy writes what it holds of them, of their copies and moments, to a
-file of its own beside the state. The seal has the checksums of all, and comes when all are there. Parts are rows of
-weights: any other number of processes finds its own in them (`own_state`), and reads no others.
+If trained weights are split, each process of a copy writes its part of them, their copies and moments to its own file
+beside the state. The seal has the checksums of all and comes last. Parts are rows of weights: another number of
+processes finds its own in them (`own_state`), and reads no others.
 """
 
 from __future__ import annotations
@@ -40,6 +39,8 @@ from flowrl.training.trackers.metric_rows import ROWS, Sealed, readable, rows_fa
 
 _STATE, _PART, _SEAL, _FOLDER = "state.pt", "part-{:03d}.pt", "checkpoint.json", "checkpoints"
 _SPLIT = ("policy", "slots", "optimizer")  # what parts are of
+AHEAD = "ahead"
+"""What a run remembers of the weights that later iterations are drawn with: by the iteration that began with them."""
 _STAGED = ".lora.writing"
 _OLDER_SEAL = {"iteration", "metrics_bytes", "run", "inputs", "sha256"}
 """What seals of versions hold that had no checksum of the seal itself."""
@@ -51,18 +52,18 @@ class CheckpointError(ValueError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Continued:
-    """What a run goes on from: its newest checkpoint that is whole, with the rows that belong to that."""
+    """What a run continues from: its newest whole checkpoint, with its rows."""
 
     folder: Path | None = None
-    """The checkpoint; None: there is none, and the run begins at iteration 0."""
+    """The checkpoint; None if there is none and the run begins at iteration 0."""
     state: dict[str, Any] | None = None
     rows: bytes = b""
     damaged: tuple[Path, ...] = ()
-    """What is moved out of the way before the run goes on: it is damaged, or later than what the run goes on from."""
+    """What moves out of the way before the run continues: it is damaged, or later than the checkpoint."""
     said: str = ""
-    """What a user has to know of that, in a line."""
+    """A line about that for the user."""
     lost: bool = False
-    """Whether rows that belong to the checkpoint are left out, so that its seal has to be written again."""
+    """Whether rows of the checkpoint are left out, so that its seal must be written again."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,10 +76,10 @@ class _Seal:
     inputs: str | None
     sha256: str
     parts: tuple[str, ...]
-    """Digests of the parts of what is split, by process; none where the state has it all."""
+    """Digests of the parts of what is split, by process; empty if the state has everything."""
 
     def files(self) -> dict[str, str]:
-        """Names of what the checkpoint is made of, with their digests."""
+        """Names of the checkpoint's files, with their digests."""
         return {_STATE: self.sha256, **{_PART.format(place): digest for place, digest in enumerate(self.parts)}}
 
 
@@ -88,13 +89,13 @@ def checkpoints(folder: Path) -> list[Path]:
 
 
 def _numbered(folder: Path) -> list[Path]:
-    """What has a checkpoint's name, oldest first."""
+    """Everything with a checkpoint's name, oldest first."""
     found = (folder / _FOLDER).glob("[0-9]*")
     return sorted((path for path in found if path.name.isdecimal()), key=lambda path: int(path.name))
 
 
 def begin_checkpoint(run_folder: Path, iteration: int) -> Path:
-    """Makes the folder that checkpoint number `iteration` is written in; what a killed process left there goes."""
+    """Makes the folder to write checkpoint number `iteration` in; removes what a killed process left there."""
     temporary = run_folder / _FOLDER / f".{iteration:06d}"
     for half in (temporary, temporary.with_name(f"{temporary.name}.old")):
         shutil.rmtree(half, ignore_errors=True)
@@ -103,13 +104,13 @@ def begin_checkpoint(run_folder: Path, iteration: int) -> Path:
 
 
 def write_part(run_folder: Path, iteration: int, place: int, own: Mapping[str, Any]) -> str:
-    """Writes what process number `place` of a copy holds, into the folder of `begin_checkpoint`; its digest. Raises
-    OSError: it could not be written."""
+    """Writes the part of process number `place` of a copy into the folder of `begin_checkpoint`; returns its digest.
+    Raises OSError: it could not be written."""
     return _write_tensors(run_folder / _FOLDER / f".{iteration:06d}" / _PART.format(place), own)
 
 
 def _write_tensors(path: Path, state: Mapping[str, Any]) -> str:
-    """Writes a file that is on the disk afterwards; its digest."""
+    """Writes a file and waits until the disk has it; returns its digest."""
     # torch.save to a file reports a full disk as a RuntimeError; plain writes say OSError.
     with path.open("wb") as file:
         stream = _Digested(file)
@@ -133,11 +134,11 @@ def write_checkpoint(
     """Writes checkpoint number `iteration` (finished iterations), then removes all but the newest `keep`.
 
     Args:
-        rows: the rows of metrics that belong to it, which are on the disk.
+        rows: its rows of metrics, which are on the disk.
         inputs: digest of what it is made with.
         parts: digests of the parts that `write_part` has written, by process.
 
-    Raises OSError: it could not be written (a full disk, say); what was there before stays, half a file does not.
+    Raises OSError: it could not be written (a full disk, say); earlier files stay, half a file does not.
     """
     folder = run_folder / _FOLDER
     final, temporary, aside = (folder / name.format(iteration) for name in ("{:06d}", ".{:06d}", ".{:06d}.old"))
@@ -182,7 +183,7 @@ def _digest_of_seal(seal: Mapping[str, Any]) -> str:
 
 
 class _Digested(io.RawIOBase):
-    """A stream into a file that keeps a digest of what went by: a state may be as large as the memory that is left."""
+    """A stream into a file that digests what it writes: a state may be as large as the memory left."""
 
     def __init__(self, file: BinaryIO) -> None:
         super().__init__()
@@ -197,10 +198,9 @@ class _Digested(io.RawIOBase):
 
 
 def find_checkpoint(run_folder: Path, *, changed: bool = False) -> Continued:
-    """The newest checkpoint of a run folder that is whole, with its rows. Reads only. With `changed`, where the rows of
-    every checkpoint are damaged, the newest state without those that cannot be read. Raises CheckpointError: a
-    checkpoint is another run's, or states are whole and the rows of none of them are; ValueError: the manifest cannot
-    be read."""
+    """The newest whole checkpoint of a run folder, with its rows. Reads only. With `changed`, if the rows of every
+    checkpoint are damaged, the newest state without the rows that cannot be read. Raises CheckpointError: a checkpoint
+    is another run's, or states are whole and the rows of none of them are; ValueError: the manifest cannot be read."""
     path = run_folder / ROWS
     data = path.read_bytes() if path.is_file() else None
     damaged, why, faults = list[Path](), list[str](), dict[Path, str]()
@@ -232,9 +232,9 @@ def find_checkpoint(run_folder: Path, *, changed: bool = False) -> Continued:
 
 
 def _without_rows(faults: Mapping[Path, str], damaged: Sequence[Path], data: bytes | None) -> Continued | None:
-    """The newest of checkpoints without whole rows whose state can be read; None where that of none can. `faults` say
-    what is wrong with the rows, by checkpoint, the newest first; `damaged` are all that cannot be used as they are,
-    `data` the rows that are there."""
+    """The newest readable state of checkpoints without whole rows; None if none is readable. `faults` say what is wrong
+    with the rows, by checkpoint, newest first; `damaged` are all checkpoints that cannot be used as they are, `data`
+    the rows."""
     for folder, fault in faults.items():
         try:
             seal = _read_seal(folder)
@@ -249,7 +249,7 @@ def _without_rows(faults: Mapping[Path, str], damaged: Sequence[Path], data: byt
 
 
 def _without_checkpoint(run_folder: Path, damaged: list[Path], why: list[str]) -> Continued:
-    """What a run begins again from: nothing, with all that it had written moved out of the way."""
+    """A new beginning: all that the run had written moves out of the way."""
     trained = [place for name in ("lora", MODEL) if (place := run_folder / name).exists()]
     if not damaged and not trained:
         return Continued(said="No checkpoint was complete yet: the run begins at iteration 0")
@@ -260,7 +260,7 @@ def _without_checkpoint(run_folder: Path, damaged: list[Path], why: list[str]) -
 
 
 def _said(why: list[str], folder: Path | None) -> str:
-    """What was wrong, and what the run goes on from, in a line."""
+    """What was wrong, and where the run continues, in a line."""
     after = "begins at iteration 0" if folder is None else f"goes on from checkpoint {folder.name}"
     words = "; ".join(why)
     return f"{words[:1].upper()}{words[1:]}: the run {after}" if why else ""
@@ -271,7 +271,7 @@ class _Damaged(Exception):
 
 
 def _read_seal(folder: Path) -> _Seal:
-    """The seal of a checkpoint; `_Damaged` where it is not there, or not as it was written."""
+    """The seal of a checkpoint; raises `_Damaged` if it is missing or not as it was written."""
     if not (folder / _SEAL).is_file():
         raise _Damaged(f"it has no {_SEAL}")
     try:
@@ -292,8 +292,8 @@ def _read_seal(folder: Path) -> _Seal:
 
 
 def _read_state(folder: Path, seal: _Seal) -> dict[str, Any]:
-    """The state of a checkpoint; `_Damaged` where it is not as its seal says, else `CheckpointError`: another run's.
-    Parts of what is split are in "parts", by process; they stay on the disk until they are looked at."""
+    """The state of a checkpoint; raises `_Damaged` if it does not match its seal, `CheckpointError` if it is another
+    run's. Parts of what is split are in "parts", by process; they stay on the disk until used."""
     read = list[dict[str, Any]]()
     for name, digest in seal.files().items():
         try:
@@ -312,12 +312,16 @@ def _read_state(folder: Path, seal: _Seal) -> dict[str, Any]:
 
 
 def own_state(state: Mapping[str, Any], split: Split | None) -> dict[str, Any]:
-    """The state that a process of a copy restores: what is split as it holds it, whatever processes have written it.
-    `state` has the whole of every weight, or parts; `split` are the processes that hold trained weights between them,
-    None where this one holds all."""
+    """The state that a process of a copy restores: its own part of what is split, whatever processes have written it.
+    `state` has whole weights, or parts; `split` are the processes that hold trained weights between them, None if this
+    one holds all."""
     own = (0, 1) if split is None else (split.mesh.get_local_rank(), split.mesh.size())
-    parts = state.get("parts") or [{key: state[key] for key in _SPLIT}]
-    return {**state, **_rows_of(parts, *own)}
+    memory = state.get("memory", {})
+    parts = state.get("parts") or [{AHEAD: memory.get(AHEAD, {})} | {key: state[key] for key in _SPLIT}]
+    rows = _rows_of(parts, *own)
+    if ahead := rows.pop(AHEAD, None):
+        memory = {**memory, AHEAD: ahead}
+    return {**state, "memory": memory, **rows}
 
 
 def _rows_of(parts: Sequence[Any], place: int, number: int) -> Any:
@@ -338,7 +342,7 @@ def _rows_of(parts: Sequence[Any], place: int, number: int) -> Any:
 
 
 def state_of(folder: Path, digest: str) -> dict[str, Any] | None:
-    """The state of a checkpoint with this digest; None where it is not there."""
+    """The state of a checkpoint with this digest; None if there is none."""
     try:
         seal = _read_seal(folder)
         return _read_state(folder, seal) if seal.sha256 == digest else None
@@ -347,12 +351,12 @@ def state_of(folder: Path, digest: str) -> dict[str, Any] | None:
 
 
 def sealed_digest(folder: Path) -> str:
-    """The digest of a checkpoint's state, as its seal says."""
+    """The digest of a checkpoint's state, from its seal."""
     return _read_seal(folder).sha256
 
 
 def check_newest(run_folder: Path) -> int | None:
-    """The number of the newest checkpoint, of which the seal alone is read, not weights and rows; None without one.
+    """The number of the newest checkpoint, from its seal alone, without weights and rows; None without one.
     Raises CheckpointError: it is another run's, or damaged; ValueError: the manifest cannot be read."""
     found = _numbered(run_folder)
     if not found:
@@ -371,7 +375,7 @@ def check_newest(run_folder: Path) -> int | None:
 
 
 def _put_back(folder: Path) -> str:
-    """What to do about a checkpoint that is no part of the run."""
+    """What to do about a checkpoint that does not belong to the run."""
     return f"put the run's own back, or remove {folder} to go on from the one before, or from iteration 0"
 
 
@@ -396,7 +400,7 @@ def _first_line(error: Exception) -> str:
 
 
 def save_lora(folder: Path, pipeline: Pipeline, policy: Policy) -> None:
-    """Replaces the LoRA in a folder, each of its files in one step; a model of two experts has two."""
+    """Replaces the LoRA in a folder, file by file, each in one step; a model of two experts has two."""
     staged = folder.with_name(_STAGED)
     pipeline.save_lora(staged, policy.tensors(), policy.config)
     sync_tree(staged)
@@ -410,7 +414,7 @@ def save_lora(folder: Path, pipeline: Pipeline, policy: Policy) -> None:
 
 
 def remove_halves(run_folder: Path) -> None:
-    """Removes what a process that was killed had begun to write; nobody may be at work in the folder."""
+    """Removes what a killed process had begun to write; no process may be at work in the folder."""
     for old in (run_folder / _FOLDER).glob(".[0-9]*.old"):  # killed between two renames
         number = old.name.removeprefix(".").removesuffix(".old")
         if not (old.parent / number).exists():
@@ -429,9 +433,9 @@ def restore(
     optimizer: torch.optim.Optimizer,
     learners: Mapping[str, torch.optim.Optimizer] = MappingProxyType({}),
 ) -> int:
-    """Puts a checkpoint back, also of slots that learn by themselves; returns the number of finished iterations.
+    """Restores a checkpoint, also of slots that learn by themselves; returns the number of finished iterations.
 
-    Optimizers keep the learning rate and its like that they were made with: they are settings, not state.
+    Optimizers keep their own learning rate and other settings: those are not state.
 
     Raises CheckpointError: it holds other weights than the policy has.
     """

@@ -1,19 +1,21 @@
-"""What draws images of a run: the learner itself, or a worker elsewhere that is asked for a piece of a rollout.
+"""What draws images of a run: the learner itself, or a worker elsewhere that gets a piece of a rollout.
 
-Noise, windows and schedules follow from counters: the same weights and batch give the same image, whoever draws it.
+Noise, windows and schedules follow from counters: the same weights and batch give the same image on any machine.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from flowrl.config.train import Geometry, TrainConfig
 from flowrl.pipelines import Pipeline
+from flowrl.pipelines.weights.loading_choices import Split
+from flowrl.pipelines.weights.trained_weights import Held
 from flowrl.runtime.placement import sent
 from flowrl.runtime.randomness import Part, sample_normals
 from flowrl.samplers import Velocity
@@ -38,11 +40,11 @@ class Request:
     steps: tuple[int, ...]
     """Stochastic ones; none is sampling by the ODE."""
     levels: tuple[float, ...] | None = None
-    """Noise levels that a calibration has found."""
+    """Noise levels from a calibration."""
     plan: bool = False
-    """Whether all that the credit method asks for is drawn, branches, trees or completions, as a `Sampled`."""
+    """Whether to draw everything the credit method needs (branches, trees, completions), as a `Sampled`."""
     keep_means: bool = False
-    """Whether means of the stochastic steps are kept."""
+    """Whether to keep means of the stochastic steps."""
     keep_states: tuple[int, ...] = ()
     """States to keep besides those of the stochastic steps."""
 
@@ -54,15 +56,14 @@ class EvalRequest:
     cond: Conditioning
     """Their prompts, encoded; on the host if a worker draws."""
     keys: tuple[tuple[Part, ...], ...]
-    """What the start noise of each is a function of."""
+    """Counters of each one's start noise."""
     scale: float
     """Guidance."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Drawn:
-    """What became of a request, on the host, and the network evaluations that it took, by kind; those of evaluations
-    are not counted."""
+    """The result of a request, on the host, and its network evaluations by kind, without those of evaluations."""
 
     found: Trajectory | Sampled | Tensor
     evaluations: Mapping[str, int]
@@ -71,12 +72,15 @@ class Drawn:
 class DrawsElsewhere(Protocol):
     """Workers that draw for a learner process."""
 
-    def submit(self, requests: Sequence[Request | EvalRequest], weights: Mapping[str, Tensor]) -> Sequence[int]:
-        """Asks for pieces under these weights of the policy; returns a ticket for each. Weights are sent once where the
-        same mapping is given again."""
+    def send(self, weights: Mapping[str, Held], split: Split | None) -> Any:
+        """Has workers draw under these weights; returns what `submit` takes, for as long as they are asked to. Learners
+        that hold the weights between them, which are `split`, all come here, each with what it has."""
+
+    def submit(self, requests: Sequence[Request | EvalRequest], version: Any) -> Sequence[int]:
+        """Asks for pieces under weights that were sent; returns a ticket for each."""
 
     def collect(self, tickets: Sequence[int]) -> Iterator[Drawn]:
-        """The pieces in the order of their tickets, each as soon as it is there; waits for those that are not."""
+        """The pieces in the order of their tickets; waits for each."""
 
     def row(self) -> dict[str, float]:
         """Numbers for the log since the last call."""
@@ -86,8 +90,8 @@ class DrawsElsewhere(Protocol):
 
 
 class Draws:
-    """What sampling needs to know of whoever draws: the run's settings, its batches, the generator with its counted
-    network, and where latents live."""
+    """What sampling needs to know of the one that draws: the run's settings, its batches, the generator with its
+    counted network, and the device of latents."""
 
     config: TrainConfig
     geometry: Geometry
@@ -96,31 +100,26 @@ class Draws:
     device: torch.device
 
     def velocity(self, cond: Conditioning, scale: float | None = None) -> Velocity:
-        """The guided, counted velocity of the weights that the network runs under."""
+        """The guided, counted velocity under the network's current weights."""
         scale = self.config.sampler.guidance_scale if scale is None else scale
         return guided(self.pipeline, self.network, cond, scale, self.config.sampler.train_negative)
 
     def normals(
         self, tag: str, batch: Batch, places: Sequence[tuple[int, ...]], *, device: torch.device | None = None
     ) -> Tensor:
-        """Standard normal latents `[b, *latent]`, each a function of (seed, tag, iteration, its place); where latents
-        live, or on a device."""
+        """Standard normal latents `[b, *latent]`, each a function of (seed, tag, iteration, its place); on the latents'
+        device, or another."""
         keys: list[tuple[Part, ...]] = [(self.config.seed, tag, batch.iteration, *place) for place in places]
         return sent(sample_normals(self.pipeline.latent_shape, keys), device or self.device)
 
     def start_noise(self, batch: Batch, images: range) -> Tensor:
         """Start noise `[b, *latent]` of some images: a function of (seed, iteration, group, image in the group)."""
         size = self.config.group_size
-        return self.normals("start", batch, [(i // size, start_of(self.config, i % size)) for i in images])
+        return self.normals("start", batch, [(i // size, i % size // self.config.images_per_start) for i in images])
 
     def step_noise(self, batch: Batch, images: range) -> Callable[[int], Tensor]:
         """Step noise of some images: a function of (seed, iteration, group, image in the group, step)."""
         return lambda step: self.normals("step", batch, [(*divmod(i, self.config.group_size), step) for i in images])
-
-
-def start_of(config: TrainConfig, image: int) -> int:
-    """Which of its group's start noises an image has."""
-    return image // (config.group_size if config.same_latent is True else config.same_latent or 1)
 
 
 def batch_of(request: Request, group_size: int, device: torch.device) -> Batch:
@@ -132,6 +131,6 @@ def batch_of(request: Request, group_size: int, device: torch.device) -> Batch:
 
 
 def without_texts(asked: AskedPrompts, group: Tensor) -> AskedPrompts:
-    """Those of the groups that occur in `[b]`, on the host and without their texts, which nobody draws by."""
+    """The conditions of the groups in `[b]`, on the host and without their texts, which drawing does not read."""
     own = group.unique(sorted=True)
     return AskedPrompts(groups=own, prompts=(), prompt_ids=(), cond=asked.cond_of(own).to("cpu"))

@@ -1,4 +1,4 @@
-"""How far a policy has moved from its base, measured alike for every method."""
+"""How far a policy has moved from its base, measured in the same way for every method."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from flowrl.prompts.loading import spread as places
 from flowrl.runtime.placement import sent, widened
 from flowrl.runtime.randomness import sample_normals
 from flowrl.samplers import Velocity
+from flowrl.samplers.path_memory import PathMemory
 from flowrl.samplers.step import euler
 from flowrl.training.prompting import device_of, encode_prompts, guided
 from flowrl.trajectory import Schedule, start_state
@@ -31,17 +32,17 @@ KL_TEXT = (
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class BaseSide:
-    """Where the trajectories of a base model are compared with others, for prompts that are run together.
+    """Points at which the trajectories of a base model are compared with others, for prompts that run together.
 
     On the host: two latents for each prompt and compared noise level, 48 MiB for the 24 prompts of SD3.5 at 512 pixels.
     """
 
     prompts: tuple[Prompt, ...]
     """[b]."""
-    places: tuple[tuple[Tensor, Tensor, int], ...]
-    """The base's state and velocity `[b, *latent]` at a step, and the step."""
+    places: tuple[tuple[Tensor, Tensor, int, Tensor | None], ...]
+    """The base's state and velocity `[b, *latent]` at a step, the step, and what guidance had kept there."""
     idle: bool = False
-    """Whether it is run for nothing, so that processes which share a copy of the weights keep step."""
+    """Whether it runs only to keep processes in step that share a copy of the weights."""
 
 
 @torch.no_grad()
@@ -56,9 +57,9 @@ def base_sides(
     batch_size: int = KL_PROMPTS,
     in_step: Sequence[EvalItem] | None = None,
 ) -> list[BaseSide]:
-    """The base's side of `KL_TEXT`, which training does not change; start noise as in the evaluation, whose `seed` it
-    takes. `batch_size` prompts are run at once. Where processes have to keep step, `in_step` is the longest list that
-    one of them has: idle sides make up for it."""
+    """The base's side of `KL_TEXT`, which training does not change. It takes the start noise of the evaluation with
+    this `seed` and runs `batch_size` prompts at once. If processes must keep step, `in_step` is the longest list of
+    any; idle sides fill the shorter ones."""
     sides = []
     for first in range(0, len(items if in_step is None else in_step), batch_size):
         own = items[first : first + batch_size]
@@ -102,20 +103,21 @@ def _base_side(
     noise = sample_normals(pipeline.latent_shape, [(seed, "eval", prompt.noise_name, 0) for prompt in prompts])
     x = start_state(noise.to(device_of(pipeline)), schedule)
     compared = {quarter * schedule.num_steps // KL_SIGMAS for quarter in range(KL_SIGMAS)}
-    places = []
+    places, memory = [], PathMemory(schedule)
     for step in range(max(compared) + 1):
         sigma, timestep = schedule.sigma[step], schedule.timestep[step]
-        velocity = base(x, sigma, timestep)
+        velocity = memory.along(base)(x, sigma, timestep)
         if step in compared:
-            places.append((x.cpu(), velocity.cpu(), step))
+            places.append((x.cpu(), velocity.cpu(), step, memory.before))
         x = euler(x, velocity, sigma, schedule.sigma[step + 1])
     return BaseSide(prompts=tuple(prompts), places=tuple(places))
 
 
 def _distance(side: BaseSide, tuned: Velocity, schedule: Schedule, device: torch.device) -> float:
     distances = []
-    for x, base, step in side.places:
-        velocity = tuned(sent(x, device), schedule.sigma[step], schedule.timestep[step])
+    for x, base, step, kept in side.places:
+        evaluated = PathMemory(schedule, kept).along(tuned)
+        velocity = evaluated(sent(x, device), schedule.sigma[step], schedule.timestep[step])
         distances.append(float(widened(velocity - sent(base, device)).square().mean()))
     return sum(distances) / len(distances)
 

@@ -1,7 +1,7 @@
-"""A model of the hub comes onto each machine's disk before the processes of a run form their group.
+"""Downloads a model of the hub onto each machine's disk before the processes of a run form their group.
 
-One process a machine downloads, and the others meet it by the launcher's store, which lets them wait for hours and
-says whom they wait for. In a group they would wait inside a collective, which ends all of them when it is late.
+One process per machine downloads. The others wait at the launcher's store, for hours if needed, and print whom they
+wait for. Inside a group they would wait in a collective, which ends all of them when it times out.
 """
 
 from __future__ import annotations
@@ -17,9 +17,8 @@ from flowrl.training.processes.meeting import meet
 
 
 def fetch_first(settings: PipelineConfig, location: str) -> None:
-    """Returns when the model is on this machine's disk; nothing for one process alone, which loads it as it comes. The
-    settings that name it are the same in every process. What cannot be had at the `location` is refused when it
-    loads."""
+    """Returns when the model is on this machine's disk; does nothing for a single process, which downloads while it
+    loads. The settings that name the model are the same in every process. Loading refuses a bad `location`."""
     if launched() is None or is_path(settings.model):
         return
     if int(os.environ.get("LOCAL_RANK") or 0) == 0:

@@ -1,7 +1,7 @@
 """Evaluation on held-out prompts: the deterministic (ODE) sampler, fixed start noise, scores with intervals.
 
-The start noise of an image is a function of (eval.seed, prompt, sample), so that any two evaluations with one seed,
-of one run or of several, show the same prompts from the same noise and can be paired.
+The start noise of an image is a function of (eval.seed, prompt, sample). So any two evaluations with one seed, of one
+run or of several, draw the same prompts from the same noise and can be paired.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -30,7 +30,7 @@ from flowrl.runtime.progress import progress
 from flowrl.runtime.randomness import Part, counter_seed, sample_normals
 from flowrl.samplers import ode_rollout
 from flowrl.training.draws import DrawsElsewhere, EvalRequest
-from flowrl.training.prompting import device_of, encode_prompts, guided, reward_inputs
+from flowrl.training.prompting import caching, device_of, encode_prompts, guided, reward_inputs
 from flowrl.training.run import Run
 from flowrl.training.watchdog import look_at, stop_on_broken
 from flowrl.trajectory import Conditioning, Schedule
@@ -38,14 +38,14 @@ from flowrl.trajectory import Conditioning, Schedule
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Made:
-    """What was drawn: images `[b, 3, H, W]` or videos `[b, F, 3, H, W]`, and `[b, channels, samples]` of their sound
-    where their family has any."""
+    """What was drawn: images `[b, 3, H, W]` or videos `[b, F, 3, H, W]`, perhaps with sound `[b, channels,
+    samples]`."""
 
     images: Tensor
     sounds: Tensor | None
 
     def tracks(self, rate: int | None) -> list[tuple[Tensor, int] | None]:
-        """The sound of each on the host with its samples per second, as clips are written; None of silent ones."""
+        """The sound of each on the host with its sample rate, as clips are written; None for silent ones."""
         if self.sounds is None or rate is None:
             return [None] * len(self.images)
         return [(sound, rate) for sound in self.sounds.cpu()]
@@ -54,13 +54,13 @@ class Made:
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Drawing:
     """How an evaluation draws: along which levels, guided how far, from the start noise of which seed, how many at
-    once; where the run's workers draw, with which weights, and how many batches ahead."""
+    once; where the run's workers draw, under which weights that they were sent, and how many batches ahead."""
 
     schedule: Schedule
     guidance_scale: float
     seed: int
     batch_size: int
-    weights: Mapping[str, Tensor] | None = None
+    weights: Any = None
     ahead: int = 0
 
 
@@ -75,10 +75,16 @@ def generate(
 
 @torch.no_grad()
 def made_of(
-    pipeline: Pipeline, prompts: Sequence[Prompt | str], x: Tensor, schedule: Schedule, *, guidance_scale: float
+    pipeline: Pipeline,
+    prompts: Sequence[Prompt | str],
+    x: Tensor,
+    schedule: Schedule,
+    *,
+    guidance_scale: float,
+    cache: float = 0.0,
 ) -> Made:
-    """As `generate`, with the sound of videos that have any."""
-    return decode(pipeline, _final(pipeline, encode_prompts(pipeline, prompts), x, schedule, guidance_scale))
+    """As `generate`, with the sound of videos that have any; `cache` is a threshold of First-Block Cache."""
+    return decode(pipeline, _final(pipeline, encode_prompts(pipeline, prompts), x, schedule, guidance_scale, cache))
 
 
 def decode(pipeline: Pipeline, final: Tensor) -> Made:
@@ -87,21 +93,24 @@ def decode(pipeline: Pipeline, final: Tensor) -> Made:
     return Made(images=pipeline.decode(final), sounds=pipeline.decode_sound(final) if heard else None)
 
 
-def _final(pipeline: Pipeline, cond: Conditioning, x: Tensor, schedule: Schedule, guidance_scale: float) -> Tensor:
+def _final(
+    pipeline: Pipeline, cond: Conditioning, x: Tensor, schedule: Schedule, guidance_scale: float, cache: float = 0.0
+) -> Tensor:
     device = device_of(pipeline)
     velocity = guided(pipeline, pipeline.network, cond.to(device), guidance_scale)
-    return ode_rollout(velocity, x.to(device), schedule)
+    with caching(pipeline, cache) as cached:
+        return ode_rollout(cached(velocity), x.to(device), schedule)
 
 
 @torch.no_grad()
 def final_of(pipeline: Pipeline, request: EvalRequest, schedule: Schedule) -> Tensor:
-    """Finished latents `[b, *latent]` of a batch, under the weights that the network holds now."""
+    """Finished latents `[b, *latent]` of a batch, under the network's current weights."""
     x = sample_normals(pipeline.latent_shape, request.keys)
     return _final(pipeline, request.cond, x, schedule, request.scale)
 
 
 def finals_of(run: Run, pipeline: Pipeline, items: Sequence[EvalItem], how: Drawing) -> Iterator[Tensor]:
-    """Finished latents of items, batch by batch in order; where workers draw, some batches are asked for ahead."""
+    """Finished latents of items, batch by batch in order; if workers draw, it asks for some batches ahead."""
     workers: DrawsElsewhere = run.rollouts
     asked = deque[Sequence[int]]()
     for first in range(0, len(items), how.batch_size):
@@ -133,10 +142,10 @@ def evaluate(
 ) -> Row | None:
     """Samples and scores every item with the weights the network holds now, and writes rows, images and a grid. The
     metrics row: `eval/reward/<name>`, `eval/temporal/<name>` of diagnosed videos, and `eval/geneval/<...>` where a
-    geneval reward took part; None where a stop was asked for meanwhile, and nothing is written then.
+    geneval reward took part; None if a stop was requested meanwhile, and then it writes nothing.
 
-    With `in_step` every process calls the network as often as the others: one with a shorter share draws its last
-    batches for nothing. With `temporal` videos are diagnosed too (`flowrl.benchmarks.temporal`).
+    With `in_step` every process calls the network as often as the others: one with a shorter share repeats its last
+    batches. With `temporal` it diagnoses videos too (`flowrl.benchmarks.temporal`).
 
     Files: `eval/iteration_<n>.jsonl` (one line per image), `samples/iteration_<n>/<k>.png` for `num_images` items
     spread over the list, `samples/iteration_<n>.png`, `samples/prompts.json`. Raises ValueError: an image is not
@@ -153,7 +162,7 @@ def evaluate(
     finals = finals_of(run, pipeline, items[own.start : own.stop], how)
     with progress(f"evaluating at {iteration}", len(starts), enabled=show and run.main) as advance:
         for first in starts:
-            if run.stop_requested and run.processes == 1:  # several processes would have to agree on it at each batch
+            if run.stop_requested and run.processes == 1:  # several processes would have to agree at each batch
                 return None
             numbers = range(first, min(first + how.batch_size, own.stop))
             with torch.no_grad():
@@ -182,7 +191,7 @@ def evaluate(
 
 
 def _noise_of(item: EvalItem) -> tuple[Part, ...]:
-    """What the start noise of an image is a function of, besides the seed of evaluations."""
+    """Counters of an image's start noise, besides the seed of evaluations."""
     return "eval", item.prompt.noise_name, item.sample if item.noise is None else item.noise
 
 
@@ -196,7 +205,7 @@ def _measure(
     iteration: int,
     temporal: bool,
 ) -> tuple[list[Row], int]:
-    """The rows of what was made of a batch, and how many of it are not finite, which no reward sees."""
+    """The rows of a batch's results, and how many of them are not finite; rewards never see those."""
     broken = int(look_at(made.images).broken.sum())
     looks = run.first and not broken
     rows = _score(pipeline, reward if looks else None, batch, made, iteration, seed)
@@ -229,7 +238,7 @@ def _score(
 
 
 def _number(value: float) -> float | None:
-    """NaN, an item that failed, is null in files: JSON knows no NaN."""
+    """NaN, a failed item, becomes null in files, since JSON has no NaN."""
     return None if math.isnan(value) else value
 
 
@@ -242,7 +251,7 @@ def _write_samples(
     heard: Mapping[int, Tensor],
     seed: int,
 ) -> None:
-    """Writes what was kept of an evaluation, images and sounds by numbers of the items that they are of."""
+    """Writes what an evaluation kept: images and sounds, by numbers of their items."""
     numbers, rate = sorted(kept), pipeline.sound_rate
     prompts = [items[number].prompt for number in numbers]
     sources = [load_sources(prompt) for prompt in prompts] if any(prompt.sources for prompt in prompts) else None

@@ -1,8 +1,8 @@
-"""What the rollout keeps of its own evaluations, for an update that need not evaluate the network again.
+"""What the rollout keeps of its own evaluations, so that an update need not evaluate the network again.
 
-Before the first update of an iteration the policy is the one that sampled, so that replaying a stored state gives the
-number that the rollout had, and a graph. Where memory holds the graphs of all of them, the rollout keeps its own
-(`KeptGraphs`). Else it walks each back at once and keeps the gradients of each image (`KeptGradients`).
+Before the first update of an iteration the policy is still the one that sampled, so replaying a stored state gives the
+rollout's number, with a graph. If memory holds all graphs, the rollout keeps its own (`KeptGraphs`). Otherwise it walks
+each back at once and keeps the gradients of each image (`KeptGradients`).
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ class KeptGraphs:
     def recording(
         self, velocity: Velocity, noise: Noise, first: int, schedule: Schedule, kernel: Kernel, steps: Sequence[int]
     ) -> tuple[Velocity, Noise]:
-        """A velocity that gives the same numbers without a graph, and keeps those of some steps with theirs; and the
-        noise, which a step asks for afterwards. `first` is the first sample, counted over this process's images of the
-        iteration."""
+        """A velocity that gives the same numbers without a graph, and keeps those of some steps with their graphs; and
+        the noise, which a step asks for afterwards. `first` is the first sample, counted over this process's images of
+        the iteration."""
         step_at = {float(schedule.sigma[step]): step for step in steps}
 
         def recorded(x: Tensor, sigma: Tensor, timestep: Tensor) -> Tensor:
@@ -63,12 +63,12 @@ class KeptGraphs:
         graph is given away with them."""
         kept, graphs = self._kept.pop((int(rows.step[0]), int(rows.sample[0])))
         assert len(kept) == len(rows)
-        if bool(rows.keep.any()):  # else it is an idle turn, for others that walk one back
+        if bool(rows.keep.any()):  # else it is an idle turn while other processes walk one back
             self._network.count_backward(graphs)
         return kept
 
     def clear(self) -> None:
-        """Frees what nobody has taken: of micro-batches without a row that is trained."""
+        """Frees what was not taken: graphs of micro-batches without a trained row."""
         self._kept.clear()
 
 
@@ -149,8 +149,8 @@ class KeptGradients:
         return other
 
     def weigh(self, rows: Rows, keep: Tensor, weight_b: Tensor, kl_b: Tensor) -> None:
-        """Notes what the gradients of a micro-batch are taken times, where they are kept: the loss at advantage 1 times
-        `weight_b` and the advantage, the KL times `weight_b` and `kl_b`."""
+        """Notes the factors of a micro-batch's kept gradients: the loss at advantage 1 times `weight_b` and the
+        advantage, the KL times `weight_b` and `kl_b`."""
         factors = [torch.where(keep, weight_b * other, 0.0) for other in (rows.advantage, kl_b)]
         key = (int(rows.step[0]) if self._by_step else -1, int(rows.sample[0]))
         known = self._factors.setdefault(key, factors)
@@ -159,7 +159,7 @@ class KeptGradients:
     def add_to(self, gradient: GradientSum) -> None:
         """Adds what was noted."""
         for key, factors in self._factors.items():
-            for total, factor_b in zip(self._sums[key], factors, strict=False):  # of a KL only where there is one
+            for total, factor_b in zip(self._sums[key], factors, strict=False):  # of a KL only if there is one
                 for own, factor in zip(total, factor_b.tolist(), strict=True):
                     if factor:
                         gradient.add_known(own, factor)
@@ -171,13 +171,13 @@ class KeptGradients:
 
 
 def by_step(config: TrainConfig) -> bool:
-    """Whether steps of an image are weighted each, so that their gradients cannot be kept as one sum."""
+    """Whether each step of an image has its own weight, so that their gradients cannot be kept as one sum."""
     return not CREDIT[config.credit.method].of_outcomes
 
 
 def walks(config: TrainConfig, samples: int) -> int:
-    """How often the graph of a batch is walked back: for a KL too, and for each image where the trained layers have no
-    gradients by sample."""
+    """How often the graph of a batch is walked back: once more for a KL, and once per image if the trained layers have
+    no gradients by sample."""
     if config.keep_graphs != "gradients":
         return 1
     alone = config.policy.lora_variant == "dora" or config.pipeline.quantize == "int8_bnb"
@@ -185,7 +185,7 @@ def walks(config: TrainConfig, samples: int) -> int:
 
 
 def dims_of(config: TrainConfig, latent: Tensor) -> int:
-    """What log-ratios and the KL of a latent are divided by."""
+    """The divisor of log-ratios and the KL of a latent."""
     return latent.numel() if config.log_ratio == "mean" else 1
 
 
@@ -193,8 +193,8 @@ def kl_of(
     config: TrainConfig, kernel: Kernel, new: Transition, reference: Transition, now: Tensor, after: Tensor
 ) -> Tensor:
     """KL `[b]` of each row to the reference, per latent dimension with `log_ratio: mean`; or `mse(v, v_ref)`, a mean
-    over dimensions always (UniGRPO, arXiv 2603.23500). Means of a kernel are `c v` and what the two have in common, so
-    that this is the means' squared distance over c^2."""
+    over dimensions always (UniGRPO, arXiv 2603.23500). Means of a kernel are `c v` plus what the two have in common, so
+    this is the means' squared distance over c^2."""
     dims = dims_of(config, new.mean[0])
     if config.kl_type == "velocity":
         return (velocity_kl(new.mean, reference.mean) / kernel_sensitivity(kernel, now, after) ** 2).to(new.mean.dtype)

@@ -1,7 +1,7 @@
 """Parts of a learner: gradient sums, statistics over rows and processes.
 
-Everything that is summed here is summed in float64, so that neither the number of micro-batches nor that of processes
-shows in the result; but for the gradients of a network's own weights.
+All sums are in float64, except gradients of a network's own weights. So neither the number of micro-batches nor that of
+processes shows in the result.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ _EVALUATIONS = ("rollout", "completion", "update", "reference", "backward")  # w
 
 
 class NetworkCounter:
-    """A network that counts what it is asked: one evaluation is one row of a batch, so guidance counts twice.
+    """A network that counts its evaluations: one is one row of a batch, so guidance counts twice.
 
     `with counter.counting("completion"): ...` names what evaluations are for. A call that builds a graph counts once
-    more as "backward", because every graph in training is walked back once, but those of `keeping`; what checkpointing
-    recomputes is not seen, nor what is `uncounted`.
-    `join` adds what this and the other processes counted since the last time to `counters`, under "nfe/<kind>" and so
-    in checkpoints: the same totals on every process, and on however many a run is continued.
+    more as "backward", because training walks back every graph once, except those of `keeping`. It does not see what
+    checkpointing recomputes, nor what is `uncounted`. `join` adds what this and the other processes counted since the
+    last time to `counters`, under "nfe/<kind>" and so in checkpoints: the same totals on every process, and on however
+    many a run is continued.
     """
 
     def __init__(self, network: Network, counters: dict[str, Any]) -> None:
@@ -66,8 +66,7 @@ class NetworkCounter:
 
     @contextmanager
     def keeping(self) -> Iterator[list[int]]:
-        """Inside, graphs are not counted: they are kept, and counted once they are walked back. The list gets the rows
-        of each."""
+        """Inside, graphs are kept, and counted only once they are walked back. The list gets the rows of each."""
         self._graphs = graphs = list[int]()
         try:
             yield graphs
@@ -83,12 +82,12 @@ class NetworkCounter:
             self._own[kind] = 0
 
     def hand_over(self) -> dict[str, int]:
-        """What was counted since the last call, for another counter to take over; none of it stays here."""
+        """The counts since the last call, for another counter to take over; none of them stays here."""
         counted, self._own = self._own, dict.fromkeys(_EVALUATIONS, 0)
         return {kind: count for kind, count in counted.items() if count}
 
     def take_over(self, counts: Mapping[str, int]) -> None:
-        """Adds what another counter has handed over: evaluations that were made elsewhere."""
+        """Adds what another counter has handed over: evaluations made elsewhere."""
         for kind, count in counts.items():
             self._own[kind] += count
 
@@ -113,7 +112,7 @@ class NotFinite(ValueError):
     """A gradient whose norm is NaN or infinity; no step was taken."""
 
     def __init__(self, where: str, tried: str = "") -> None:
-        """`where` it is, and under which kernels of attention, where several were `tried`; both in words."""
+        """`where` it is, and which kernels of attention were `tried`, if several; both in words."""
         super().__init__(
             f"{where}: the gradient is not finite{tried}, so no step was taken: lower optim.lr or "
             "sampler.noise_level, or set pipeline.dtype to bfloat16 or float32"
@@ -123,13 +122,13 @@ class NotFinite(ValueError):
 class GradientSum:
     """Sum of the gradients of micro-batches: of a LoRA in float64, of a network's own weights in float32.
 
-    Where weights are split each process has the sums of its parts: the backward pass of a call adds up the gradients of
-    all processes of a copy, a block at a time: none ever has a whole one. Copies are added up once, at the end.
+    If weights are split, each process has the sums of its parts. The backward pass of a call adds up the gradients of
+    all processes of a copy, a block at a time, so none ever has a whole one. Copies are added up once, at the end.
 
     float16 networks lose small gradients, so there the loss is multiplied by a power of two, and the sum divided by it.
-    The power falls by one where a gradient overflows, and that update is left out; it rises by one after 2000 updates
-    in a row, as in torch's GradScaler. It is kept in `counters` and so in checkpoints. There too: how often it fell
-    since an update was taken or `doubted` was answered, and whether the last one was taken under another kernel.
+    The power falls by one if a gradient overflows, and that update is left out; it rises by one after 2000 updates in a
+    row, as in torch's GradScaler. `counters`, and so checkpoints, hold it. They also hold how often it fell since an
+    update was taken or `doubted` was answered, and whether the last one ran under another kernel.
     """
 
     def __init__(self, policy: TrainedWeights, counters: dict[str, Any], *, scale_loss: bool) -> None:
@@ -186,7 +185,7 @@ class GradientSum:
     def apply(self, run: Run, optimizer: torch.optim.Optimizer, max_norm: float, iteration: int) -> Tensor | None:
         """Adds up the processes, clips, and takes an optimizer step.
 
-        Returns the norm before clipping; None where a scaled gradient overflowed, so that nothing has moved.
+        Returns the norm before clipping; None if a scaled gradient overflowed, and then nothing has moved.
 
         Raises NotFinite: the gradient is not finite; the weights are left as they were.
         """
@@ -222,7 +221,7 @@ class GradientSum:
         return self.counters["loss_scale_fell"] >= (1 if self.counters["kernel_failed"] else _DOUBTED_AFTER)
 
     def _gradients(self, run: Run) -> list[Tensor]:
-        """The sum over all processes as the optimizer takes it: in float32, where its weights lie."""
+        """The sum over all processes as the optimizer takes it: in float32, on its weights' device."""
         self._join(run)
         weights = self.policy.parameters.values()
         return [total.to(weight.device, torch.float32) for weight, total in zip(weights, self.total, strict=True)]
@@ -230,7 +229,7 @@ class GradientSum:
     def _norm(self, gradients: list[Tensor]) -> Tensor:
         norm = get_total_norm(gradients)
         if (split := self.policy.split) is not None:
-            norm = torch.tensor(math.hypot(*split.each(float(norm))), device=norm.device)
+            norm = torch.tensor(math.hypot(*split.gather(float(norm))), device=norm.device)
         return norm
 
     def _join(self, run: Run) -> None:
@@ -254,12 +253,12 @@ class GradientSum:
 class Statistics:
     """Three reductions of what an update sees: means over live rows, largest values, and numbers that are shared.
 
-    Rows stay where they were made until a number is asked for, so that no micro-batch waits for its device. Sums are
-    taken on the host, in float64 and in the order of the micro-batches, and joined over processes.
+    Rows stay on their device until a number is needed, so no micro-batch waits for its device. Sums are taken on the
+    host, in float64 and in the order of the micro-batches, and joined over processes.
     """
 
     def __init__(self, *names: str) -> None:
-        """`names` are the quantities whose mean may be wanted, the same on every process; "loss" is always one."""
+        """`names` are the quantities that may need a mean, the same on every process; "loss" is always one."""
         self.names = names
         self._sums = dict.fromkeys(("loss", *names), 0.0)
         self._counts = dict.fromkeys(("loss", *names), 0)
@@ -273,7 +272,7 @@ class Statistics:
         self._settled = dict(self._sums), dict(self._counts), dict(self._largest), list(self._waiting)
 
     def replace_not_finite(self, other: Statistics) -> None:
-        """Rows that were added since `settle` give way to those of another where there is NaN or infinity in them."""
+        """Replaces the rows added since `settle` by another's if they hold NaN or infinity."""
         self._read()
         if all(map(math.isfinite, (*self._sums.values(), *self._largest.values()))):
             return
@@ -284,23 +283,23 @@ class Statistics:
         self._largest = dict.fromkeys(names, 0.0) | self._largest
 
     def mean(self, keep: Tensor | None, **values_b: Tensor) -> None:
-        """Adds values of rows, of which the mean is wanted; only live rows count, all where `keep` is None. Raises
-        KeyError: a name that was not announced."""
+        """Adds values of rows for their mean; only live rows count, or all if `keep` is None. Raises KeyError: a name
+        that was not announced."""
         if unknown := values_b.keys() - self._sums.keys():
             raise KeyError(f"no mean was announced of {', '.join(sorted(unknown))}")
         self._waiting += [(name, True, value.detach(), keep) for name, value in values_b.items()]
 
     def largest(self, keep: Tensor | None, **values_b: Tensor) -> None:
-        """Adds values of rows, of which the largest among the live ones is wanted, or 0."""
+        """Adds values of rows for the largest among the live ones, or 0."""
         self._waiting += [(name, False, value.detach(), keep) for name, value in values_b.items()]
 
     def shared(self, **values: Tensor | float) -> None:
-        """Adds numbers that all processes share, of which the mean is wanted."""
+        """Adds numbers that all processes share, for their mean."""
         for name, value in values.items():
             self._shared[name].append(float(value))
 
     def _read(self) -> None:
-        """Takes up what waits, in one copy of each dtype."""
+        """Copies waiting rows to the host, in one copy per dtype."""
         waiting, self._waiting = self._waiting, []
         tensors = [t for _, _, value, keep in waiting for t in (value, keep) if t is not None]
         kinds: dict[tuple[torch.device, torch.dtype], list[Tensor]] = defaultdict(list)

@@ -13,7 +13,7 @@ After each pass through the body, where it is due and in this order:
 | done | evaluate | save | end |
 |---|---|---|---|
 | the last iteration, or the budget is used up | yes | yes | finished |
-| somebody asked for a stop, also during the evaluation | when the run goes on | yes | not finished |
+| a stop was requested, also during the evaluation | when the run goes on | yes | not finished |
 | any other | `eval_every`, `budget.evals` | `checkpoint_every` | go on |
 """
 
@@ -48,7 +48,7 @@ from flowrl.runtime.scrubbing import say as print
 from flowrl.training import watchdog
 from flowrl.training.batch import AskedPrompts, Batch
 from flowrl.training.budget import Budget
-from flowrl.training.checkpoints import own_state, prune, restore, save_lora
+from flowrl.training.checkpoints import AHEAD, own_state, prune, restore, save_lora
 from flowrl.training.draws import Draws
 from flowrl.training.drift import KL_PROMPTS, BaseSide, base_sides, spread, velocity_distances
 from flowrl.training.heldout import Drawing, evaluate
@@ -79,9 +79,6 @@ from flowrl.training.stages import Stages
 COPY = "copy"
 """The slot of the policy's copy that `kl_reference: N` takes again every N iterations."""
 
-AHEAD = "ahead"
-"""The run's memory of the weights that later iterations are drawn with: by the iteration that began with them."""
-
 TEACHER = "teacher "
 """What the slots of teachers begin with. They are read from their files, so that checkpoints hold none of them."""
 
@@ -90,7 +87,7 @@ _IMAGES_EVERY = 30.0  # seconds between lines of images on a terminal or in a no
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Beginning:
-    """How a run stood when an iteration began."""
+    """The state of a run at the start of an iteration."""
 
     counters: dict[str, Any]
     memory: dict[str, Any]
@@ -98,10 +95,10 @@ class Beginning:
 
 
 class Loop(Draws):
-    """A run's parts and its course. Iterate over it; `finished` tells afterwards whether it came to its end."""
+    """A run's parts and its course. Iterate over it; afterwards `finished` tells whether the run is complete."""
 
     def __init__(self, ready: Ready, run: Run, *, slots: Sequence[str] = (), needs_reference: bool = False) -> None:
-        """Loads everything, continues from the newest checkpoint if there is one.
+        """Loads everything and continues from the newest checkpoint if there is one.
 
         Args:
             slots: copies of the policy that the recipe keeps, besides the average.
@@ -140,11 +137,12 @@ class Loop(Draws):
             advice = "remove it to continue from the one before"
             refuse_not_finite(state["policy"], f"checkpoint {self.first:06d}", advice)
             self.counters |= state["counters"]
-            self.memory = state.get("memory", {})
-        self.ahead: dict[int, Sequence[int]] = {}  # what workers draw of later iterations: their tickets
+            self.memory = state["memory"]
+        self.ahead: dict[int, tuple[Sequence[int], Any]] = {}  # what workers draw of iterations: tickets, weights
+        self.sent: Any = None  # the weights of this one's images: other learners' workers may still take them
         self.stages = Stages(run.device)
-        total, every = config.num_iterations, config.eval_every
-        self.budget = Budget(config.budget, self.counters, num_iterations=total, eval_every=every)
+        total, every, evals = config.num_iterations, config.eval_every, config.budget.evals
+        self.budget = Budget(config.budget.limits, self.counters, evals=evals, num_iterations=total, eval_every=every)
         self.watch = RewardWatch(self.counters, max_invalid_ratio=config.max_invalid_ratio)
         self.network = NetworkCounter(self.pipeline.network, self.counters)
         self.scorer = Scorer(
@@ -157,15 +155,15 @@ class Loop(Draws):
             self.scorer.restore(state["rewards"])
         self.iteration, self.finished = self.first, False
         self._note = ""  # of the newest iteration, beside the bar of progress
-        self._images_shown = -math.inf  # when a terminal was shown images last
+        self._images_shown = -math.inf  # when a terminal last showed images
         self._base: list[BaseSide] | None = None  # of this process's prompts, from the first evaluation on
-        self._saved = -1  # finished iterations of the weights that are shipped, where this process wrote it
+        self._saved = -1  # finished iterations of the shipped weights, if this process wrote them
         self._write_manifest(reproduced_in(reward, self.measured))
         if state is not None:  # what lies there may be of a later iteration, or of none
             self._save_trained(self.first)
 
     def _write_manifest(self, reproduces: dict[str, str]) -> None:
-        """Has the run write down what it is made with, now that everything has loaded."""
+        """Has the run record its inputs, now that everything has loaded."""
         held: dict[str, Any] = {}
         if self.shards is not None:
             held["denoiser_bytes"] = denoiser_bytes(self.pipeline.denoiser)
@@ -177,7 +175,7 @@ class Loop(Draws):
         self.run.begin(self.first, attention=self.pipeline.attention, **held)
 
     def _begin(self, pipeline: Pipeline) -> None:
-        """What comes before the denoiser is loaded: where encoders are freed, all prompts are embedded."""
+        """Runs before the denoiser loads: embeds all prompts if encoders are freed."""
         config, run = self.config, self.run
         keep_embeddings(self.ready, pipeline)
         self.drawn = at_eval_size(config, pipeline)  # what evaluations draw with
@@ -198,6 +196,7 @@ class Loop(Draws):
             for iteration in range(self.first, total if budget.spent() < 1 else self.first):
                 self._begin_iteration(iteration)
                 yield iteration
+                self.sent = None
                 advance(self._note)
                 raised = run.tell(iteration)
                 self._show_latest()
@@ -216,8 +215,8 @@ class Loop(Draws):
         self.finished = True  # a resumed run had nothing left to do
 
     def _evaluate_first(self) -> bool:
-        """Evaluates before the first iteration: a new run where that is asked for, and of one that goes on what was
-        left out for a quick stop. False where a request to stop has cut it off."""
+        """Evaluates before the first iteration: a new run if configured, and a continued run if a quick stop left an
+        evaluation out. False if a request to stop has cut it off."""
         if self.first == 0:
             return not (self.budget.evaluates and self.config.eval.initial) or self.evaluate(0)
         evaluated = self.counters["evaluated"]
@@ -262,7 +261,7 @@ class Loop(Draws):
         return Batch(iteration=iteration, own=own, group=group, asked=asked)
 
     def trains_policy(self, iteration: int) -> bool:
-        """Whether the policy is updated in this iteration, or only a jointly trained reward learns."""
+        """Whether this iteration updates the policy, or only a jointly trained reward learns."""
         return all(reward.trains_policy(iteration) for reward in self.scorer.trained.values())
 
     def rewards_of_all(self, output: RewardOutput, *, compared: bool) -> Tensor:
@@ -309,8 +308,8 @@ class Loop(Draws):
     def update(self, gradient: GradientSum, stats: Statistics, again: Descend | None = None) -> bool:
         """Takes an optimizer step, counts it and moves the average; returns whether the policy has moved.
 
-        It has not where a float16 gradient overflowed: then nothing else does either. `again` computes the gradient
-        once more: one that is not finite is then taken under another kernel of attention.
+        It has not if a float16 gradient overflowed; then nothing else moves either. `again` computes the gradient once
+        more: if it is not finite, another kernel of attention is tried.
 
         Raises NotFinite: as `GradientSum.apply`, under every kernel that could be tried.
         """
@@ -328,7 +327,7 @@ class Loop(Draws):
         return True
 
     def log(self, iteration: int, row: dict[str, Any]) -> None:
-        """Writes an iteration's row, with what it cost and what is wrong; says the latter. Raises ValueError: the
+        """Writes an iteration's row, with what it cost and what is wrong; prints the latter. Raises ValueError: the
         weights are not finite, or absurd."""
         row = row | self.scorer.learn(iteration) | self.scorer.image_row() | self.scorer.judge_row() | self._costs()
         largest = self._largest(watchdog.largest_weight(self.policy.parameters.values())) / self.policy.scale
@@ -338,7 +337,7 @@ class Loop(Draws):
             found["equal_groups"] = warning
         watchdog.say(self.run, watched, found, iteration, moment=iteration)
         self.run.log({"iteration": iteration} | row | ({"warnings": found} if found else {}))
-        # The weights that were saved have drawn images, finite ones and not of one colour.
+        # The saved weights have drawn images that are finite and not of one colour.
         if self._saved == iteration and self.scorer.looks and "constant_images" not in found:
             self._keep_as_good()
         watchdog.stop_on_absurd_weights(self.run, iteration, largest, full=self.config.policy.train == "full")
@@ -349,7 +348,7 @@ class Loop(Draws):
     def _costs(self) -> dict[str, Any]:
         """What an iteration cost, counted up and for the log: images, evaluations of the network, time, memory."""
         errors = self.scorer.all_errors()
-        stages = self.stages.seconds()  # waits for the device, which the iteration's time is to hold too
+        stages = self.stages.seconds()  # waits for the device, which counts towards the iteration's time
         seconds = self._largest(time.perf_counter() - self._beginning.clock)
         self.counters["seconds"] += seconds
         self.network.join(self.run)
@@ -383,7 +382,7 @@ class Loop(Draws):
             show(latest, LATEST * (HEIGHT + 4), self.protocol)
 
     def _largest(self, number: float) -> float:
-        """The largest number of all processes: with the longest time all of them end at the same iteration."""
+        """The largest number of all processes: by the longest time all end at the same iteration."""
         mine = torch.tensor([number], dtype=torch.float32, device=self.run.device)
         return float(self.run.gather(mine).max())
 
@@ -396,11 +395,11 @@ class Loop(Draws):
 
     @property
     def eval_slot(self) -> str:
-        """The weights that are evaluated and shipped: the average where there is one."""
+        """The weights to evaluate and ship: the average if there is one."""
         return "ema" if self.config.eval.ema and "ema" in self.policy.slots else "policy"
 
     def _evaluate_if_due(self, done: int, *, last: bool) -> bool:
-        """Evaluates where that is due; False where a request to stop has cut it off, so that it stays due."""
+        """Evaluates if that is due; False if a request to stop has cut it off, so that it stays due."""
         made = self.counters["evals"]
         if not self.budget.evaluation_due(done, last=last) or self.evaluate(done):
             return True
@@ -419,8 +418,8 @@ class Loop(Draws):
         with self.policy.under(self.eval_slot):
             alone = self.run.rollouts is None or self.config.workers.engine is not None
             most = 2 * self.config.workers.rollouts
-            tensors = None if alone else self.policy.tensors()
-            how = Drawing(schedule=schedule, guidance_scale=scale, weights=tensors, ahead=most, **how_many)
+            sent = None if alone else self.run.rollouts.send(self.policy.held(), self.policy.split)
+            how = Drawing(schedule=schedule, guidance_scale=scale, weights=sent, ahead=most, **how_many)
             row = evaluate(
                 self.run,
                 self.drawn,
@@ -461,13 +460,15 @@ class Loop(Draws):
             "slots": {n: dict(held) for n, held in self.policy.slots.items() if not n.startswith(TEACHER)},
             "optimizer": self.optimizer.state_dict(),
         }
-        rewards = {key: reward.state() for key, reward in self.scorer.trained.items()}
-        state = {"iteration": done, "counters": dict(self.counters), "memory": self.memory, "rewards": rewards}
+        rewards, memory = {key: reward.state() for key, reward in self.scorer.trained.items()}, dict(self.memory)
+        if self.policy.split is not None:
+            own[AHEAD] = memory.pop(AHEAD, {})
+        state = {"iteration": done, "counters": dict(self.counters), "memory": memory, "rewards": rewards}
         state["learners"] = {slot: optimizer.state_dict() for slot, optimizer in self.learners.items()}
         if self.policy.split is None:
             state, own = own | state, {}
-        self._save_trained(done)  # before the checkpoint: a run that is killed between the two writes both again
-        # The newest one has drawn nothing yet: the one before stays until it has.
+        self._save_trained(done)  # before the checkpoint: a run killed between the two writes both again
+        # The newest one has drawn nothing yet, so the one before stays until it has.
         self.run.save_checkpoint(done, state, max(2, self.config.keep_checkpoints), own)
         if self.counters["evaluated"] == done:
             self._keep_as_good()

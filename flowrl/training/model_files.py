@@ -1,4 +1,4 @@
-"""What tells models, LoRAs and images on disk apart: their content, read once; nothing heavy is imported here."""
+"""Digests of models, LoRAs and images on disk, each file read once; imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from flowrl.runtime.digests import content_digest, files_below
 
 MODEL = "model"
 """Folder of a run that trained all weights of a network: the model with them, as stock diffusers opens it."""
-_ENDS = 2**20  # bytes at both ends of a file, which are all that digests of earlier versions cover beside its length
+_ENDS = 2**20  # bytes at both ends of a file; digests of earlier versions cover only these and its length
 _LONGEST = 1024  # characters of a text that may be a path
-_AT_ONCE = 8  # files that are read beside each other
+_AT_ONCE = 8  # files to read at once
 
 
 def files_of(place: Path) -> dict[str, Path]:
-    """A file under its name, or all of a folder under their relative ones, but for hidden ones and texts (.md). Folders
-    that are links are looked into: a text encoder or an autoencoder that several models share is part of each."""
+    """A file under its name, or all files of a folder under relative names, except hidden ones and texts (.md). It
+    follows linked folders: a text encoder or autoencoder that several models share is part of each."""
     if place.is_file():
         return {place.name: place}
     return {
@@ -60,7 +60,7 @@ def digest_of_file(path: Path) -> str:
 
 
 def add_files(digest: Any, files: Mapping[str, Path]) -> None:
-    """Adds each file under its name as `add_file` does; large ones are read beside each other."""
+    """Adds each file under its name as `add_file` does; reads several large ones at once."""
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         list(pool.map(digest_of_file, files.values()))  # the content of large files is then known
     for name, path in files.items():
@@ -68,22 +68,22 @@ def add_files(digest: Any, files: Mapping[str, Path]) -> None:
 
 
 def digests_of(place: Path) -> dict[str, str]:
-    """`digest_of_file` of each of `files_of`; large files are read beside each other."""
+    """`digest_of_file` of each of `files_of`; reads several large files at once."""
     files = files_of(place)
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         return dict(zip(files, pool.map(digest_of_file, files.values()), strict=True))
 
 
 def same_digest(before: str | None, now: str | None) -> bool:
-    """Whether two results of `digest_of_file` are of one content, as far as both say."""
+    """Whether two results of `digest_of_file` mean the same content, as far as both tell."""
     if before is None or now is None or ("-" in before) == ("-" in now):
         return before == now
     return before.partition("-")[0] == now.partition("-")[0]
 
 
 def named_files(options: Any, name: str = "") -> dict[str, str]:
-    """A digest of every file, or folder of files, that options of a reward name on this machine, by dotted option. What
-    a reward says is its version may look at some of its weights alone: here all that it could load is in."""
+    """A digest of every file, or folder of files, that options of a reward name on this machine, by dotted option. A
+    reward's own version may cover only some of its weights; this covers everything it could load."""
     if isinstance(options, Mapping | list | tuple):
         pairs = options.items() if isinstance(options, Mapping) else enumerate(options)
         return {key: found for part, one in pairs for key, found in named_files(one, f"{name}.{part}").items()}
@@ -91,16 +91,16 @@ def named_files(options: Any, name: str = "") -> dict[str, str]:
         place = option_path(options) if isinstance(options, str) and 0 < len(options) <= _LONGEST else None
         if place is None or not place.exists():
             return {}
-    except (OSError, ValueError):  # a text that can be no path
+    except (OSError, ValueError):  # a text that cannot be a path
         return {}
     listed = json.dumps(digests_of(place), sort_keys=True)
     return {name.removeprefix("."): hashlib.sha256(listed.encode()).hexdigest()[:16]}
 
 
 def encoders_digest(model: str, others: Sequence[str]) -> str:
-    """What tells the parts of a model that embed prompts from those of another: a digest of files, or a hub's commit.
-    Of the `others`, which do not embed, only the configuration counts. Raises ValueError: a hub id that is not in this
-    machine's cache, of which nothing tells which weights it has."""
+    """The identity of a model's parts that embed prompts: a digest of files, or a hub's commit. Of the `others`, which
+    do not embed, only the configuration counts. Raises ValueError: a hub id that is not in this machine's cache, so its
+    weights are unknown."""
     if not Path(model).exists():
         commit = hub_commit(model)
         if commit is None:
@@ -116,7 +116,7 @@ def encoders_digest(model: str, others: Sequence[str]) -> str:
 
 
 def hub_commit(model: str) -> str | None:
-    """The commit of a hub repository in this machine's cache; None where it is not there."""
+    """The commit of a hub repository in this machine's cache; None if it is not there."""
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
 
@@ -129,11 +129,10 @@ def hub_commit(model: str) -> str | None:
 
 
 def model_location(model: str) -> str:
-    """What a family's `load` takes: the path of an asset or of what is written as a path, else the text, a hub id."""
+    """What a family's `load` takes: the path of an asset or of a written path, else the text, a hub id."""
     return str(resolve_path(model)) if is_path(model) else model
 
 
 def location_of(settings: PipelineConfig) -> str:
-    """The location of the model that a configuration names, at its revision. Raises ValueError: a revision of a file or
-    folder."""
+    """The location of a configuration's model, at its revision. Raises ValueError: a revision of a file or folder."""
     return at_revision(model_location(settings.model), settings.revision)

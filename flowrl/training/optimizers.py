@@ -1,8 +1,8 @@
-"""What moves the weights: optimizers by name, where their moments lie, and the rate of each update.
+"""What moves the weights: optimizers by name, the place of their moments, and the rate of each update.
 
-The rate is a function of the number of updates that are done, of the settings, and of nothing else: a run that is
-continued has the rates of one that was never stopped. How long a run is counts among the settings: one that is
-continued with more iterations goes on at the rates of the longer run from there.
+The rate is a function only of the settings and the number of updates done, so a continued run has the rates of one that
+never stopped. The length of a run is a setting too: continued with more iterations, it takes the rates of the longer
+run from there.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from torch import nn
 from flowrl.config.sections import OptimConfig
 from flowrl.config.train import TrainConfig
 from flowrl.pipelines.weights.trained_weights import TrainedWeights
+from flowrl.runtime.placement import torch_threads
 
 FAKE = "fake"  # the slot of the fake score
 
@@ -27,7 +28,7 @@ _NAMES = {"adamw_8bit": "AdamW8bit", "paged_adamw": "PagedAdamW", "paged_adamw_8
 
 
 def make_optimizer(settings: OptimConfig, policy: TrainedWeights, device: torch.device) -> torch.optim.Optimizer:
-    """The optimizer of a configuration on the policy's weights, at its highest rate; `device` is that of the run."""
+    """The optimizer of a configuration for the policy's weights, at its highest rate; `device` is the run's."""
     weights = policy.parameters.values()
     given: dict[str, Any] = {"lr": settings.lr, "betas": settings.betas, "eps": settings.eps}
     given["weight_decay"] = settings.weight_decay
@@ -52,8 +53,8 @@ def add_learners(config: TrainConfig, policy: TrainedWeights, device: torch.devi
 class HostAdamW(torch.optim.AdamW):
     """AdamW whose moments lie in the host's memory and whose steps the host computes, for weights on any device.
 
-    A step fetches gradients and weights, does what torch's AdamW does on a CPU, and sends the weights back. Copies in
-    between are pinned where there is CUDA. Weights that lie on the host are moved where they are.
+    A step fetches gradients and weights, does what torch's AdamW does on a CPU, and sends the weights back. On CUDA its
+    copies are in pinned memory. Weights on the host are updated in place.
 
     Fused, a step reads and writes each number once, where torch's default goes over all of them ten times: a sixth of
     the time, and numbers that differ by rounding. It takes all cores, divided by the processes of this machine, since
@@ -83,12 +84,8 @@ class HostAdamW(torch.optim.AdamW):
         for own, weight in pairs:
             own.data.copy_(weight.data)
             own.grad = None if weight.grad is None else weight.grad.to(own.device)
-        before = torch.get_num_threads()
-        torch.set_num_threads(self._threads or before)
-        try:
+        with torch_threads(self._threads):
             super().step()
-        finally:
-            torch.set_num_threads(before)
         for own, weight in pairs:
             weight.data.copy_(own.data, non_blocking=own.is_pinned())
             own.grad = None
@@ -130,7 +127,7 @@ def updates_of(config: TrainConfig) -> int:
 
 
 def rate_note(config: TrainConfig, before: int, done: int) -> str:
-    """What becomes of the rate where a run of `before` iterations, of which some are done, has another length now."""
+    """What happens to the rate if a run of `before` iterations, some of them done, now has another length."""
     updates, optim = config.updates_per_rollout, config.optim
     was, now = (rate_of(optim, total * updates)(done * updates) for total in (before, config.num_iterations))
     return (
@@ -141,7 +138,7 @@ def rate_note(config: TrainConfig, before: int, done: int) -> str:
 
 
 def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    """Takes the next steps at a rate."""
+    """Sets the rate of the next steps."""
     for group in optimizer.param_groups:
         group["lr"] = rate
 
@@ -176,7 +173,7 @@ def check_optimizer(config: TrainConfig, kind: str | None = None) -> None:
 
 
 def refuse_other_moments(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-    """Refuses the moments of one library's AdamW for the other's, which it would not read."""
+    """Refuses the moments of one library's AdamW for the other's, which cannot read them."""
     torchs = any("exp_avg" in entry for entry in state["state"].values())
     if state["state"] and torchs != isinstance(optimizer, torch.optim.AdamW):
         raise ValueError(

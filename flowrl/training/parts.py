@@ -47,7 +47,7 @@ Parts = tuple[Pipeline, TrainedWeights, WeightedSum]
 
 
 class Processes(Protocol):
-    """What a `Run` says of its processes."""
+    """The facts about processes that a `Run` has."""
 
     rank: int
     world: int
@@ -57,9 +57,9 @@ class Processes(Protocol):
 def load_parts(
     ready: Ready, device: torch.device, begin: Callable[[Pipeline], None], split: Split | None = None
 ) -> Parts:
-    """Pipeline, policy (with its slots) and rewards, in this order. `begin` is given the pipeline before its denoiser
-    is loaded, with `pipeline.free_text_encoders` also before its text encoders are: `encode_everything` loads and frees
-    them. `split` are the processes that the denoiser is split over."""
+    """Pipeline, policy (with its slots) and rewards, in this order. `begin` gets the pipeline before its denoiser
+    loads, with `pipeline.free_text_encoders` also before its text encoders load: `encode_everything` loads and frees
+    them. `split` are the processes that share the denoiser's parts."""
     config = ready.config
     refuse_unable(config.reward_dtype, device, "reward_dtype")
     full = config.policy.train == "full"
@@ -76,8 +76,8 @@ def load_parts(
 def load_policy(
     config: TrainConfig, pipeline: Pipeline, lora: Lora | None, split: Split | None = None
 ) -> TrainedWeights:
-    """What is trained of a loaded pipeline: its denoiser's own weights, which may be `split` over processes, or a LoRA
-    on them, which may start from one."""
+    """What a run trains of a loaded pipeline: its denoiser's own weights, which may be `split` over processes, or a
+    LoRA on them, which may start from another."""
     settings = config.policy
     if settings.train == "full":
         how: dict[str, Any] = {"targets": settings.target_modules, "offload": config.optim.offload}
@@ -94,8 +94,8 @@ def load_policy(
 
 
 def init_lora(config: TrainConfig) -> Lora | None:
-    """The LoRA that a run starts from, `policy.init_lora`; None where it starts from none. Raises ValueError: there is
-    none, it cannot be read, or its variant, rank or alpha is not the one that is set."""
+    """The LoRA that a run starts from, `policy.init_lora`, or None. Raises ValueError: it is missing, cannot be read,
+    or has another variant, rank or alpha than configured."""
     settings = config.policy
     if settings.init_lora is None:
         return None
@@ -111,13 +111,13 @@ def init_lora(config: TrainConfig) -> Lora | None:
 
 
 def lora_at(config: TrainConfig, text: str) -> Lora:
-    """A LoRA on the run's model that a configuration names. Raises ValueError: there is none, or it cannot be read."""
+    """A LoRA on the run's model that a configuration names. Raises ValueError: it is missing, or cannot be read."""
     return read_lora(resolve_path(text), stock_of(model_family(config.pipeline).name, location_of(config.pipeline)))
 
 
 def lora_of(settings: PolicyConfig, targets: Sequence[str], lora: Lora | None) -> tuple[int, float, Sequence[str]]:
-    """Rank, alpha and layers of a run's LoRA: what the configuration says, else those of the one it starts from.
-    `targets` are the family's layers, for where neither says any."""
+    """Rank, alpha and layers of a run's LoRA: from the configuration, else from the LoRA it starts from. `targets` are
+    the family's layers, used if neither names any."""
     if lora is None:
         return settings.rank, settings.alpha, settings.target_modules or targets
     return lora.rank, lora.alpha, settings.target_modules or lora.layers
@@ -130,8 +130,7 @@ def load_pipeline(
     *,
     known: tuple[ModelFamily, str] | None = None,
 ) -> Pipeline:
-    """The generator, frozen; settings that are null are the family's own. `known` are its family and location, where
-    they are."""
+    """The frozen generator; null settings take the family's values. `known` are its family and location, if known."""
     family, location = known or (model_family(settings), location_of(settings))
     how = replace(how, quantize=settings.quantize, offload=settings.offload, variant=settings.variant)
     return family.load(
@@ -142,7 +141,7 @@ def load_pipeline(
 
 def model_family(settings: PipelineConfig) -> ModelFamily:
     """The family that a configuration names, or that of its model. Raises ValueError: no family has the name, it is not
-    the model's, or the model's is not known."""
+    the model's, or the model's is unknown."""
     location = location_of(settings)
     return family_for(family_name(settings.name, location), location)
 
@@ -156,7 +155,7 @@ def family_options(settings: PipelineConfig) -> dict[str, Any]:
 
 
 def check_pipeline(settings: PipelineConfig) -> ModelFamily:
-    """The family of a configuration; refuses settings that it does not have, before weights load."""
+    """The family of a configuration; refuses settings that the family does not have, before weights load."""
     known = model_family(settings)
     for name in ("num_frames", "fps"):
         if getattr(settings, name) is not None and not known.videos:
@@ -190,6 +189,14 @@ def check_tokens(config: TrainConfig, known: ModelFamily) -> None:
     refuse_unsplit(known, model, options, config.parallel.context, sizes)
 
 
+def check_cached(threshold: float, known: ModelFamily, model: str) -> None:
+    """Refuses First-Block Cache, above 0, of a model whose blocks cannot be cached, before weights load."""
+    if threshold > 0:
+        from flowrl.pipelines.arithmetic.first_block import refuse_uncached  # imports diffusers
+
+        refuse_uncached(known.meta_denoiser(model), model)
+
+
 def attention_text(settings: PipelineConfig) -> str:
     """What `pipeline.attention` means on this machine, and which words it has."""
     known = model_family(settings).attends(location_of(settings))
@@ -207,8 +214,8 @@ def at_eval_size(config: TrainConfig, pipeline: Pipeline) -> Pipeline:
 
 
 def eval_schedule(config: TrainConfig, trained: Pipeline, drawn: Pipeline) -> Schedule:
-    """Noise levels of evaluations. `eval.shift` "own" is what the model has at the drawn size, "training" the one that
-    rollouts visit, and a number that one."""
+    """Noise levels of evaluations. `eval.shift` "own" is the model's shift at the drawn size, "training" that of
+    rollouts, and a number is the shift itself."""
     settings, sampler = config.eval, config.sampler
     steps, grid, shift = settings.num_steps or sampler.num_steps, settings.grid or sampler.grid, settings.shift
     if shift == "training":
@@ -228,7 +235,7 @@ def read_run_prompts(settings: PromptsConfig) -> RunPrompts:
 
 
 def load_rewards(ready: Ready, device: torch.device) -> WeightedSum:
-    """The rewards that are trained on, as one; those that workers compute (`workers.rewards`) are asked there."""
+    """The rewards to train on, as one; workers answer for those they compute (`workers.rewards`)."""
     config = ready.config
     how = config.reward_aggregation
     merge: Merge = how if how in ("geometric", "harmonic") else "sum"
@@ -263,8 +270,8 @@ def _members(
 
 
 def evaluation_rewards(ready: Ready, reward: WeightedSum, device: torch.device) -> WeightedSum | None:
-    """What evaluations measure: trained rewards that judge an image by itself, and those of `eval.rewards`. A reward
-    that compares the images of a group says nothing about a model: its mean is the same for every model."""
+    """What evaluations measure: trained rewards that judge single images, and those of `eval.rewards`. A reward that
+    compares a group's images says nothing about a model: its mean is the same for every model."""
     more: WeightedSum | None = None
     workers = next(
         (term.reward.workers for term in reward.terms if isinstance(term.reward, ray_rewards.WorkerReward)), None
@@ -302,7 +309,7 @@ def sampler_of(
 
 
 def tell_cut_prompts(pipeline: Pipeline, prompts: RunPrompts) -> None:
-    """Prints how many prompts are longer than what the text encoders read of them."""
+    """Prints how many prompts are longer than the text encoders read."""
     texts = list({prompt.text for prompt in (*prompts.train, *prompts.more, *prompts.held_out)})
     if count := pipeline.num_cut(texts):
         print(
@@ -313,21 +320,21 @@ def tell_cut_prompts(pipeline: Pipeline, prompts: RunPrompts) -> None:
 
 
 def tell_cut_by_rewards(rewards: Sequence[CheckedReward], prompts: RunPrompts) -> None:
-    """Prints which rewards read the beginning of some prompts alone."""
+    """Prints which rewards read only the beginning of some prompts."""
     texts = list({prompt.text: None for prompt in (*prompts.train, *prompts.held_out)})
     for line in cut_lines(rewards, texts):
         print(f"Note: {line}.", flush=True)
 
 
 def cut_lines(rewards: Sequence[CheckedReward], texts: Sequence[str]) -> list[str]:
-    """What rewards do not read of prompts, a sentence for each that cuts some."""
+    """What rewards do not read of prompts: a sentence for each reward that cuts some."""
     found = [cut_line(one.entry.called, one.options, texts) for one in rewards]
     return [line for line in dict.fromkeys(found) if line]
 
 
 def keep_embeddings(ready: Ready, pipeline: Pipeline) -> None:
-    """Has a pipeline keep its embeddings in `prompts.cache`, where that is set. Raises ValueError: nothing tells which
-    weights embed."""
+    """Lets a pipeline keep its embeddings in `prompts.cache`, if that is set. Raises ValueError: the weights that embed
+    are unknown."""
     config = ready.config
     if config.prompts.cache is not None:
         others = (*ready.family.denoisers, "scheduler", "safety_checker")
@@ -340,9 +347,9 @@ def keep_embeddings(ready: Ready, pipeline: Pipeline) -> None:
 def encode_everything(
     pipeline: Pipeline, drawn: Pipeline, prompts: RunPrompts, shared: Processes | None = None
 ) -> None:
-    """Embeds every prompt the run can meet, then frees the text encoders; they are loaded only where one is not known.
-    `drawn` is the pipeline of evaluations. Where the processes of a `shared` run share a cache, each embeds a part, and
-    reads what the others have made."""
+    """Embeds every prompt that the run can meet, then frees the text encoders; loads them only for prompts not in the
+    cache. `drawn` is the pipeline of evaluations. If processes of a `shared` run share a cache, each embeds a part and
+    reads the others' parts."""
     wanted = [(pipeline, prompt) for prompt in (*prompts.train, *prompts.more)]
     wanted += [(drawn, prompt) for prompt in prompts.held_out]
     if shared is not None and shared.world > 1:

@@ -13,6 +13,7 @@ from torch import Tensor
 from flowrl.config.sections import SamplerConfig
 from flowrl.config.train import TrainConfig
 from flowrl.credit import CREDIT, Method
+from flowrl.pipelines.weights.trained_weights import Held
 from flowrl.runtime.placement import host_rows, put, settle
 from flowrl.runtime.randomness import counter_integers
 from flowrl.samplers import Kernel, rollout
@@ -21,21 +22,23 @@ from flowrl.samplers.completion import complete, sample_trajectories
 from flowrl.samplers.tree import sample_tree, sibling_noise, window_law, window_start
 from flowrl.samplers.windows import flash_tail, mixgrpo_window
 from flowrl.training.batch import Batch
-from flowrl.training.draws import HOST, Draws, DrawsElsewhere, EvalRequest, Request, batch_of, start_of, without_texts
+from flowrl.training.checkpoints import AHEAD
+from flowrl.training.draws import HOST, Draws, DrawsElsewhere, EvalRequest, Request, batch_of, without_texts
 from flowrl.training.heldout import final_of
 from flowrl.training.kept_graphs import KeptGradients, KeptGraphs
-from flowrl.training.loop import AHEAD, Loop
+from flowrl.training.loop import Loop
 from flowrl.training.parts import at_eval_size, eval_schedule, sampler_of
 from flowrl.training.processes.mesh import data_ranks
+from flowrl.training.prompting import caching
 from flowrl.training.scoring import Scoring
 from flowrl.trajectory import Sampled, Schedule, Trajectory
 
-_TREE_WINDOW_RATIO = 0.5  # TreeGRPO's law of where the splits lie
+_TREE_WINDOW_RATIO = 0.5  # TreeGRPO's law for the places of splits
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Paths:
-    """How the paths of an iteration run."""
+    """How an iteration samples its paths."""
 
     kernel: Kernel
     """Of the stochastic steps."""
@@ -44,11 +47,11 @@ class Paths:
     steps: tuple[int, ...] = ()
     """Stochastic ones; none is sampling by the ODE."""
     keep_means: bool = False
-    """Whether means of the stochastic steps are kept."""
+    """Whether to keep means of the stochastic steps."""
     keep_states: tuple[int, ...] = ()
     """States to keep besides those of the stochastic steps, the same in every iteration."""
     graphs: KeptGraphs | KeptGradients | None = None
-    """Keeps the evaluations at them with their graphs, or gradients, where that is asked for."""
+    """Keeps the evaluations at them with graphs or gradients, if configured."""
 
 
 def sampler_at(loop: Loop, iteration: int) -> tuple[Kernel, Schedule, tuple[int, ...]]:
@@ -70,8 +73,8 @@ def sampler_with(draws: Draws, steps: tuple[int, ...], levels: Sequence[float] |
 
 
 def stochastic_steps(settings: SamplerConfig, seed: int, iteration: int, group: int = 0) -> tuple[int, ...]:
-    """Stochastic steps of an iteration: the whole range, or a window whose place follows from (seed, iteration), and
-    with `sde_window_by: prompt` from the prompt's group too; there are as many for each."""
+    """Stochastic steps of an iteration: the whole range, or a window placed by (seed, iteration), and with
+    `sde_window_by: prompt` by the prompt's group too; each prompt has equally many."""
     low, high = settings.stochastic_range
     size = settings.sde_window_size or high - low
     if settings.sde_window == "uniform":
@@ -87,9 +90,9 @@ def stochastic_steps(settings: SamplerConfig, seed: int, iteration: int, group: 
 def sample(loop: Loop, batch: Batch, how: Paths, scoring: Scoring | None) -> Trajectory:
     """This process's images with the current weights, `rollout_batch_size` at once; call it without gradient.
 
-    The record lies on the host, into whose room each piece is copied as it is drawn: the device holds one piece, not an
-    iteration's. `scoring` is handed each piece's finished latents. Where the run has workers, they draw the pieces.
-    With `sampler.sde_window_by: prompt` kept states and steps are named by those of the last prompt.
+    The record is on the host. Each piece is copied there as it is drawn, so the device holds one piece, not an
+    iteration. `scoring` gets each piece's finished latents. If the run has workers, they draw the pieces. With
+    `sampler.sde_window_by: prompt` kept states and steps have the names of the last prompt's.
     """
     pieces = _pieces(loop, batch, how) if loop.run.rollouts is None else _draw_elsewhere(loop, batch, how)
     rows, start = dict[str, Any](), 0
@@ -105,7 +108,7 @@ def sample(loop: Loop, batch: Batch, how: Paths, scoring: Scoring | None) -> Tra
 
 
 def _keep(rows: dict[str, Tensor], start: int, count: int, columns: Mapping[str, Tensor]) -> None:
-    """Puts a piece's columns into those of all `count` samples on the host, for which the first piece makes room."""
+    """Copies a piece's columns into those of all `count` samples on the host; the first piece allocates them."""
     for name, column in columns.items():
         if name not in rows:
             rows[name] = host_rows(column, count, column.device)
@@ -115,8 +118,7 @@ def _keep(rows: dict[str, Tensor], start: int, count: int, columns: Mapping[str,
 def _drawn_at_once(
     config: TrainConfig, batch: Batch, steps: tuple[int, ...], size: int
 ) -> Iterator[tuple[range, tuple[int, ...]]]:
-    """Numbers of at most `size` images with their stochastic steps, which with `sde_window_by: prompt` are a prompt's
-    own."""
+    """Numbers of at most `size` images with their stochastic steps, of one prompt with `sde_window_by: prompt`."""
     own, by_prompt = batch.own, bool(steps) and config.sampler.sde_window_by == "prompt"
     start = own.start
     while start < own.stop:
@@ -140,41 +142,61 @@ def _pieces(draws: Draws, batch: Batch, how: Paths, *, keep_velocity: bool = Fal
             velocity, step_noise = how.graphs.recording(*given)
         keep: dict[str, Any] = {"keep_means": how.keep_means, "keep_states": how.keep_states}
         keep["keep_velocity"] = keep_velocity
-        yield rollout(velocity, noise, how.schedule, how.kernel, step_noise, stochastic=steps, solver=solver, **keep)
+        with caching(draws.pipeline, draws.config.sampler.first_block_cache) as cached:
+            path = rollout(
+                cached(velocity), noise, how.schedule, how.kernel, step_noise, stochastic=steps, solver=solver, **keep
+            )
+        yield path
+        del path  # the next one needs the room
 
 
 def _draw_elsewhere(loop: Loop, batch: Batch, how: Paths, *, plan: bool = False) -> Iterator[Any]:
     """A batch from the run's workers, piece by piece in order: trajectories, or parts of a method's plan.
 
-    With `workers.staleness` k the k iterations after it are asked for too. Iteration j is drawn under the oldest
-    weights that are at most k iterations old by then: those with which j - k began, or the run, or the first iteration
-    after j - k that samples. The run's memory keeps what those in flight are drawn with, so that a run that goes on
-    from a checkpoint asks for the same images again. `loop` has its network under the weights that are sampled with;
-    pieces are parts of the method's `plan` (`Sampled`), else trajectories.
+    With `workers.staleness` k it asks for the next k iterations too. Iteration j is drawn under the oldest weights that
+    are at most k iterations old by then: those at the start of j - k, of the run, or of the first iteration after j - k
+    that samples. The run's memory keeps the weights of those in flight, so a run continued from a checkpoint asks for
+    the same images again. `loop` has its network under the sampling weights; pieces are parts of the method's `plan`
+    (`Sampled`), else trajectories.
     """
     workers: DrawsElsewhere = loop.run.rollouts
-    iteration, config = batch.iteration, loop.config
-    staleness, kept = config.workers.staleness, loop.memory.pop(AHEAD, {})
-    if "weights" in kept:  # of a version that had one copy, named by the iteration that it draws
-        kept = {kept["iteration"] - 1: kept["weights"]}
-    weights = {begun: tensors for begun, tensors in kept.items() if begun >= iteration - staleness}
-    weights[iteration] = {name: tensor.cpu() for name, tensor in loop.policy.tensors().items()}
+    iteration, config, sent = batch.iteration, loop.config, dict[int, Any]()
+    staleness, weights = config.workers.staleness, weights_in_flight(loop, batch.iteration)
     for later in range(iteration, min(iteration + staleness + 1, config.num_iterations)):
         steps = stochastic_steps(config.sampler, config.seed, later) if how.steps and later > iteration else how.steps
         if later in loop.ahead or (how.steps and not steps):  # or it samples nothing
             continue
         asked = requests_of(loop, batch if later == iteration else loop.batch(later), steps, how, plan)
         begun = min(begun for begun in weights if begun >= later - staleness)
-        loop.ahead[later] = workers.submit(asked, weights[begun])
-    if staleness:
-        loop.memory[AHEAD] = {begun: tensors for begun, tensors in weights.items() if begun > iteration - staleness}
-    for drawn in workers.collect(loop.ahead.pop(iteration)):
+        if begun not in sent:
+            sent[begun] = workers.send(weights[begun], loop.policy.split)
+        loop.ahead[later] = workers.submit(asked, sent[begun]), sent[begun]
+    tickets, loop.sent = loop.ahead.pop(iteration)
+    for drawn in workers.collect(tickets):
         loop.network.take_over(drawn.evaluations)
         yield drawn.found
 
 
+def weights_in_flight(loop: Loop, iteration: int) -> dict[int, dict[str, Held]]:
+    """What this process holds of the weights that iterations from this one on are drawn with, by the iteration that
+    began with them: the network's own, or copies on the host, which the run's memory keeps for later ones."""
+    staleness, kept, held = loop.config.workers.staleness, loop.memory.pop(AHEAD, {}), loop.policy.held()
+    if "weights" in kept:  # of a version that had one copy, named by the iteration that it draws
+        kept = {kept["iteration"] - 1: kept["weights"]}
+    found = {begun: tensors for begun, tensors in kept.items() if begun >= iteration - staleness}
+    found[iteration] = {
+        name: one.values.to("cpu", one.dtype, copy=True) if staleness else one.values for name, one in held.items()
+    }
+    if staleness:
+        loop.memory[AHEAD] = {begun: tensors for begun, tensors in found.items() if begun > iteration - staleness}
+    return {
+        begun: {name: replace(one, values=tensors[name]) for name, one in held.items()}
+        for begun, tensors in found.items()
+    }
+
+
 def requests_of(loop: Loop, batch: Batch, steps: tuple[int, ...], how: Paths, plan: bool) -> list[Request]:
-    """The pieces of a batch that workers are asked for, plain trajectories or parts of a method's `plan`."""
+    """The pieces of a batch for workers: plain trajectories or parts of a method's `plan`."""
     keep: dict[str, Any] = {"keep_means": how.keep_means, "keep_states": how.keep_states}
     levels, found = loop.memory.get("noise_levels"), list[Request]()
     levels = None if levels is None else tuple(levels)
@@ -205,7 +227,7 @@ def images_of_part(config: TrainConfig, batch_size: int, images: int) -> int:
 
 
 def draw_request(draws: Draws, request: Request | EvalRequest) -> Trajectory | Sampled | Tensor:
-    """What a request asks for, with the current weights and on the host; call it without gradient."""
+    """Draws a request with the current weights, onto the host; call it without gradient."""
     if isinstance(request, EvalRequest):
         resized = at_eval_size(draws.config, draws.pipeline)
         return final_of(resized, request, eval_schedule(draws.config, draws.pipeline, resized)).cpu()
@@ -221,8 +243,8 @@ def draw_request(draws: Draws, request: Request | EvalRequest) -> Trajectory | S
 
 
 def sample_paths(loop: Loop, batch: Batch, method: Method, how: Paths, scoring: Scoring) -> Sampled:
-    """Samples what a credit method asks for, with the current weights, and hands finished latents to `scoring`. Call it
-    without gradient. Latents lie on the host; the device holds those of one batch."""
+    """Samples what a credit method needs, with the current weights, and gives finished latents to `scoring`. Call it
+    without gradient. Latents are on the host; the device holds one batch."""
     if method.plan == "trajectories" and not method.values:
         sampled = sample_trajectories(sample(loop, batch, how, scoring), batch.group, None)
         if loop.config.sampler.sde_window_by == "prompt":
@@ -236,7 +258,7 @@ def sample_paths(loop: Loop, batch: Batch, method: Method, how: Paths, scoring: 
         sampled = Sampled.cat(found)
         if method.plan != "trajectories" and len(found) > 1:
             sampled = sampled.by_step()
-    if not method.of_outcomes:  # the rewards of all finished latents at once, which may be more than the images
+    if not method.of_outcomes:  # rewards of all finished latents at once, which may outnumber the images
         count = len(sampled.finished)
         first = batch.own.start // len(batch.own) * count
         scoring.add(sampled.finished, sampled.finished_group, range(first, first + count))
@@ -244,7 +266,7 @@ def sample_paths(loop: Loop, batch: Batch, method: Method, how: Paths, scoring: 
 
 
 def _plan(draws: Draws, batch: Batch, method: Method, how: Paths) -> Sampled:
-    """What a method asks for besides plain trajectories, of a whole process at once."""
+    """What a method needs besides plain trajectories, for a whole process at once."""
     if method.plan == "branches":
         return _branches(draws, batch, how)
     if method.plan == "tree":
@@ -279,7 +301,7 @@ def _branches(draws: Draws, batch: Batch, how: Paths) -> Sampled:
     def noise(step: int, nodes: range) -> Tensor:
         return draws.normals("branch", batch, [(*anchors[i // branches], i % branches, step) for i in nodes])
 
-    starts = [(group, start_of(config, k)) for group, k in anchors]
+    starts = [(group, k // config.images_per_start) for group, k in anchors]
     return sample_branches(
         lambda index: draws.velocity(batch.asked.cond[index.cpu()]),
         draws.normals("start", batch, starts, device=HOST),
@@ -334,7 +356,7 @@ def _trees(draws: Draws, batch: Batch, how: Paths) -> Sampled:
 def tree_steps(
     config: TrainConfig, num_steps: int, iteration: int, steps: tuple[int, ...]
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Where an iteration's trees split, and which of its steps are stochastic; `steps` are the sampler's."""
+    """The steps at which an iteration's trees split, and its stochastic steps; `steps` are the sampler's."""
     credit = config.credit
     if credit.splits is not None:
         return credit.splits, tuple(sorted({*steps, *credit.splits}))
@@ -345,7 +367,7 @@ def tree_steps(
 
 
 def tree_depth(leaves: int, children: int) -> int:
-    """Splits of a tree with so many leaves; 0 where no number of splits gives them."""
+    """Splits of a tree with so many leaves; 0 if no number of splits gives that many."""
     depth = round(math.log(leaves, children))
     return depth if children**depth == leaves else 0
 
@@ -359,7 +381,7 @@ def shared_sources(config: TrainConfig, method: Method) -> int:
 
 
 def readers_of(config: TrainConfig) -> list[str]:
-    """Readers of configuration keys that a credit method's way of sampling is (`flowrl.config.readers`)."""
+    """Readers of configuration keys in a credit method's sampling (`flowrl.config.readers`)."""
     method = CREDIT[config.credit.method]
     found = {
         method.plan: True,
@@ -373,7 +395,7 @@ def readers_of(config: TrainConfig) -> list[str]:
 
 
 def check_graphs(config: TrainConfig) -> None:
-    """Refuses to keep the rollout's graphs, or their gradients, where the update would not be of them as they are."""
+    """Refuses to keep the rollout's graphs or gradients if the update could not use them unchanged."""
     geometry = config.resolve_batch(data_ranks(config))
     micro, rollout_batch = geometry.micro_batch_size, geometry.rollout_batch_size
     if micro != rollout_batch:
@@ -384,7 +406,7 @@ def check_graphs(config: TrainConfig) -> None:
 
 
 def check_engine(config: TrainConfig, method: Method, *, means: bool) -> None:
-    """Refuses an engine where more than the states of plain trajectories is needed, such as the `means` of steps."""
+    """Refuses an engine if the run needs more than states of plain trajectories, such as `means` of steps."""
     needs = {
         f"credit.method={config.credit.method}": method.plan != "trajectories" or method.values,
         f"objective.name={config.objective.name or 'clip'}": means,

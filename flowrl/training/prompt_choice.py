@@ -1,4 +1,4 @@
-"""Which prompts an iteration samples, and what is remembered of their success."""
+"""Which prompts an iteration samples, and the memory of their success."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def choose_prompts(loop: Loop, iteration: int, round: int) -> Sequence[int] | No
 
 
 def enough(loop: Loop, ends: list[Ends]) -> bool:
-    """Whether the rounds of an iteration hold as many groups that disagree as it trains on."""
+    """Whether the rounds of an iteration hold enough groups that disagree to train on."""
     informative = [informative_groups(part.reward, part.group) for part in ends]
     return int(torch.cat(informative).sum()) >= loop.config.prompts_per_step
 

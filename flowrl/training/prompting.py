@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -23,21 +24,20 @@ class RunPrompts:
     """The prompts of a run, read once."""
 
     train: tuple[Prompt, ...]
-    """To train on."""
     held_out: tuple[Prompt, ...] = ()
-    """To evaluate on; none where nothing is evaluated."""
+    """To evaluate on; empty if the run never evaluates."""
     more: tuple[Prompt, ...] = ()
-    """Others that are encoded, such as those of preference pairs."""
+    """Others to encode, such as those of preference pairs."""
 
 
-_NEGATIVE = "negative/"  # of the names under which a conditioning holds the negative prompt's tensors
+_NEGATIVE = "negative/"  # prefix of the names of a negative prompt's tensors in a conditioning
 
 
 def encode_prompts(pipeline: Pipeline, prompts: Sequence[Prompt | str]) -> Conditioning:
-    """Conditioning of prompts, one row each: with their source images, and their negative prompts where the family
-    reads them. Raises ValueError: a prompt has source images that the family does not take, or lacks those it needs."""
+    """Conditioning of prompts, one row each: with their source images, and their negative prompts if the family reads
+    them. Raises ValueError: a prompt has source images that the family does not take, or lacks those it needs."""
     rows = [prompt if isinstance(prompt, Prompt) else Prompt(text=prompt, metadata={}) for prompt in prompts]
-    sources = [_given(row) for row in rows]  # at their own size: families bring them to theirs
+    sources = [_given(row) for row in rows]  # at their own size: families resize them
     positive = pipeline.encode([row.text for row in rows], sources)
     if not reads_negative(pipeline):
         return positive
@@ -63,7 +63,7 @@ def not_kept(prompts: Iterable[tuple[Pipeline, Prompt]]) -> list[tuple[Pipeline,
 
 
 def encode_all(pipeline: Pipeline, prompts: Iterable[Prompt]) -> None:
-    """Embeds prompts one by one and keeps all of them, so that the text encoders can go."""
+    """Embeds prompts one by one and keeps the embeddings, so that the text encoders can go."""
     from flowrl.pipelines.shared.prompt_embeddings import keeping_all  # diffusers takes seconds to import
 
     with keeping_all(), pipeline.awake("text_encoders"):
@@ -88,6 +88,16 @@ def guided(
     return pipeline.guided(network, Conditioning(positive), against, scale, train_negative)
 
 
+def caching(pipeline: Pipeline, threshold: float) -> AbstractContextManager[Callable[[Velocity], Velocity]]:
+    """Inside, velocities of one rollout that went through what it gives are drawn with First-Block Cache; at threshold
+    0 they stay as they are."""
+    if threshold == 0:
+        return nullcontext(lambda velocity: velocity)
+    from flowrl.pipelines.arithmetic.first_block import first_block_cache  # diffusers takes seconds to import
+
+    return first_block_cache(pipeline.denoiser, threshold)
+
+
 def device_of(pipeline: Pipeline) -> torch.device:
     """Where the denoising network lives."""
     return next(pipeline.denoiser.parameters()).device
@@ -103,12 +113,12 @@ def reward_inputs(
     numbers: Sequence[int],
     iteration: int,
 ) -> RewardInputs:
-    """What rewards are given of decoded samples, with the images that their prompts name.
+    """The inputs of rewards for decoded samples, with the images that their prompts name.
 
     Args:
         pipeline: says how fast videos run.
         decoded: float32 `[b, 3, H, W]`, or `[b, F, 3, H, W]` of a video family, whose first frames are the images.
-        sounds: float32 `[b, channels, samples]` of the videos, where a family has sound and it was decoded.
+        sounds: float32 `[b, channels, samples]` of the videos, if the family has sound and it was decoded.
     """
     video = decoded.ndim == 5
     size = (int(decoded.shape[-2]), int(decoded.shape[-1]))
@@ -131,5 +141,5 @@ def reward_inputs(
 
 
 def _of_rows(images: Mapping[str, Tensor], rows: Sequence[Sequence[str]]) -> list[list[Tensor]] | None:
-    """The images of each row by their files; None where no row names any."""
+    """The images of each row by their files; None if no row names any."""
     return [[images[file] for file in files] for files in rows] if any(rows) else None

@@ -1,4 +1,4 @@
-"""A configuration that can be trained, with everything resolved that is known before weights load."""
+"""A configuration ready to train, with everything resolved that is known before weights load."""
 
 from __future__ import annotations
 
@@ -17,16 +17,14 @@ from flowrl.training.prompting import RunPrompts
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Ready:
-    """What a run is made of, resolved once: `flowrl.session.preflight.preflight` makes it."""
+    """The parts of a run, resolved once; `flowrl.session.preflight.preflight` makes it."""
 
     config: TrainConfig
-    """The settings."""
     recipe: Any
     """The module that trains (`flowrl.session.preflight.recipe_of`)."""
     prompts: RunPrompts
     """To train on and to evaluate on."""
     family: ModelFamily
-    """Of the model."""
     location: str
     """Of the model, at its revision."""
     rewards: tuple[CheckedReward, ...]

@@ -18,6 +18,7 @@ from flowrl.objectives.terms import truncated_weight
 from flowrl.runtime.placement import sent, taken
 from flowrl.samplers import Kernel, Transition
 from flowrl.samplers.guidance import uncounted
+from flowrl.samplers.path_memory import PathMemory
 from flowrl.training.batch import AskedPrompts
 from flowrl.training.kept_graphs import KeptGradients, KeptGraphs, dims_of
 from flowrl.training.loop import Loop
@@ -27,18 +28,16 @@ from flowrl.trajectory import Rows, Sampled, Schedule
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Recording:
-    """What an iteration has sampled, on the host; rows go to the device as they are scored."""
+    """An iteration's samples, on the host; rows go to the device when they are scored."""
 
     loop: Loop
-    """Of the run."""
     asked: AskedPrompts
     """Prompts of the groups."""
     sampled: Sampled
-    """The transitions, with the means of the rollout where an objective needs them."""
+    """The transitions, with the rollout's means if an objective needs them."""
     kernel: Kernel
     """They were drawn with."""
     schedule: Schedule
-    """Of the rollout."""
     graphs: KeptGraphs | KeptGradients | None = None
     """Of the rollout's own evaluations, or their gradients, where it kept them."""
 
@@ -58,11 +57,13 @@ class Recording:
 
     def replay(self, rows: Rows) -> Transition:
         """The transition that the network's weights give at the stored states of rows that share a step. Siblings share
-        their source, so that the network answers once for all of them."""
+        their source, so one network call serves all of them."""
         sources, place = rows.source.unique(sorted=True, return_inverse=True)
         first = torch.stack([torch.nonzero(place == number)[0, 0] for number in range(len(sources))])
         (sigma, sigma_next), x = self.levels(rows), self.latents(sources)
         velocity = self.loop.velocity(self.asked.cond_of(rows.group[first]))
+        if (kept := self.sampled.memory) is not None:
+            velocity = PathMemory(self.schedule, taken(kept, sources, self.loop.device)).along(velocity)
         predicted = velocity(x, sigma, self.schedule.timestep[int(rows.step[0])])
         return self.kernel(taken(x, place), taken(predicted, place), sigma, sigma_next)
 
@@ -101,8 +102,8 @@ class Recording:
         return log_prob
 
     def with_old_of_updates(self, rows: Rows, blocks: list[list[Tensor]]) -> Rows:
-        """The table with old log-densities as the micro-batches of updates that are still to come give them; so are the
-        means from then on. Networks answer a little differently at another batch size; the ratio must not see that."""
+        """The table with old log-densities and means as the micro-batches of the coming updates compute them. Networks
+        answer a little differently at another batch size; the ratio must not see that."""
         old = self.rescore(rows, [block for part in blocks for block in part], mean=self.sampled.mean)
         return Rows(**{**rows.columns(), "old_log_prob": old})
 
@@ -125,7 +126,7 @@ class Recording:
         )
 
     def stale_weight(self, rows: Rows, index: Tensor, scored: Scored, *, anchored: bool) -> Tensor | None:
-        """[b] How much a micro-batch's losses count that older weights mu drew; None where the run weighs none.
+        """[b] weight of a micro-batch's losses if older weights mu drew it; None if the run weighs none.
 
         `min(cap, pi / mu)`, with pi the policy before the iteration's update, which the ratio of the objective stays
         anchored at: the decoupled objective of Hilton, Cobbe and Schulman (arXiv 2110.00641) with a truncated weight.
@@ -137,8 +138,8 @@ class Recording:
         return truncated_weight(scored.log_ratio.detach() if anchored else sent(moved, self.loop.device), cap)
 
     def by_part(self, rows: Rows, scored: Scored) -> list[Scored]:
-        """Scored rows as each part of a state has them, with its own ratio, range and advantage; as they are where
-        rewards speak of the whole."""
+        """Scored rows for each part of a state, with its own ratio, range and advantage; unchanged if rewards judge the
+        whole."""
         if rows.of_parts is None:
             return [scored]
         advantages, dims = sent(rows.of_parts, scored.produced.device).unbind(1), partial(dims_of, self.loop.config)

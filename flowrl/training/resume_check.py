@@ -1,6 +1,6 @@
-"""What a run is made with, kept in its manifest, and what of it a continued run may change (`RESUME_KEYS`).
+"""A run's inputs, kept in its manifest, and what of them a continued run may change (`RESUME_KEYS`).
 
-config     every setting by its dotted key, but for `RESUME_KEYS` and the addresses of servers
+config     every setting by its dotted key, except `RESUME_KEYS` and the addresses of servers
 model      its files, each with a digest, or the commit of a hub repository
 init_lora  its files
 teachers   files of their LoRAs
@@ -24,7 +24,7 @@ from flowrl.config.rewards import RewardConfig
 from flowrl.config.train import TrainConfig, resolve_path
 from flowrl.runtime.files import plain
 from flowrl.runtime.former_names import KEYS
-from flowrl.training.model_files import digest_of_file, digests_of, hub_commit, named_files, same_digest
+from flowrl.training.model_files import digest_of_file, digests_of, hub_commit, location_of, named_files, same_digest
 
 if TYPE_CHECKING:
     from flowrl.rewards.compose import WeightedSum
@@ -42,13 +42,13 @@ MOVED = re.compile(r"(?:eval\.)?rewards\.\d+\.options\.(?:url|port|timeout)")
 """Likewise: where a reward is asked, and how long, which is no part of what it says."""
 ALLOW = "resume_changed"
 """The setting that lets a run go on under anything else."""
-_ROW = 8  # letters that a row of prompts takes
+_ROW = 8  # letters of a prompt row's digest
 _FILES = ", files of "  # between a reward and its option; versions before this one sealed none
 _NONE = object()
 
 
 def inputs_of(config: TrainConfig, prompts: RunPrompts) -> dict[str, Any]:
-    """What a run is made with, as far as it is known before anything loads."""
+    """A run's inputs, as far as they are known before anything loads."""
     from flowrl.pipelines.places.lora_places import folder_of_lora  # with it comes torch
     from flowrl.prompts.pairs import read_pairs, read_shown
 
@@ -80,8 +80,6 @@ def inputs_of(config: TrainConfig, prompts: RunPrompts) -> dict[str, Any]:
 
 def model_of(config: TrainConfig) -> dict[str, str]:
     """The files of a run's model; the commit of one on the hub, which is known when it has been downloaded."""
-    from flowrl.training.model_files import location_of
-
     location = location_of(config.pipeline)
     if Path(location).exists():
         return digests_of(Path(location))
@@ -122,13 +120,13 @@ def _lines(key: str, name: str | None, options: Mapping[str, Any]) -> Iterator[t
 
 
 def digest_of(inputs: Mapping[str, Any]) -> str:
-    """A short digest of what a run is made with, for its checkpoints."""
+    """A short digest of a run's inputs, for its checkpoints."""
     return hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def changes(before: Mapping[str, Any], now: Mapping[str, Any], config: TrainConfig) -> list[str]:
-    """What differs between two results of `inputs_of`, a line for each thing; only what both know is compared. A
-    setting that was not known before, because a newer version added it, is no change at its default."""
+    """What differs between two results of `inputs_of`, a line each; compares only what both have. A setting that a
+    newer version added is no change at its default."""
     defaults = {key for key, _, default in _settings(config) if default}
     found = []
     for part in (part for part in now if part in before):
@@ -146,7 +144,7 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any], config: TrainConf
 
 
 def _changed_files(part: str, old: Mapping[str, str], new: Mapping[str, str]) -> list[str]:
-    """What became of the files of a model or LoRA, in a line; none where nothing did."""
+    """What changed in the files of a model or LoRA, in a line; empty if nothing did."""
     if part == "model" and not (old and new):
         return []  # on the hub, and not downloaded at one of the two times
     names = [name for name in {**old, **new} if not same_digest(old.get(name), new.get(name))]
@@ -155,7 +153,7 @@ def _changed_files(part: str, old: Mapping[str, str], new: Mapping[str, str]) ->
 
 
 def _change(part: str, key: str, old: Any, new: Any) -> str:
-    """What became of a setting, of the rows of prompts, or of a reward's version, in a line."""
+    """What changed in a setting, the prompt rows, or a reward's version, in a line."""
     if part == "prompts":
         texts = ("" if rows is _NONE else str(rows) for rows in (old, new))
         before, now = (Counter(text[at : at + _ROW] for at in range(0, len(text), _ROW)) for text in texts)
@@ -182,7 +180,7 @@ def _settings(
         if name in left_out:
             continue
         if isinstance(value, RewardConfig) and field.name == "options" and value.name is not None:
-            from flowrl.rewards import addresses_of  # with it comes torch, which a mistake in a key need not wait for
+            from flowrl.rewards import addresses_of  # it imports torch, which a mistake in a key need not wait for
             from flowrl.rewards.judges.chat import with_identities
 
             part = {option: given for option, given in part.items() if option not in addresses_of(value.name)}

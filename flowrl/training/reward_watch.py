@@ -1,4 +1,4 @@
-"""When a reward stops a run: it says nothing (one value for all, or for all of a group), or fails too often."""
+"""When a reward stops a run: it says nothing (one value for all, or for each group), or fails too often."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from flowrl.advantages.normalise import set_statistics
 from flowrl.rewards import ABSENT
 from flowrl.runs.vital_signs import COMPARED, EQUAL, EQUAL_LIMIT, alarm
 
-WINDOW = 10  # iterations over which failed images are counted
+WINDOW = 10  # iterations over which to count failed images
 CONSTANT_LIMIT = 3  # iterations in a row whose images all got the same reward before the run stops
-_ALIKE = 12  # images, beyond the first of their groups, that have to agree before chance is ruled out
+_ALIKE = 12  # images, beyond the first of their groups, that must agree to rule out chance
 
 Compared = tuple[Tensor, Tensor]
 """What a method compares: rewards [n] of all processes, or [K, n] where each counts by itself, NaN where one failed;
@@ -22,7 +22,7 @@ and the group [n] of each image."""
 
 
 class RewardWatch:
-    """Looks at every iteration's rewards; what it remembers is in the run's counters, and so in checkpoints."""
+    """Looks at every iteration's rewards; its memory is in the run's counters, and so in checkpoints."""
 
     def __init__(self, counters: dict[str, Any], *, max_invalid_ratio: float) -> None:
         """`counters` need `constant` and `failed`; `equal`, of iterations whose groups all agreed, is added."""
@@ -31,13 +31,13 @@ class RewardWatch:
     def complaint(
         self, reward_B: Tensor, iteration: int, errors: Counter[str], drawn: str = "", compared: Compared | None = None
     ) -> str:
-        """Why the run cannot go on; empty where it can.
+        """Why the run cannot go on; empty if it can.
 
         Args:
             reward_B: [B] of all processes, NaN where an image failed.
             errors: why images failed, on all processes.
-            drawn: of how many images and prompts the rewards are, where completions on the way are scored too.
-            compared: what is learned from where images are compared within their groups alone; None elsewhere.
+            drawn: numbers of images and prompts behind the rewards, if completions on the way are scored too.
+            compared: the values that are learned from if images are compared only within groups; else None.
         """
         values = reward_B[~reward_B.isnan()]
         absent = max((errors[word] for word in errors if word.endswith(ABSENT)), default=0)
@@ -84,7 +84,7 @@ class RewardWatch:
         return found
 
     def _of_groups(self, reward: Tensor, group: Tensor) -> str:
-        """Why the run cannot go on where the images of every group get the same reward; empty where it can. A verdict
+        """Why the run cannot go on if the images of every group get the same reward; empty if it can. A verdict
         of two values says the same of all images of a prompt by chance, and where a policy always or never succeeds: it
         has more iterations."""
         _, place = group.unique(return_inverse=True)

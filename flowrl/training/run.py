@@ -56,9 +56,9 @@ Watcher = Callable[[int, Mapping[str, Any]], object]
 
 @contextmanager
 def owned_folder(folder: Path | None, name: str, *, resumed: bool, device: str, config: str = "") -> Iterator[Path]:
-    """The run folder, the same on every process, made where it is missing; nobody else is at work in it meanwhile.
+    """The run folder, the same on every process, made if it is missing; no other run is at work in it meanwhile.
 
-    The main process alone holds the lock.
+    Only the main process holds the lock.
 
     Args:
         folder: where; None takes the first free `runs/<name>-<n>`.
@@ -76,7 +76,7 @@ def owned_folder(folder: Path | None, name: str, *, resumed: bool, device: str, 
             chosen = folder or make_free_folder(name)
             stack.enter_context(locked(chosen, "another run"))
             if not resumed:
-                refuse_full(chosen, config)  # somebody came and went between the look and the lock
+                refuse_full(chosen, config)  # another process came and went between the look and the lock
                 remove_halves(chosen)
             return chosen
 
@@ -86,7 +86,7 @@ def owned_folder(folder: Path | None, name: str, *, resumed: bool, device: str, 
 class Run:
     """One run on one or more processes. Only the main process writes.
 
-    A run that is continued writes nothing before `begin`: until then everything about it may still be refused.
+    A continued run writes nothing before `begin`: until then it may still be refused.
     """
 
     def __init__(
@@ -97,10 +97,10 @@ class Run:
 
         Args:
             config: the resolved configuration, written to `config.yaml`.
-            inputs: what the run is made with, `flowrl.training.resume_check.inputs_of`.
-            parts: what `flowrl.training.parts.load_parts` would give, where it is loaded already.
-            rollouts: workers that draw for this process (`flowrl.training.draws.DrawsElsewhere`), where it has any.
-            watcher: is told of every iteration, on the main process.
+            inputs: the run's inputs, `flowrl.training.resume_check.inputs_of`.
+            parts: the result of `flowrl.training.parts.load_parts`, if already loaded.
+            rollouts: workers that draw for this process (`flowrl.training.draws.DrawsElsewhere`), if it has any.
+            watcher: called after every iteration, on the main process.
 
         Raises ValueError: the device is not there, or the inputs of a resumed run have changed.
         """
@@ -118,7 +118,7 @@ class Run:
         self.folder, self.started, self.parts, self.rollouts = folder, time.time(), parts, rollouts
         self._watcher, self._last_row = watcher, dict[str, Any]()
         self.stop_requested = False
-        self.begun = False  # whether the folder of a run that is continued may have changed
+        self.begun = False  # whether the folder of a continued run may have changed
         self._config, self._resumed = config, resumed
         self.trackers = Trackers(())  # on the main process, from `begin` on
         self.closing = ExitStack()  # what ends with the recipe, however that ends
@@ -135,7 +135,7 @@ class Run:
             self._write()
 
     def _refuse_changes(self) -> None:
-        """Refuses inputs that are not those that the run's checkpoints were made with."""
+        """Refuses inputs that differ from those of the run's checkpoints."""
         before, saved = self._manifest.get("inputs"), checkpoints(self.folder)
         if before is not None:
             self._changes = changes(before, self._inputs, self._config)
@@ -178,8 +178,8 @@ class Run:
         self.trackers.log(clean)
 
     def tell(self, iteration: int) -> Exception | None:
-        """Tells the watcher of an iteration that was logged; False from it asks for a stop. Returns what it raised,
-        which asks for a stop too: the run is to be saved before that goes on its way."""
+        """Tells the watcher of a logged iteration; False from it asks for a stop. Returns its error, which asks for a
+        stop too: the run is saved before the error is raised."""
         if self._watcher is None or not self.main:
             return None
         try:
@@ -210,7 +210,7 @@ class Run:
         wait_for_everyone()
 
     def _write_parts(self, iteration: int, own: Mapping[str, Any]) -> list[str]:
-        """Has every process of the first copy write its part of a checkpoint; their digests."""
+        """Has every process of the first copy write its part of a checkpoint; returns the digests."""
         on_main(lambda: str(begin_checkpoint(self.folder, iteration)))
         place = self.layout.place(self.accelerator.process_index)[1]
         digests, failed = list[str](), list[str]()
@@ -224,7 +224,7 @@ class Run:
         return list(_gather(digests))
 
     def load_checkpoint(self, inputs: Mapping[str, Any]) -> dict[str, Any] | None:
-        """The state of the newest checkpoint that is whole, or None; of the main process's disk, on every process.
+        """The state of the newest whole checkpoint on the main process's disk, or None; the same on every process.
 
         Processes that see the same file read it themselves: of all weights it may have more bytes than a GPU, through
         which it would be sent. Where one does not, all are sent it. `inputs` are what the run is made with, as far as
@@ -254,11 +254,11 @@ class Run:
         return state if all(_gather([state is not None])) else on_main(lambda: self._found.state)
 
     def begin(self, first: int, **facts: Any) -> None:
-        """Everything is restored and iteration `first` comes next: from here on the folder changes.
+        """Call it when everything is restored and iteration `first` comes next: from here on the folder changes.
 
-        Rows of `metrics.jsonl` written after the checkpoint are dropped, and so are later evaluations and the mark of a
-        finished run; what is damaged moves into `damaged-<n>`, which is said. `facts` are what is known of this session
-        only now, for the manifest.
+        Drops rows of `metrics.jsonl` written after the checkpoint, later evaluations and the mark of a finished run.
+        Moves damaged files into `damaged-<n>` and says so. `facts` are known of this session only now, for the
+        manifest.
         """
         wait_for_everyone()
         if self.processes > 1:  # they may compute with other kernels, or on other cards
@@ -302,8 +302,7 @@ class Run:
             write_manifest(self.folder, self._manifest)
 
     def finish(self, *, finished: bool) -> None:
-        """Notes in the manifest when the run finished, or was stopped, and its peak memory; looks after its rows once
-        more."""
+        """Notes in the manifest when the run finished or stopped, and its peak memory; checks its rows once more."""
         if self.main:
             self._rows.seal()
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
@@ -325,7 +324,7 @@ class Run:
 
     def should_stop(self) -> bool:
         """Whether any process was asked to stop; every process gets the same answer."""
-        flag = torch.tensor([int(self.stop_requested)])  # on the host, so that no GPU is waited for
+        flag = torch.tensor([int(self.stop_requested)])  # on the host, so no GPU waits
         return bool(self.accelerator.reduce(flag, reduction="sum").item())
 
     # ---- between processes ---------------------------------------------------------------------------------------
@@ -375,7 +374,7 @@ class Run:
         return list(_gather(mine if self.first else []))
 
     def of_all(self, mine: T) -> list[T]:
-        """What each process has, in their order, those of one rank by themselves; every process calls it."""
+        """What each process has, in their order, grouped by rank; every process calls it."""
         return [mine] if self.processes == 1 else _gather([mine])
 
     def of_first(self, mine: T) -> T:
@@ -388,7 +387,7 @@ class Run:
 
 def _gather(mine: list[Any]) -> list[Any]:
     """What every process has, in their order."""
-    from accelerate.utils import gather_object  # a third of a second, and a plan asks nobody
+    from accelerate.utils import gather_object  # takes a third of a second, and a plan has no processes
 
     found: list[Any] = gather_object(mine)
     return found

@@ -1,4 +1,4 @@
-"""From the sampler's settings to its kernel; and what a kernel cannot do, refused before a model loads."""
+"""From the sampler's settings to its kernel; refuses what a kernel cannot do before a model loads."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from flowrl.samplers import KERNELS, Kernel
 
 
 def kernel_of(settings: SamplerConfig) -> Kernel:
-    """The kernel with its settings bound, but for the schedule's sigma_max. Raises ValueError: unknown kernel, a noise
+    """The kernel with its settings bound, except the schedule's sigma_max. Raises ValueError: unknown kernel, a noise
     level that it does not have, or no published log-probability."""
     name = settings.kernel
     if name not in KERNELS:
@@ -74,7 +74,7 @@ def check_sampler(settings: SamplerConfig) -> None:
 
 
 def check_density(settings: SamplerConfig, owner: str) -> None:
-    """Refuses a sampler without noise where the densities of its steps are needed, and what `check_sampler` refuses."""
+    """Refuses a sampler without noise if the run needs densities of its steps, and what `check_sampler` refuses."""
     check_sampler(settings)
     if not KERNELS[settings.kernel].stochastic:
         choose = ", ".join(kernel.name for kernel in KERNELS.values() if kernel.stochastic)

@@ -1,4 +1,4 @@
-"""Rewards of an iteration's images, asked for as the images are finished.
+"""Rewards of an iteration's images, computed as the images are finished.
 
     with scorer.start(batch) as scoring:
         for each piece of the rollout: scoring.add(latents, group, numbers)
@@ -42,16 +42,16 @@ from flowrl.training.stages import Stages
 from flowrl.training.watchdog import Look, diversity_of, look_at, new_history, stop_on_broken
 
 MERGED = ("sum", "geometric", "harmonic")  # ways of reward_aggregation that make one number of an image's rewards
-_PENDING = 64  # pieces on their way at most: a slow reward holds the rollout up instead of filling the memory
+_PENDING = 64  # most pieces in flight: a slow reward holds the rollout up instead of filling the memory
 
 
 def scored_at_once(*, videos: bool) -> int:
-    """Images that are decoded and scored in one piece where rewards judge them one by one; a clip is many of them."""
+    """Images to decode and score in one piece if rewards judge them one by one; a clip is many of them."""
     return 12 if videos else 96
 
 
 class Scorer:
-    """The rewards of a run: asks them, keeps what jointly trained ones learn from, and why images failed."""
+    """The rewards of a run: asks them, keeps what jointly trained ones learn from, and the reasons of failures."""
 
     def __init__(
         self, run: Run, pipeline: Pipeline, reward: WeightedSum, *, group_size: int, counters: dict[str, Any],
@@ -73,10 +73,10 @@ class Scorer:
         self.latest: dict[int, Tensor] = {}  # the first image of some groups of this iteration, on this process
         self.reward_B: Tensor | None = None  # this iteration's rewards, of all processes
         counters.setdefault("watch", new_history())
-        USAGE.take()  # what this process asked before the run is not among its costs
+        USAGE.take()  # questions from before the run are not among its costs
 
     def restore(self, states: Mapping[str, Any]) -> None:
-        """Puts back what jointly trained rewards had learned; one that was added since has nothing to put back."""
+        """Restores what jointly trained rewards had learned; one added since has nothing to restore."""
         for key in self.trained.keys() & states.keys():
             self.trained[key].restore(states[key])
 
@@ -94,7 +94,7 @@ class Scorer:
     def inputs(
         self, batch: Batch, decoded: Tensor, group: Tensor, numbers: Sequence[int], sounds: Tensor | None = None
     ) -> RewardInputs:
-        """What rewards are given of decoded images of groups `[b]`."""
+        """The inputs of rewards for decoded images of groups `[b]`."""
         prompts, now = batch.asked.prompts_of(group), batch.iteration
         return reward_inputs(self.pipeline, prompts, decoded, sounds, group=group, numbers=numbers, iteration=now)
 
@@ -108,11 +108,11 @@ class Scorer:
         return output
 
     def look(self, decoded: Tensor, group: Tensor) -> bool:
-        """Looks at decoded images before a reward does; whether all of them are finite."""
+        """Looks at decoded images before a reward does; returns whether all are finite."""
         self.looks.append((group.cpu(), look_at(decoded)))
         for image, own in zip(decoded, group.tolist(), strict=True):
             if own not in self.latest and len(self.latest) < LATEST:
-                self.latest[own] = image.detach().clone()  # it stays on the device: here each copy would be waited for
+                self.latest[own] = image.detach().clone()  # stays on the device: a copy here would wait for the device
         return not bool(self.looks[-1][1].broken.any())
 
     def stop_on_broken(self, iteration: int) -> None:
@@ -133,7 +133,7 @@ class Scorer:
         return ({} if diversity is None else {"diversity": diversity}) | ({"constant_ratio": share} if share else {})
 
     def judge_row(self) -> dict[str, float]:
-        """What judges on servers were asked since the last row, by all processes and for evaluations too."""
+        """Questions to judges on servers since the last row, by all processes and for evaluations too."""
         return usage_row(self.run.joined([USAGE.take()]))
 
     def all_errors(self) -> Counter[str]:
@@ -149,8 +149,8 @@ class Scorer:
 
     def row(self, output: RewardOutput, group: Tensor) -> dict[str, Any]:
         """Means for the log over the images of all processes, from this process's rewards; `group` `[n]` are theirs.
-        Images that failed take no part; their share is `invalid_ratio`, and `reward/<key>/invalid_ratio` of each
-        reward. `reward_error` is the standard error of the mean over prompts, from the spread of groups' means."""
+        Failed images do not count; their share is `invalid_ratio`, and `reward/<key>/invalid_ratio` for each reward.
+        `reward_error` is the standard error of the mean over prompts, from the spread of groups' means."""
         run = self.run
         mine = output.values.cpu()
         values, valid = run.gather(mine), run.gather(output.valid.cpu())
@@ -189,7 +189,7 @@ class Scorer:
         rows = self.run.joined(list(zip(columns, pixels, strict=True)))
         if not rows:
             return metrics
-        rows.sort(key=lambda row: row[0][3])  # by number, whichever process made it
+        rows.sort(key=lambda row: row[0][3])  # by number, from whatever process
         images = torch.stack([torch.from_numpy(image) for _, image in rows]).permute(0, 3, 1, 2).float() / 255
         prompts, metadata, group_ids, sample_ids = zip(*(row[0] for row in rows), strict=True)
         inputs = RewardInputs(
@@ -208,7 +208,7 @@ class Scorer:
 
 
 class Scoring:
-    """The rewards of one batch; see the module. Left by an error, it ends the work that goes on beside."""
+    """The rewards of one batch; see the module. An error inside ends the background work."""
 
     def __init__(self, scorer: Scorer, batch: Batch) -> None:
         self.scorer, self.batch = scorer, batch
@@ -227,8 +227,8 @@ class Scoring:
 
     @torch.no_grad()
     def add(self, latents: Tensor, group: Tensor, numbers: Sequence[int]) -> None:
-        """Takes finished latents `[F, *latent]` of groups `[F]`; `numbers` name the images. Of those on the host, what
-        is scored at once is sent to the device by itself."""
+        """Takes finished latents `[F, *latent]` of groups `[F]`; `numbers` name the images. Latents on the host go to
+        the device piece by piece, as they are scored."""
         with self.scorer.stages.of("reward"):
             self.scorer.counters["images"] += len(latents) * self.scorer.run.world
             self.waiting.append((latents, group.cpu(), list(numbers)))
@@ -239,7 +239,7 @@ class Scoring:
             self._start(len(together) - (begun if begun % self.scorer.group_size else 0))
 
     def _start(self, count: int) -> None:
-        """Decodes and scores the first `count` images of those that wait."""
+        """Decodes and scores the first `count` waiting images."""
         if not count:
             return
         pieces = [part[0] for part in self.waiting]
@@ -258,7 +258,7 @@ class Scoring:
 
     def _ask(self, latents: Tensor, group: Tensor, numbers: list[int]) -> None:
         scorer, reward = self.scorer, self.scorer.reward
-        if not scorer.run.first:  # others that share these images' tokens are told, see `result`
+        if not scorer.run.first:  # processes that share these images' tokens learn of it in `result`
             return
         latents = sent(latents, scorer.run.device)
         decoded = decode_once(scorer.pipeline, latents)
@@ -279,8 +279,8 @@ class Scoring:
 
     @torch.no_grad()
     def result(self) -> RewardOutput:
-        """All rewards in the order in which the images were added; waits for those on their way. Raises ValueError: an
-        image is not finite; it has reached no reward."""
+        """All rewards in the order of the added images; waits for those in flight. Raises ValueError: an image is not
+        finite; no reward has seen it."""
         self._start(sum(len(part[2]) for part in self.waiting))
         if self.beside is not None:
             self.beside.finish()
@@ -301,7 +301,7 @@ class Scoring:
 
 
 def decode_once(pipeline: Pipeline, latents: Tensor) -> Tensor:
-    """Images of latents `[b, *latent]`; of equal neighbours one is decoded. A late branch has so few steps left that
+    """Images of latents `[b, *latent]`; decodes only one of equal neighbours. A late branch has so few steps left that
     its completions coincide on all strides (`samplers/windows.thinned_steps`)."""
     distinct, place = torch.unique_consecutive(latents, dim=0, return_inverse=True)
     decoded = pipeline.decode(distinct)
@@ -311,7 +311,7 @@ def decode_once(pipeline: Pipeline, latents: Tensor) -> Tensor:
 def trained_channels(
     how: str, reward: WeightedSum, iteration: int, output: RewardOutput
 ) -> tuple[list[Tensor], list[float]]:
-    """Rewards as advantages take them, and their weights now: one merged channel, or one for each reward."""
+    """Rewards as advantages take them, and their current weights: one merged channel, or one per reward."""
     if how in MERGED:
         return [output.values], [1.0]
     now = zip(reward.terms, reward.weights_at(iteration), strict=True)
@@ -320,10 +320,10 @@ def trained_channels(
 
 
 def scored_beside(rewards: Sequence[RewardConfig], arithmetic: Sequence[str], device: torch.device) -> bool:
-    """Whether finished images are decoded and scored in a thread of their own while the next are sampled.
+    """Whether a separate thread decodes and scores finished images while the next are sampled.
 
-    On CUDA, where the sampling thread only hands out work. Not where a user's function is called, which may change
-    settings of the process that are put back after it, nor in TF32, which is such a setting. `arithmetic` is
+    True only on CUDA, where the sampling thread only hands out work. False with a user's function, which may change
+    settings of the process that are restored after it, and in TF32, which is such a setting. `arithmetic` is
     `reward_dtype` and `pipeline.vae_dtype`.
     """
     if device.type != "cuda" or not torch.cuda.is_available():
@@ -333,15 +333,15 @@ def scored_beside(rewards: Sequence[RewardConfig], arithmetic: Sequence[str], de
 
 
 def _names_function(options: Any) -> bool:
-    """Whether a function of a user's file stands anywhere in a reward's options."""
+    """Whether a reward's options name a function of a user's file anywhere."""
     if not isinstance(options, Mapping):
         return False
     return {"file", "function"} <= options.keys() or any(map(_names_function, options.values()))
 
 
 def check_rewards(rewards: Sequence[RewardConfig], measured: Sequence[RewardConfig], how: str, partial: str) -> None:
-    """Refuses settings of rewards that nothing reads: what the way of aggregating them, `reward_aggregation`, does not,
-    and those of sums for rewards that are only measured. `partial` is `reward_partial`."""
+    """Refuses settings of rewards that nothing reads: those that `reward_aggregation` ignores, and those of sums for
+    rewards that are only measured. `partial` is `reward_partial`."""
     for reward in measured:
         default = RewardConfig(name="unused")
         for key in ("weight", "schedule", "clip", "gate", "routes"):
@@ -365,7 +365,7 @@ def check_rewards(rewards: Sequence[RewardConfig], measured: Sequence[RewardConf
 
 
 def check_votes(config: TrainConfig, processes: int, *, here: bool) -> None:
-    """Refuses votes where nobody can be asked: in evaluations, by several processes, on a port that is taken."""
+    """Refuses votes that people could not give: in evaluations, by several processes, on a port that is taken."""
     if asking := next((entry.name for entry in config.eval.rewards if asks_people(entry.name)), None):
         raise ValueError(
             f"eval.rewards names {asking}, and people are asked about images of training alone: remove it, and measure "
@@ -386,7 +386,7 @@ def open_pages(run: Run, reward: WeightedSum, iterations: int) -> None:
 
 
 def check_routes(rewards: Sequence[RewardConfig], family: str, parts: Collection[str]) -> None:
-    """Refuses rewards of parts that the states of a family do not have, parts that no reward speaks of, and gates."""
+    """Refuses rewards of parts that a family's states do not have, parts that no reward judges, and gates."""
     routed = {reward.called: reward.routes for reward in rewards if reward.routes}
     there = f"the parts {', '.join(parts)}" if parts else "no parts"
     for name, routes in routed.items():
@@ -437,7 +437,7 @@ def check_offload(config: TrainConfig, *, through_rewards: bool) -> None:
 
 
 def check_groups(group_size: int, geometry: Geometry, reward: WeightedSum) -> None:
-    """Refuses groups that are spread over processes where a reward looks at whole groups."""
+    """Refuses groups spread over processes if a reward looks at whole groups."""
     if reward.whole_groups and geometry.images_per_process % group_size:
         raise ValueError(
             f"reward {reward.name} compares the images of a group, but {geometry.images_per_process} images per "

@@ -3,9 +3,9 @@
 Backward passes of attention kernels overflow, or read masked rows as NaN, in places where others do not. A run that has
 learned for days does not end for that: the update takes a finite gradient, and the log says which kernel failed.
 
-Every process tries the same kernels, and goes on to the next one where a kernel fails on any of them. Where weights or
-tokens are split, a process that fails leaves the others waiting for its part. There torch's own choice alone is tried,
-which takes every mask, head and dtype. Should memory run out under it, that process ends, which ends the others.
+Every process tries the same kernels, and all go on to the next one if a kernel fails on any. If weights or tokens are
+split, a process that fails leaves the others waiting for its part. So then only torch's own choice is tried, which
+takes every mask, head and dtype. If memory runs out under it, that process ends, which ends the others.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def apply_finite(
     again: Descend | None,
     how: tuple[Run, torch.optim.Optimizer, float, int],
 ) -> Tensor | None:
-    """`GradientSum.apply`; where the gradient is not finite, of one that `again` computes under another kernel.
+    """`GradientSum.apply`; if the gradient is not finite, of one that `again` computes under another kernel.
 
     Overflows in float16 are the loss scale's until they are `doubted`. Then kernels are asked under the scale from
     before them: it was not too large if one gives a finite gradient, and stays. `again` fills a gradient and the
@@ -82,10 +82,10 @@ def second_gradient(
 ) -> str:
     """Fills a sum with the first finite gradient of other kernels; attention is as before afterwards.
 
-    What is logged stays that of the run's own kernel, which drew the rollout, unless it is not finite itself. `more` is
-    said where a kernel is found.
+    The log keeps the numbers of the run's own kernel, which drew the rollout, if they are finite. If a kernel is found,
+    it prints `more`.
 
-    Returns what was tried, in words, where none gave one; else "".
+    Returns what was tried, in words, if no kernel gave a finite gradient; else "".
 
     Raises NotFinite: this process failed while others wait for its part.
     """
@@ -122,9 +122,9 @@ def second_gradient(
 
 
 def to_try(told: Sequence[tuple[str, Sequence[str]]], parallel: ParallelConfig) -> tuple[list[str], str]:
-    """Kernels that are tried, in their order, the same on every process; and what is said of those that are not.
-    Kernels of the hub are left out: a run does not download. Those that hold the scores of all tokens come last. Each
-    process has `told` its own kernel and those that its machine has; `parallel` says how processes lie."""
+    """Kernels to try, in order, the same on every process; and words about the others. It leaves out kernels of the
+    hub: a run does not download. Those that hold the scores of all tokens come last. Each process has `told` its own
+    kernel and those of its machine; `parallel` is the layout of processes."""
     own = {word for word, _ in told}
     words = [word for word in told[0][1] if {word} != own and all(word in here for _, here in told)]
     words = sorted((word for word in words if not word.endswith("_hub")), key=lambda word: word == "math")
@@ -135,8 +135,8 @@ def to_try(told: Sequence[tuple[str, Sequence[str]]], parallel: ParallelConfig) 
 
 
 def _fault(work: Callable[[], object]) -> str:
-    """What work ends with, whatever it is, memory's end or a compiler's: the other processes wait for the answer. But
-    for the end of another process, which says why itself."""
+    """Any error that work ends with, such as lack of memory or a compiler's: the other processes wait for the answer.
+    It passes on the end of another process, which gives its own reason."""
     try:
         work()
     except Exception as error:
@@ -147,7 +147,7 @@ def _fault(work: Callable[[], object]) -> str:
 
 
 def _of_any(run: Run, mine: str) -> str:
-    """What the first process has that has a fault; every process calls it."""
+    """The fault of the first process that has one; every process calls it."""
     found = run.of_all(mine)
     return next(
         (f"process {rank}: {fault}" if len(found) > 1 else fault for rank, fault in enumerate(found) if fault), ""

@@ -1,8 +1,8 @@
 """Where an iteration's time goes, and the memory of a GPU.
 
-A stage may lie within another one, which it interrupts: at its ends a mark says whose the time is from here on. On CUDA
-a mark is an event, which the device passes when it has come so far and nobody waits for before the iteration's end;
-elsewhere it is the time, once the device has done what it was asked for.
+A stage may interrupt another one: marks at its ends say which stage the time belongs to. On CUDA a mark is an event
+that the device passes in turn; nothing waits for it before the iteration's end. Elsewhere it is the time at which the
+device has done its work.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Stages:
 
     def __init__(self, device: torch.device) -> None:
         self.device, self.events = device, device.type == "cuda"
-        self._stage = ""  # whose the time is now: of none
+        self._stage = ""  # the stage the time belongs to; None is none
         self._marks: list[tuple[str, Any]] = []
         self._peaks: dict[str, int] = defaultdict(int)
         self._highest, self._reserved = 0, 0
@@ -38,7 +38,7 @@ class Stages:
 
     @contextmanager
     def of(self, stage: str) -> Iterator[None]:
-        """What is done inside belongs to a stage, but for what belongs to stages inside it."""
+        """Work inside belongs to a stage, except that of stages inside it."""
         outer = self._stage
         self._turn_to(stage)
         try:
@@ -72,9 +72,9 @@ class Stages:
         return found
 
     def memory(self) -> dict[str, float]:
-        """The most memory in GiB that tensors have taken up at once on a CUDA device: in each stage of the iteration,
-        and, as "peak", since the process began; as "reserved" what torch held of the device for them at most, gaps
-        between them and what it keeps for later included. Empty elsewhere."""
+        """Peak memory in GiB of tensors on a CUDA device: for each stage of the iteration, and as "peak" since the
+        process began; as "reserved" the most that torch held for them, with gaps and what it keeps for later. Empty
+        elsewhere."""
         if not self.events:
             return {}
         highest = max(self._highest, torch.cuda.max_memory_allocated(self.device))

@@ -1,13 +1,13 @@
-"""Signs that a run goes wrong, found while it runs, and the weights that are kept where a policy has diverged.
+"""Signs that a run goes wrong, found while it runs, and the weights that stay if a policy has diverged.
 
     look = look_at(images)                                    # before any reward sees them
     stop_on_broken(run, broken, total, iteration, learned=True)
     found = iteration_warnings(history, row, reward_B, config)  # name -> sentence, for the log and the report
     say(run, history, found, iteration, iteration)            # on the terminal when one begins
 
-Images that are not finite, and weights that are not or that are absurd, end a run. Everything else is a warning: the
-run goes on. What later iterations compare with is `history`, plain numbers in the run's counters and so in checkpoints:
-a run that is continued says the same.
+Images or weights that are not finite, and absurd weights, end a run. Everything else is a warning: the run goes on.
+Later iterations compare with `history`, plain numbers in the run's counters and so in checkpoints, so a continued run
+warns alike.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from flowrl.training.model_files import MODEL
 from flowrl.training.processes.devices import on_main
 from flowrl.training.run import Run
 
-SMALL, LEVELS = 8, 4095  # images are compared at so many pixels a side, with so many levels, as whole numbers
-FIRST = 3  # iterations that say what is usual for a run
-LATELY = 10  # iterations that say what was usual lately; a warning that was away for longer is said again
+SMALL, LEVELS = 8, 4095  # pixels a side and levels at which images are compared, as whole numbers
+FIRST = 3  # iterations that define what is usual for a run
+LATELY = 10  # iterations that define what was usual lately; a warning absent for longer is printed again
 ABSURD_WEIGHT = 1000.0  # of a LoRA; trained ones stay far below 10
 
 
 def new_history() -> dict[str, Any]:
-    """What is remembered of a run at its start."""
+    """What the watchdog remembers of a run at its start."""
     return {
         "largest": [],
         "diversity": [],
@@ -58,8 +58,8 @@ def new_history() -> dict[str, Any]:
 
 
 class Look(NamedTuple):
-    """What is seen of b decoded images, on the host: bool [b] not finite, bool [b] of one colour, and int32
-    [b, 3 * SMALL^2], the images made small."""
+    """A look at b decoded images, on the host: bool [b] not finite, bool [b] of one colour, and int32 [b, 3 * SMALL^2],
+    the images made small."""
 
     broken: Tensor
     constant: Tensor
@@ -67,22 +67,22 @@ class Look(NamedTuple):
 
 
 def look_at(images: Tensor) -> Look:
-    """Looks at decoded images `[b, 3, H, W]` in [0, 1], or at videos `[b, F, 3, H, W]`, of which the last frame stands
-    for all where they are compared: the first may have been given."""
+    """Looks at decoded images `[b, 3, H, W]` in [0, 1], or at videos `[b, F, 3, H, W]`, compared by their last frame
+    alone: the first may have been given."""
     images = images.detach()
     frame = (images[:, -1] if images.ndim == 5 else images).float().nan_to_num().clamp(0, 1)
     channels = frame.flatten(2)
     small = torch.nn.functional.adaptive_avg_pool2d(frame, SMALL)
     flags = [~torch.isfinite(images).flatten(1).all(1), (channels.amax(2) - channels.amin(2) < 1 / 255).all(1)]
     columns = [*(flag[:, None].to(torch.int32) for flag in flags), (LEVELS * small).round().to(torch.int32).flatten(1)]
-    seen = torch.cat(columns, 1).cpu()  # together, because a device is waited for at every copy
+    seen = torch.cat(columns, 1).cpu()  # together, because every copy waits for the device
     return Look(broken=seen[:, 0] > 0, constant=seen[:, 1] > 0, small=seen[:, 2:])
 
 
 def diversity_of(small: Tensor, group: Tensor) -> float | None:
     """How much the images of a group differ: mean over groups of the root of the mean squared distance of two images.
-    `mean_g sqrt(mean_{i<j in g} |x_i - x_j|^2 / D)` with pixels in [0, 1]. Sums are of whole numbers, so that neither
-    order nor processes show. None without two images of one group. `small` are int32 [n, D] of `look_at`."""
+    `mean_g sqrt(mean_{i<j in g} |x_i - x_j|^2 / D)` with pixels in [0, 1]. Sums are of whole numbers, so neither order
+    nor processes show. None without two images of one group. `small` are int32 [n, D] of `look_at`."""
     _, place, count = group.unique(return_inverse=True, return_counts=True)
     pixels = small.long()
     total = torch.zeros(len(count), pixels.shape[1], dtype=torch.int64).index_add_(0, place, pixels)
@@ -96,9 +96,9 @@ def diversity_of(small: Tensor, group: Tensor) -> float | None:
 
 
 def comparable(config: TrainConfig) -> bool:
-    """Whether the images of a group differ for the same reasons in every iteration, so that less says something. Images
-    with one start noise, and branches, differ by the noise of the stochastic steps alone: a window that moves changes
-    how much."""
+    """Whether the images of a group differ for the same reasons in every iteration, so that a fall means something.
+    Images with one start noise, and branches, differ by the noise of the stochastic steps alone: a window that moves
+    changes how much."""
     method = CREDIT[config.credit.method]
     own_noise = method.of_outcomes and not config.same_latent
     same_steps = config.sampler.sde_window_size == 0 and (method.plan != "tree" or config.credit.splits is not None)
@@ -116,7 +116,7 @@ def iteration_warnings(
     *,
     largest_weight: float = 0.0,
 ) -> dict[str, str]:
-    """What is wrong in an iteration, name -> sentence; `history` takes the iteration in. Rewards [B] are of all
+    """What is wrong in an iteration, name -> sentence; updates `history`. Rewards [B] are of all
     processes, groups contiguous, NaN where an image failed; None without images. `largest_weight` is that of the LoRA
     now, in magnitude; of a network's own weights as a multiple of what it was."""
     constant, now = row.get("constant_ratio", 0.0), row.get("diversity")
@@ -189,7 +189,7 @@ def evaluation_warnings(
     blurred = _blurred_since(earlier[0], now, weights)
     if not found:
         return blurred
-    _, said = min(found)  # since where the most was lost
+    _, said = min(found)  # since the largest loss
     return blurred | alarm("reward_hacking", said, said=said)
 
 
@@ -209,7 +209,7 @@ def _blurred_since(
 def _hacked_since(
     then: Mapping[str, Sequence[float]], now: Mapping[str, Sequence[float]], weights: Mapping[str, float]
 ) -> tuple[float, str] | None:
-    """How much was lost since an evaluation, in standard errors, and what is said of it; None where nothing is."""
+    """How much was lost since an evaluation, in standard errors, and its sentence; None if nothing is."""
     changes = {name: _in_errors(then[name], now[name]) for name in now if name in then}
     risen = [name for name in changes if weights[name] and changes[name] * math.copysign(1, weights[name]) > 2]
     held_out = [name for name in changes if weights[name] == 0]
@@ -232,7 +232,7 @@ def _in_errors(was: Sequence[float], now: Sequence[float]) -> float:
 
 
 def say(run: Run, history: dict[str, Any], found: Mapping[str, str], iteration: int, moment: int) -> None:
-    """Says warnings on standard error when they begin, and again where they come back after a pause. `moment` counts
+    """Prints warnings on standard error when they begin, and again if they come back after a pause. `moment` counts
     the occasions at which they can be found: iterations, or evaluations."""
     said: dict[str, int] = history["said"]
     for name, sentence in found.items():
@@ -261,14 +261,13 @@ def stop_on_broken(run: Run, broken: int, total: int, iteration: int, *, learned
 
 
 def largest_weight(weights: Iterable[Tensor]) -> float:
-    """The largest magnitude of weights; NaN where one is."""
+    """The largest magnitude of weights; NaN if one is."""
     return float(get_total_norm([weight for weight in weights if weight.numel()], norm_type=math.inf))
 
 
 def stop_on_absurd_weights(run: Run, iteration: int, largest: float, *, full: bool = False) -> None:
-    """Ends a run that an update has given weights as no training gives: not finite, or beyond `ABSURD_WEIGHT`.
-    `largest` is as `iteration_warnings` takes it; `full` means the network's own weights. Raises ValueError: as
-    `stop_on_broken`."""
+    """Ends a run after an update whose weights no training gives: not finite, or beyond `ABSURD_WEIGHT`. `largest` is
+    as `iteration_warnings` takes it; `full` means the network's own weights. Raises ValueError: as `stop_on_broken`."""
     if not largest <= ABSURD_WEIGHT:
         raise _end_diverged(run, iteration, f"{_reach(full, largest)}, beyond {ABSURD_WEIGHT:g}")
 
@@ -283,7 +282,7 @@ class Diverged(ValueError):
 
 
 def _end_diverged(run: Run, iteration: int, what: str) -> Diverged:
-    """The error of a policy that has diverged; it is logged, and the last good weights put back."""
+    """The error of a diverged policy; logs it, and restores the last good weights."""
     shipped = on_main(lambda: shipped_folder(run.folder))
     key = "pipeline.model" if shipped.name == MODEL else "policy.init_lora"
     if run.main:
@@ -301,14 +300,13 @@ def _end_diverged(run: Run, iteration: int, what: str) -> Diverged:
 
 
 def shipped_folder(folder: Path) -> Path:
-    """Where a run keeps what it has trained: `model/` where that is there or was put aside, else `lora/`."""
+    """Where a run keeps its trained weights: `model/` if that exists or was put aside, else `lora/`."""
     places = (MODEL, _good(MODEL), _diverged_name(MODEL))
     return folder / (MODEL if any((folder / name).exists() for name in places) else "lora")
 
 
 def keep_good(folder: Path) -> None:
-    """Notes that what a run folder ships has drawn finite images. Links cost no room: files are replaced by others,
-    never written into."""
+    """Notes that the weights in a run folder have drawn finite images. Links cost no room: files are replaced."""
     shipped, staged = shipped_folder(folder), folder / ".shipped.keeping"
     shutil.rmtree(staged, ignore_errors=True)
     shutil.copytree(shipped, staged, copy_function=_link, symlinks=True)
@@ -319,7 +317,7 @@ def keep_good(folder: Path) -> None:
 
 
 def put_back_good(folder: Path) -> None:
-    """Puts back the last weights that have drawn finite images; without any, what is there moves aside."""
+    """Restores the last weights that drew finite images; without any, the present ones move aside."""
     shipped, staged = shipped_folder(folder), folder / ".shipped.restoring"
     good, aside = folder / _good(shipped.name), folder / _diverged_name(shipped.name)
     if shipped.exists():

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from flowrl.config.train import TrainConfig
+from flowrl.pipelines.weights.full_weights import working_weights
 from flowrl.pipelines.weights.loading_choices import Loading
 from flowrl.rewards.base.user_code import load_function
 from flowrl.runtime.process_settings import take_deterministic_kernels
@@ -21,6 +21,7 @@ from flowrl.training.learner import NetworkCounter
 from flowrl.training.parts import init_lora, load_pipeline, load_policy
 from flowrl.training.paths import draw_request
 from flowrl.workers.engine import Engine, drawn_by
+from flowrl.workers.parcels import Shard, reachable, read
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,15 +37,19 @@ class Duty:
     """Of the learner; products of matrices are split over them, and so are their bits."""
     folder: str
     """That paths of the configuration start at."""
+    probe: Shard
+    """What a worker of the learner's machine can map."""
 
 
 class RolloutWorker(Draws):
     """Draws pieces of rollouts; lives in a process of Ray's. It loads nothing as it is made, so that what fails there
     comes back as an answer."""
 
-    def load(self, duty: Duty) -> str:
-        """Loads what draws; returns where this is, in words."""
+    def load(self, duty: Duty) -> tuple[str, bool]:
+        """Loads what draws; returns where this is, in words, and whether it maps what the learner lays down."""
         self._version = 0  # of the weights: none
+        self.own: Mapping[str, Tensor] | None = None  # what they are copied into
+        here = platform.node(), reachable(duty.probe)
         if Path(duty.folder).is_dir():  # another machine need not have it
             os.chdir(duty.folder)
         torch.set_num_threads(duty.threads)
@@ -58,25 +63,26 @@ class RolloutWorker(Draws):
         if place is not None:
             self.engine: Engine = load_function(place, "Engine", what="engine")()
             self.engine.load(duty.config)
-            return platform.node()
+            return here
         self.pipeline.load_denoiser()  # alone: prompts come encoded, so that no text encoder is read
         self.pipeline.free_text_encoders()
-        self.policy = load_policy(duty.config, self.pipeline, init_lora(duty.config))
+        if duty.config.policy.train == "full":  # without masters, which nobody needs who does not train
+            self.own = dict(working_weights(self.pipeline.denoiser, duty.config.policy.target_modules))
+        else:
+            self.own = dict(load_policy(duty.config, self.pipeline, init_lora(duty.config)).parameters)
         self.network = NetworkCounter(self.pipeline.network, {})
-        return platform.node()
-
-    def take(self, weights: Mapping[str, Tensor], version: int) -> None:
-        """Draws with these weights from now on."""
-        (self.policy.load if self.config.workers.engine is None else self.engine.take)(weights)
-        self._version = version
+        return here
 
     @torch.no_grad()
-    def draw(self, request: Request | EvalRequest, version: int, weights: list[Any]) -> Drawn:
-        """Draws a piece under a version of the weights; `weights` is a list of one reference to them."""
+    def draw(self, request: Request | EvalRequest, version: int, parts: Sequence[Shard]) -> Drawn:
+        """Draws a piece under a version of the weights, of which `parts` say where they lie. Raises ValueError,
+        OSError: as `read`."""
         if version != self._version:
-            import ray
-
-            self.take(ray.get(weights[0]), version)
+            self._version = 0  # what fails midway is no version
+            weights = read(parts, self.own)
+            if self.own is None:
+                self.engine.take(weights)
+            self._version = version
         if isinstance(request, Request) and self.config.workers.engine is not None:
             return drawn_by(self.engine, self, request)
         found = draw_request(self, request)

@@ -7,19 +7,9 @@
     results = [dispatcher.take(ticket) for ticket in tickets]
 
 It knows pieces by number alone and reaches workers through a `WorkerBackend`, so that it can be run without any. Of n
-workers and m messages it takes time of order m log m; all n are looked at once every `_LOOK_EVERY` seconds.
-
-| what happens | what is done |
-|---|---|
-| a worker is free | it gets the waiting piece that comes first; a second one ahead while many wait |
-| a worker dies, or its node | its pieces wait again, before all others; it is started again after 1, 2, 4 .. 60 s |
-| a piece takes five times as long as usual | another worker draws it too; who answers first is heard |
-| a worker has a piece for a limit of time | it is taken for lost, and started again |
-| no worker is there | that is said; a limit of time later the run ends in words |
-| one piece is lost again and again | the run ends in words: it would end every worker |
-| there are to be more workers | they are started, and get pieces when they are there |
-| there are to be fewer | the last ones get no more pieces, and end once they have answered those they hold |
-| drawing raises an error | so does the run: it would on every worker |
+workers and m messages it takes time of order m log m; all n are looked at once every `_LOOK_EVERY` seconds. A free
+worker gets the waiting piece that comes first, and a second one ahead while many wait. docs/workers.md says what
+happens where workers die, are slow, come or go.
 """
 
 from __future__ import annotations
@@ -203,10 +193,8 @@ class Dispatcher:
                 self._ready(answer, now)
             elif isinstance(answer, WorkerGone):
                 self._gone(answer.worker, answer.reason, now)
-            elif answer.ticket is not None or (self.workers[answer.worker].losses == 0 and not self._times):
-                raise answer.error
-            else:  # others have drawn: where it stands something is missing
-                self._gone(answer.worker, f"it could not load: {answer.error}", now)
+            else:
+                self._error(answer, now)
         while self._again and self._again[0][0] <= now:
             _, number = heapq.heappop(self._again)
             if (worker := self.workers[number]).state == "away" and worker.starts_again <= now:
@@ -234,6 +222,16 @@ class Dispatcher:
             self._results[answer.ticket] = answer.result
             self._lost.pop(answer.ticket, None)
         self._let_go(answer.worker, answer.ticket)
+
+    def _error(self, answer: PieceFailed, now: float) -> None:
+        if answer.ticket is None and (self.workers[answer.worker].losses or self._times):
+            self._gone(
+                answer.worker, f"it could not load: {answer.error}", now
+            )  # others have drawn: it lacks something
+        elif answer.ticket is None or answer.ticket in self._pieces:
+            raise answer.error
+        else:  # another worker was faster, and the weights may be gone by now
+            self._done(PieceDone(answer.worker, answer.ticket, None), now)
 
     def _ready(self, answer: WorkerReady, now: float) -> None:
         worker = self.workers[answer.worker]
@@ -269,7 +267,7 @@ class Dispatcher:
             reasons.append(f"{self.who} {number}: {reason}")
             if len(reasons) >= _MOST_LOSSES:
                 raise WorkersLost(
-                    f"one piece of the rollout was lost {len(reasons)} times, so that it would end any worker "
+                    f"one piece of the rollout was lost {len(reasons)} times, so it would end any worker "
                     f"({'; '.join(reasons[-2:])}): lower rollout_batch_size if it was memory or time"
                 )
 

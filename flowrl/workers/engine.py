@@ -1,10 +1,5 @@
 """Engines: what draws for a worker in the place of its own denoiser, mostly a client of a server (`workers.engine`).
 
-    class Engine:                                    # in the file that workers.engine names
-        def load(self, config): ...                  # finds or starts what draws
-        def take(self, weights): ...                 # draws with this LoRA from now on
-        def draw(self, asked): return states         # [b, T + 1, *latent]
-
 An engine returns states and no densities: the learner computes those of its own policy, at these states.
 """
 

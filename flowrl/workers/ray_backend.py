@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -15,6 +16,7 @@ from flowrl.runtime.disk_errors import WORDS
 from flowrl.training.draws import EvalRequest, Request
 from flowrl.workers.actor import Duty, RolloutWorker
 from flowrl.workers.dispatch import Answer, PieceDone, PieceFailed, WorkerGone, WorkerReady
+from flowrl.workers.parcels import Shard, Version
 
 _GONE: Mapping[str, str] = WORDS["worker_gone"]
 """Why an actor is gone, in few words, by Ray's error."""
@@ -23,11 +25,10 @@ _IDLE = 0.02  # seconds to the next look where no answer is awaited
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """A piece as it is given to a worker, with a version of the policy's tensors and Ray's reference to it."""
+    """A piece as it is given to a worker, and the weights that it is drawn under."""
 
     request: Request | EvalRequest
-    version: int
-    reference: Any
+    version: Version
 
 
 class RayBackend:
@@ -44,16 +45,16 @@ class RayBackend:
         self._duty = ray.put(duty)
         self._actors: dict[int, Any] = {}
         self._awaited: dict[Any, tuple[int, int | None]] = {}  # reference -> worker, ticket; None is its loading
-        self._versions = 0
+        self._near = set[int]()  # workers of this machine
+        self._sent: WeakKeyDictionary[Version, tuple[Shard, ...]] = WeakKeyDictionary()  # to workers of others
 
     def now(self) -> float:
         """The time."""
         return time.monotonic()
 
-    def weights(self, tensors: Mapping[str, Tensor]) -> tuple[int, Any]:
-        """Hands a version of the weights to Ray, from which workers fetch it once each; its number and reference."""
-        self._versions += 1
-        return self._versions, self._ray.put(dict(tensors))
+    def put(self, data: Any) -> Any:
+        """Hands bytes to Ray, from which workers fetch them; their reference."""
+        return self._ray.put(data)
 
     def start(self, worker: int) -> None:
         """Starts an actor in the place of the one before."""
@@ -69,7 +70,9 @@ class RayBackend:
 
     def submit(self, worker: int, ticket: int, piece: Order) -> None:
         """Asks an actor for a piece."""
-        reference = self._actors[worker].draw.remote(piece.request, piece.version, [piece.reference])
+        version = piece.version
+        parts = self._parts(version) if version.memory is not None and worker not in self._near else version.parts
+        reference = self._actors[worker].draw.remote(piece.request, version.number, parts)
         self._awaited[reference] = worker, ticket
 
     def wait(self, seconds: float) -> list[Answer]:
@@ -103,7 +106,23 @@ class RayBackend:
             self._forget(worker)
             name = type(error).__name__
             return WorkerGone(worker, _GONE.get(name, name))
-        return WorkerReady(worker, str(result)) if ticket is None else PieceDone(worker, ticket, result)
+        if ticket is not None:
+            return PieceDone(worker, ticket, result)
+        place, near = result
+        (self._near.add if near else self._near.discard)(worker)
+        return WorkerReady(worker, place)
+
+    def _parts(self, version: Version) -> Sequence[Shard]:
+        """A version as workers of other machines get it. Raises ValueError: other learners hold some of it."""
+        if len(version.parts) > 1:
+            raise ValueError(
+                "a worker started on a machine that does not reach this learner's memory, and learners that hold all "
+                "weights between them (policy.train=full, parallel.shard) send them by memory alone: keep workers on "
+                "the machine of the learners, or set parallel.shard=1"
+            )
+        if version not in self._sent and version.memory is not None:
+            self._sent[version] = (version.parts[0].by_ray(version.memory, self.put),)
+        return self._sent[version]
 
     def _forget(self, worker: int) -> None:
         """Drops what a worker still owes."""

@@ -6,16 +6,18 @@ import os
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from contextvars import copy_context
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from flowrl.config.bounds import PROCESSES
 from flowrl.config.train import TrainConfig
+from flowrl.pipelines.weights.loading_choices import Split
+from flowrl.pipelines.weights.trained_weights import Held
 from flowrl.runtime.cluster import RayEnded, refuse_ended
 from flowrl.runtime.scrubbing import say as print
 from flowrl.training.draws import Drawn, EvalRequest, Request
@@ -23,6 +25,7 @@ from flowrl.training.run import Run
 from flowrl.workers.actor import Duty
 from flowrl.workers.dispatch import Dispatcher
 from flowrl.workers.joining import join_cluster
+from flowrl.workers.parcels import SharedBytes, Version, lay_down
 from flowrl.workers.ray_backend import Order, RayBackend
 
 _LOOK = 0.05  # seconds between looks of the thread that gives out pieces
@@ -45,7 +48,12 @@ class Rollouts:
         gpus = settings.rollout_gpus if kind == "cuda" else 0.0
         address = join_cluster(config, run)
         threads, folder = torch.get_num_threads(), os.getcwd()
-        duty = Duty(config=config, learners=run.world, device=kind, threads=threads, folder=folder)
+        mark = torch.frombuffer(bytearray(os.urandom(16)), dtype=torch.uint8)  # that no other machine has
+        probe = Held(values=mark, dtype=mark.dtype, shape=tuple(mark.shape))
+        part, self._probe = lay_down({"probe": probe}, [], str)
+        self._spare = list[SharedBytes]()
+        self._by_memory = self._probe is not None  # which only Linux has
+        duty = Duty(config=config, learners=run.world, device=kind, threads=threads, folder=folder, probe=part)
         self._say, self._world, self._file = run.main, run.world, run.folder / ASKED
         self._asked, self._looked = self._written(), 0.0  # what the file said before the run is over
         self.backend = RayBackend(duty, gpus=gpus)
@@ -53,7 +61,7 @@ class Rollouts:
         self.dispatcher = Dispatcher(self.backend, workers=share, tell=self._tell, who="rollout worker")
         self.layout: dict[str, Any] = {"rollouts": settings.rollouts, "staleness": settings.staleness}
         self.layout |= {"gpus_each": gpus, "address": address, "own_instance": settings.address is None}
-        self._sent: tuple[Mapping[str, Tensor] | None, tuple[int, Any]] = None, (0, None)  # weights, and what they are
+        self._versions = 0
         self._waited = 0.0
         self._told = 0  # restarts that are in the log
         self._lock = threading.Condition()
@@ -62,13 +70,31 @@ class Rollouts:
         self._thread = threading.Thread(target=copy_context().run, args=(self._work,), name="rollouts", daemon=True)
         self._thread.start()
 
-    def submit(self, requests: Sequence[Request | EvalRequest], weights: Mapping[str, Tensor]) -> list[int]:
-        """Asks for pieces under these weights; returns a ticket for each."""
+    def send(self, weights: Mapping[str, Held], split: Split | None) -> Version:
+        """Lays weights down for workers; see `DrawsElsewhere`. Raises ValueError: one of the learners that hold them
+        between them has no memory for its part."""
         refuse_ended()
-        if weights is not self._sent[0]:
-            self._sent = weights, self.backend.weights(weights)
+        self._versions += 1
+        mine, memory = lay_down(weights, self._spare, self.backend.put)
+        if memory is None and self._by_memory:
+            self._by_memory = False
+            self._tell("weights go to workers through Ray from now on: there is no room in memory that processes share")
+        parts = (mine,) if split is None else tuple(split.gather(mine))
+        if len(parts) > 1 and any(part.memory < 0 for part in parts):
+            raise ValueError(
+                "a learner that holds a part of all weights found no memory to lay it down for workers: free some, or "
+                "set workers.rollouts=0"
+            )
+        made = Version(number=self._versions, parts=parts, memory=memory)
+        if memory is not None:
+            weakref.finalize(made, self._spare.append, memory)
+        return made
+
+    def submit(self, requests: Sequence[Request | EvalRequest], version: Version) -> list[int]:
+        """Asks for pieces under weights that were sent; returns a ticket for each."""
+        refuse_ended()
         with self._lock:
-            return self.dispatcher.add(Order(request, *self._sent[1]) for request in requests)
+            return self.dispatcher.add(Order(request, version) for request in requests)
 
     def collect(self, tickets: Sequence[int]) -> Iterator[Drawn]:
         """The pieces in order, each as soon as it is there. Raises BaseException: what drawing raised; or

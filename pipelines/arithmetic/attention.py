@@ -51,7 +51,7 @@ Attend = Callable[..., Tensor]
 
 
 class JointAttention:
-    """Processor of one joint attention: images' tokens and the prompt's attend to all of both. Query, key and value of
+    """Processor of one joint attention: image tokens and prompt tokens attend to all of both. Query, key and value of
     both streams `[b, n, heads * d]` are split into heads, normalised where the model does, and joined along the tokens,
     images first."""
 
@@ -61,7 +61,7 @@ class JointAttention:
     def __call__(
         self, attn: Any, hidden_states: Tensor, encoder_hidden_states: Tensor | None = None, *args: Any, **kwargs: Any
     ) -> Tensor | tuple[Tensor, Tensor]:
-        """Attended images' tokens, and the prompt's where there are any."""
+        """Attended image tokens, and prompt tokens if there are any."""
 
         def heads(projected: Tensor, norm: Any) -> Tensor:
             split = projected.unflatten(-1, (attn.heads, -1))
@@ -167,9 +167,9 @@ def exact_linear(transformer: nn.Module) -> None:
 def give_kernel(
     networks: Iterable[nn.Module], word: str, known: Known, dtype: torch.dtype, device: torch.device | str
 ) -> str:
-    """Sets the kernel of a word on every attention of loaded networks, once its gradient was looked at. Returns the
-    kernel's word, what "auto" became. Raises ValueError: the word is refused, the kernel cannot be loaded or gives no
-    right gradient, or nothing attends."""
+    """Sets the kernel of a word on every attention of loaded networks, after a check of its gradient. Returns the
+    kernel's word, what "auto" became. Raises ValueError: the word is refused, the kernel cannot be loaded or gives a
+    wrong gradient, or nothing attends."""
     machine = this_machine(torch.device(device).type)
     check_word(word, dtype, known)
     check_here(word, machine)
@@ -189,14 +189,14 @@ def give_kernel(
 
 
 def give_within(network: nn.Module, word: str) -> None:
-    """Has the processors of a network call torch's attention and replaces that, also where a backend would do. Then
-    whoever calls torch's attention on their behalf gets the kernel too."""
+    """Has the processors of a network call torch's attention and replaces that, also if a backend would do. Then code
+    that calls torch's attention for them gets the kernel too."""
     _give(network, word, within=True)
 
 
 @contextmanager
 def kernels_put_back(network: nn.Module) -> Iterator[None]:
-    """Afterwards every attention has the very processor that it had, whatever was given or raised inside."""
+    """Afterwards every attention has its former processor again, whatever happened inside."""
     found = [module for module in network.modules() if isinstance(module, Attention | AttentionModuleMixin)]
     kept: list[tuple[Any, Any]] = [(module, module.processor) for module in found]
     try:
@@ -241,7 +241,7 @@ def _replacing_class(stock: Any, word: str) -> Any:
 
 
 class _Given:
-    """Marks a processor's class whose attention was replaced; its first base is stock's."""
+    """Marks a processor's class with replaced attention; its first base is stock's."""
 
 
 class _Instead(TorchFunctionMode):
@@ -293,8 +293,8 @@ def check_backward(
     """Runs a kernel forward and backward on three attentions, and compares with softmax written out in float32.
 
     Outputs and the gradients of queries, keys and values may differ by 5 % of the largest, bfloat16's rounding many
-    times over; what is looked for is a gradient that is missing, not finite or another's. Takes milliseconds. Raises
-    ValueError: the kernel cannot run so, or its output or a gradient is not that of attention.
+    times over; it looks for a gradient that is missing, not finite or wrong. Takes milliseconds. Raises ValueError: the
+    kernel cannot run so, or its output or a gradient is not that of attention.
     """
 
     def written_out(query: Tensor, key: Tensor, value: Tensor, bias: Tensor) -> Tensor:
@@ -339,8 +339,8 @@ def _with_gradients(attend: Attend, given: list[Tensor]) -> list[Any]:
 
 
 def backends_here(device: torch.device | str, dtype: torch.dtype, head_size: int, mask: Mask = "none") -> list[str]:
-    """Words that this machine has for a head size and dtype, each run forward and backward. Kernels of the hub that are
-    not on this machine yet are left out."""
+    """Words that this machine has for a head size and dtype, each run forward and backward. Leaves out kernels of the
+    hub that are not on this machine yet."""
     machine = this_machine(torch.device(device).type)
     found = []
     for word in usable(machine, dtype, Known(head_sizes=(head_size,), mask=mask)):

@@ -1,4 +1,4 @@
-"""Which kernel computes attention: our words, what each needs, what is refused, and what "auto" is.
+"""Which kernel computes attention: our words, what each needs and refuses, and what "auto" is.
 
 `pipeline.attention` is one of `KERNELS` or "auto"; `attention.py` sets it on a network. Rollout and
 update run the same code, so the importance ratio stays 1.
@@ -31,19 +31,19 @@ class AttentionKernel:
     torchs: bool = True
     """Whether it is torch's own attention, which casts as autocast says."""
     casts: bool = False
-    """Whether queries, keys and values are turned to float32 before it."""
+    """Whether it gets queries, keys and values as float32."""
     gpu: bool = True
     """Whether it needs CUDA."""
     capability: tuple[tuple[int, int], tuple[int, int]] | None = None
     """Least and most compute capability of the GPU."""
     package: tuple[str, str, str] | None = None
-    """What has to be installed, with its least version and how."""
+    """The package it needs, with its least version and how to install it."""
     low: bool = False
-    """Whether it takes bfloat16 and float16 alone."""
+    """Whether it takes only bfloat16 and float16."""
     largest: int | None = None
     """Most numbers of a head."""
     multiple: int = 1
-    """What a head's numbers are a multiple of."""
+    """The numbers of a head are a multiple of this."""
     mask: Mask = "bias"
     """Either "none", "keys" (true where a key is read) or "bias" (any mask, added numbers too)."""
 
@@ -64,7 +64,7 @@ _THEIRS = {kernel.backend: word for word, kernel in KERNELS.items() if not kerne
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Known:
-    """How a checkpoint attends: sizes of its heads, none where nothing is known, and the family's mask."""
+    """How a checkpoint attends: sizes of its heads, empty if unknown, and the family's mask."""
 
     head_sizes: tuple[int, ...] = ()
     mask: Mask = "none"
@@ -77,10 +77,10 @@ class Attends:
     head_sizes: Callable[[Any], tuple[int, ...]] = lambda config: (config.attention_head_dim,)
     """Numbers of a head of every attention that has a kernel to choose, of the denoiser's configuration."""
     mask: Mask = "none"
-    """What its attention may be given in a batch whose prompts differ."""
+    """The mask that its attention may get in a batch of different prompts."""
 
     def known(self, network: Any) -> Known:
-        """Of a denoiser's configuration; None where it is not known."""
+        """From a denoiser's configuration; None if it is unknown."""
         sizes = () if network is None else self.head_sizes(network)
         return Known(head_sizes=sizes, mask=self.mask)
 
@@ -90,8 +90,7 @@ UNMASKED = Attends()
 
 
 def check_word(word: str, dtype: torch.dtype, known: Known) -> None:
-    """Refuses what no machine could do: a word without a backward pass, another dtype, heads or masks it cannot
-    take."""
+    """Refuses what no machine could do: a word without a backward pass, a wrong dtype, unfit heads or masks."""
     if word == "auto":
         return
     if word in _REFUSED:
@@ -107,20 +106,20 @@ def check_word(word: str, dtype: torch.dtype, known: Known) -> None:
 
 
 def check_here(word: str, machine: Machine) -> None:
-    """Refuses a kernel of our words that a machine does not have."""
+    """Refuses a kernel that a machine does not have."""
     if word != "auto" and (fault := _lack(KERNELS[word], machine)):
         there = [name for name, kernel in KERNELS.items() if not _lack(kernel, machine)]
         raise ValueError(f"pipeline.attention={word} {fault}; or choose among auto, {', '.join(there)}")
 
 
 def usable(machine: Machine, dtype: torch.dtype, known: Known) -> list[str]:
-    """Words that a machine has and that suit a checkpoint in a dtype; float32 is left out where that is the dtype."""
+    """Words that a machine has and that suit a checkpoint in a dtype; without float32 if that is the dtype."""
     words = [word for word, kernel in KERNELS.items() if not (kernel.casts and dtype == torch.float32)]
     return [w for w in words if not _lack(KERNELS[w], machine) and not _misfit(KERNELS[w], dtype, known)]
 
 
 def choose(word: str, machine: Machine, dtype: torch.dtype, known: Known) -> str:
-    """What a word means on a machine: "auto" is its fastest kernel that needs nothing to be installed.
+    """What a word means on a machine: "auto" is its fastest kernel that needs no extra package.
 
     On a CPU in 16 bits that is float32: torch's backward pass is 3 to 8 times slower in bfloat16 and float16 there
     (24 x 96 tokens, 4 heads of 32, forward and backward: 54 ms, in float32 16 ms; 1024 tokens of 64: 2.2 s and 0.28 s).
@@ -137,7 +136,7 @@ def choose(word: str, machine: Machine, dtype: torch.dtype, known: Known) -> str
 
 
 def _misfit(kernel: AttentionKernel, dtype: torch.dtype, known: Known) -> str:
-    """Why a kernel does not suit dtype, heads or masks; empty where it does."""
+    """Why a kernel does not suit dtype, heads or masks; empty if it does."""
     if kernel.low and dtype not in _LOW:
         return f"takes bfloat16 and float16, and pipeline.dtype is {str(dtype).removeprefix('torch.')}"
     largest = max(known.head_sizes, default=0)
@@ -153,7 +152,7 @@ def _misfit(kernel: AttentionKernel, dtype: torch.dtype, known: Known) -> str:
 
 
 def _lack(kernel: AttentionKernel, machine: Machine) -> str:
-    """What a machine lacks for a kernel, and what to do; empty where nothing."""
+    """What a machine lacks for a kernel, and what to do; empty if nothing."""
     if kernel.gpu and machine.device != "cuda":
         return f"runs on CUDA devices, and the device is {machine.device}: set pipeline.device=cuda where there is one"
     if kernel.capability is not None and machine.capability is not None:

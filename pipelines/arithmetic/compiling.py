@@ -1,14 +1,13 @@
 """Compiling the blocks that a denoiser repeats (`pipeline.compile: blocks`).
 
-Each block is compiled in place and by itself, so that one compiled graph serves all blocks of a kind, whatever their
-number, and names of weights stay. What depends on the prompt or on the family stays outside. A LoRA may be added later,
-before the first call.
+Each block is compiled in place and alone, so one compiled graph serves all blocks of a kind, whatever their number, and
+names of weights stay. Whatever depends on the prompt or on the family stays outside. A LoRA may be added later, before
+the first call.
 
-A rollout runs without gradient and an update with it: two graphs of the same formula. Left to itself the compiler keeps
-intermediate results in float32 where a graph lets it, so that the two differ by the rounding of bfloat16, and the
-importance ratio would not start at 1. It is told to round where eager code does. Sizes are free in the graphs: other
-batches, the last one of an evaluation for example, compile nothing. A call of one row alone has graphs of its own, made
-once.
+A rollout runs without gradient and an update with it: two graphs of the same formula. By default the compiler keeps
+intermediate results in float32 if a graph allows it. Then the two would differ by the rounding of bfloat16, and the
+importance ratio would not start at 1. So it is set to round where eager code does. Sizes are free in the graphs: other
+batch sizes, such as an evaluation's last one, compile nothing. A call with a single row has its own graphs, made once.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ def first_expert(denoiser: nn.Module) -> nn.Module:
 
 
 def repeated_blocks(network: nn.Module) -> list[nn.Module]:
-    """The blocks of a denoiser that are compiled, in their order; of all experts, where there are several."""
+    """The blocks of a denoiser to compile, in order; of all experts, if there are several."""
     one: Any = first_expert(network)
     own = _class_name(one)
     names = _UNNAMED[own] if own in _UNNAMED else repeated_classes(one)
@@ -60,14 +59,14 @@ def repeated_blocks(network: nn.Module) -> list[nn.Module]:
 
 
 def _class_name(module: nn.Module) -> str:
-    """The name of a module's class, also where `fully_shard` has put its own before it."""
+    """The name of a module's class, also if `fully_shard` has put its own before it."""
     return type(module).__name__.removeprefix("FSDP")
 
 
 def check_compile(compile: str, device: torch.device | str | None) -> None:
-    """Refuses to compile where it cannot work, before weights load. Raises ValueError: no such choice; on MPS; on a CPU
+    """Refuses compiling that cannot work, before weights load. Raises ValueError: no such choice; on MPS; on a CPU
     without a C++ compiler; on a GPU without Triton, or without the C compiler that Triton builds its launchers with.
-    None is a device that is not known."""
+    None is an unknown device."""
     if compile == "none" or device is None:
         return
     if compile != "blocks":
@@ -97,7 +96,7 @@ def check_compile(compile: str, device: torch.device | str | None) -> None:
 
 @cache
 def _announce() -> None:
-    """Has it said on standard error, from now on in this process, that time goes into compiling."""
+    """From now on in this process, notes on standard error when time goes into compiling."""
     from flowrl.runtime.private_names import callback_handler  # seconds to import
 
     spent = _Clock()

@@ -1,17 +1,16 @@
 """A linear layer with a LoRA in fewer operations than PEFT's own: `y = W x + b + s B A x`, s = alpha / rank.
 
-PEFT stays the container: names, adapters and switches are its own, and what is not one plain adapter on a plain linear
-layer is computed by it. Two ways, both without a cache, so that they follow whatever weights the layer holds:
+PEFT stays the container: names, adapters and switches are its own, and it computes everything but one plain adapter on
+a plain linear layer. Two ways, both without a cache, so that they follow the layer's current weights:
 
 - On the CPU in float32 (or float64) a call multiplies by `V = W + s B A`. Making V costs rank / rows of the product
   with x, and the answer is equal to the sum up to float32's rounding.
 - Elsewhere `s B (A x)` is added within the matrix product that makes it. In 16 bits V would lose small updates to
   rounding; on a GPU TF32 rounds nearly as much.
 
-The backward pass knows that W and b are frozen: with g = dL/dy over n rows,
-`dL/dx = W^T g + s A^T B^T g`, `dL/dA = s (B^T g) x^T`, `dL/dB = s g (A x)^T`. Where W is kept in few bits
-(`quantized_linear`) it is restored for each of the two passes: the formulas, and the numbers, are those of a plain
-layer with the rounded weight.
+The backward pass knows that W and b are frozen: with g = dL/dy over n rows, `dL/dx = W^T g + s A^T B^T g`,
+`dL/dA = s (B^T g) x^T`, `dL/dB = s g (A x)^T`. If W is kept in few bits (`quantized_linear`), each pass restores it:
+the formulas, and the numbers, are those of a plain layer with the rounded weight.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ def scaled_product(a: Tensor, b: Tensor, scale: float) -> Tensor:
 
 
 def together(x: Tensor) -> Apart:
-    """Nothing keeps a call's gradients sample by sample."""
+    """No call's gradients are kept sample by sample."""
     return None
 
 
@@ -62,7 +61,7 @@ class LoraLinear(PeftLoraLinear):  # type: ignore[misc]
         return module.in_features, module.out_features
 
     def update_layer(self, *args: Any, config: LoraConfig, **kwargs: Any) -> None:
-        """PEFT's own; a DoRA's magnitudes are made of the whole weight, which is gathered for it where it is split."""
+        """PEFT's own; a DoRA's magnitudes need the whole weight, which is gathered for it if it is split."""
         base = self.get_base_layer()
         part = dict(base.named_parameters(recurse=False)).get("weight") if config.use_dora else None
         if part is not None:
@@ -72,7 +71,7 @@ class LoraLinear(PeftLoraLinear):  # type: ignore[misc]
             base.weight = part
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        """The layer with its active adapter at work; several active ones, and uncommon kinds, are left to PEFT."""
+        """The layer with its active adapter; PEFT computes several active ones, and uncommon kinds."""
         base, kind, name = self.base_layer, x.device.type, self._plain_adapter()
         if name is None or args or kwargs:
             return super().forward(x, *args, **kwargs)
@@ -103,7 +102,7 @@ class LoraLinear(PeftLoraLinear):  # type: ignore[misc]
 
 
 def _whole(w: Weight, dtype: torch.dtype) -> Tensor:
-    """A weight to multiply with, restored where it is kept in few bits."""
+    """A weight to multiply with, restored if it is kept in few bits."""
     return w if isinstance(w, Tensor) else w.restored(dtype)
 
 
@@ -120,7 +119,7 @@ def _load(ctx: Any, dtype: torch.dtype) -> tuple[Tensor, ...]:
 
 
 def _for_lora(ctx: Any, through: Tensor, x: Tensor, grads: Tensor, low: Tensor) -> tuple[Tensor | None, Tensor | None]:
-    """dL/dA and dL/dB; nothing where each sample's have been kept apart."""
+    """dL/dA and dL/dB; nothing if each sample's have been kept apart."""
     if ctx.apart is not None and ctx.apart(through, x, grads, low, ctx.scale):
         return _NOTHING
     first, second = scaled_product(through.t(), x, ctx.scale), scaled_product(grads.t(), low, ctx.scale)

@@ -1,4 +1,4 @@
-"""Linear layers whose frozen weight is kept in few bits.
+"""Linear layers that keep their frozen weight in few bits.
 
     int8, fp8   codes * scale, a scale for each row of the weight (torchao's weight-only kinds)
     nf4         4-bit codes of normal quantiles, a scale for each 64 weights, these in 8 bits (bitsandbytes)
@@ -42,10 +42,10 @@ class _Restored(torch.autograd.Function):
 
 
 class QuantizedLinear(nn.Linear):
-    """A frozen linear layer; `weight` restores what it stands for, and is no parameter."""
+    """A frozen linear layer; `weight` restores the weight it stands for, and is not a parameter."""
 
     names: ClassVar[tuple[str, ...]] = ("codes", "scale")
-    """Its tensors, kept as buffers, or as parameters where they are split."""
+    """Its tensors, kept as buffers, or as parameters if they are split."""
     codes: Tensor
     scale: Tensor
 
@@ -86,7 +86,7 @@ class QuantizedLinear(nn.Linear):
         return F.linear(x, self.restored(x.dtype), bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        """`W x + b` in the dtype of the region, or of x where there is none."""
+        """`W x + b` in the dtype of the region, or of x outside of one."""
         kind = x.device.type
         dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
         x, bias = x.to(dtype), None if self.bias is None else self.bias.to(dtype)
@@ -109,7 +109,7 @@ class NormalFloatLinear(QuantizedLinear):
 
     def restored(self, dtype: torch.dtype) -> Tensor:
         """The weight of the codes, in a dtype."""
-        from bitsandbytes import functional  # an extra that only this form asks for
+        from bitsandbytes import functional  # an extra that only this form needs
 
         made: Any = functional.QuantState  # it has no types
         codes, scale, quantiles, scale_scale, scale_codes, offset = map(self.whole, self.names)

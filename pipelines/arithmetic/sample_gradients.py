@@ -26,8 +26,8 @@ class SampleGradients:
     def __init__(
         self, network: nn.Module, parameters: Sequence[Tensor], agreed: Callable[[list[bool]], list[bool]] = list
     ) -> None:
-        """`parameters` are those that are trained; P follows their order. `agreed` says what is true on any process
-        that walks back together with this one."""
+        """`parameters` are the trained ones; P follows their order. `agreed` tells what is true on any process that
+        walks back together with this one."""
         self.parameters, self._agreed = list(parameters), agreed
         self._place, self.count = dict[int, slice](), 0
         for parameter in self.parameters:
@@ -99,7 +99,7 @@ class SampleGradients:
         return first, second
 
     def _at(self, layer: LoraLinear, x: Tensor) -> Apart:
-        """What takes a call of a layer in its backward pass."""
+        """The receiver of a layer's call in its backward pass."""
         rows = self._calls[-1] if self._calls else 0
         if not rows or not torch.is_grad_enabled():
             return None
@@ -111,7 +111,7 @@ class SampleGradients:
     def _add(
         self, layer: LoraLinear, rows: int, through: Tensor, x: Tensor, grads: Tensor, low: Tensor, scale: float
     ) -> bool:
-        """Adds `scale through^T x` and `scale grads^T low` sample by sample; False where they are not asked for. Guided
+        """Adds `scale through^T x` and `scale grads^T low` sample by sample; False if they are not needed. Guided
         calls hold all samples twice, one half after the other."""
         if self._total is None or layer in self._mixed:
             return False

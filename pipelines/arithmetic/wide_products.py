@@ -1,8 +1,8 @@
-"""Half-precision products on a CPU that has no instructions for them, taken in float32 and rounded.
+"""Half-precision products on a CPU without instructions for them, taken in float32 and rounded.
 
 Without such instructions (AVX512 on x86) torch multiplies bfloat16 and float16 matrices by plain loops, ten to forty
 times slower than float32 ones. Here operands are rounded to the low dtype as autocast does it, multiplied in float32,
-and the result is rounded: what the instructions would give, but for the order of sums. Attention is left to its kernel,
+and the result is rounded: what the instructions would give, except for the order of sums. Attention keeps its kernel,
 which `pipeline.attention` names (`attention_words.chosen`).
 """
 
@@ -36,7 +36,7 @@ _MISSING = frozenset(
 
 
 def has_products(dtype: torch.dtype) -> bool:
-    """Whether this CPU multiplies matrices of a dtype by instructions of its own: what torch asks before it does."""
+    """Whether this CPU has instructions that multiply matrices of a dtype; torch asks the same."""
     return dtype not in _MISSING
 
 

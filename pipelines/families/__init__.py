@@ -1,1 +1,1 @@
-"""The model families that are built by hand, one file each."""
+"""The model families, written by hand, one file each."""

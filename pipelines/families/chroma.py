@@ -32,11 +32,10 @@ LONGEST_PROMPT = 512
 
 @dataclass(frozen=True, kw_only=True)
 class ChromaOptions(ImageOptions):
-    """What can be chosen of Chroma."""
+    """Options of Chroma."""
 
     masking: Literal["stock", "hidden"] = "stock"
-    """What attention makes of padding: "stock" adds 1 to the scores among tokens that are read, "hidden" leaves it
-    out."""
+    """How attention treats padding: "stock" adds 1 to the scores among real tokens, "hidden" leaves padding out."""
 
 
 _EMBED = embedding("embeds", "", "mask", cast=("embeds", "mask"), do_classifier_free_guidance=False)

@@ -28,7 +28,7 @@ embed = embedding("embeds", do_classifier_free_guidance=False)
 
 
 def _positions(p: FamilyPipeline) -> dict[str, Tensor]:
-    """Rotations of tokens, where the network has no table of positions of its own. Rows and columns go from 0 to the
+    """Rotations of tokens, if the network has no table of positions. Rows and columns go from 0 to the
     published number of tokens, with as many of them as are drawn, and the drawn rectangle lies in the middle of the
     published one at its aspect ratio."""
     config, (frames, height, width) = p.card.network, p.latent_shape[1:]

@@ -33,13 +33,13 @@ def packed_grid(config: Any) -> Grid:
 
 
 def token_ids(shape: Sequence[int], image: int = 0) -> Tensor:
-    """Position of every token `[n, 3]`: (image, row, column); image 0 is the one that is drawn."""
+    """Position of every token `[n, 3]`: (image, row, column); image 0 is the drawn one."""
     rows, columns = shape[1] // 2, shape[2] // 2
     return torch.cartesian_prod(torch.tensor([image]), torch.arange(rows), torch.arange(columns)).float()
 
 
 def arguments(p: FamilyPipeline, x: Tensor, timestep: Tensor, cond: Conditioning) -> dict[str, Any]:
-    """What a `FluxTransformer2DModel` is called with; a source image's tokens stand behind the drawn one's."""
+    """Arguments of a `FluxTransformer2DModel`; a source image's tokens follow the drawn one's."""
     embeds, ids, source = cond.tensors["embeds"], p.positions["ids"], cond.tensors.get("image_latents")
     tokens = common.pack(x)
     return {
@@ -70,7 +70,7 @@ def refuse(card: Card) -> None:
 
 
 def _tokens(card: Card, options: Any) -> int:
-    """T5 tokens of a prompt: those asked for, or what the model was released for, 512 with guidance and 256 without."""
+    """T5 tokens of a prompt: the configured number, or the model's own, 512 with guidance and 256 without."""
     embeds, asked = card.network.guidance_embeds, options.max_sequence_length
     own = LENGTH if embeds else LENGTH_SCHNELL
     if asked is not None and not embeds and asked > own:

@@ -40,10 +40,10 @@ LORA_TARGETS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Flux2Options(ImageOptions):
-    """What can be chosen of FLUX.2."""
+    """Options of FLUX.2."""
 
     max_references: int = 0
-    """Most source images of a prompt; room is kept for so many beside every prompt."""
+    """Most source images of a prompt; every prompt has room for as many."""
 
     def __post_init__(self) -> None:
         if self.max_references < 0:
@@ -106,7 +106,7 @@ def pack(x: Tensor) -> Tensor:
 
 
 def token_ids(shape: Sequence[int], image: int = 0) -> Tensor:
-    """Position of every token `[n, 4]`: (10 * image, row, column, 0); image 0 is the one that is drawn."""
+    """Position of every token `[n, 4]`: (10 * image, row, column, 0); image 0 is the drawn one."""
     time, zero = torch.tensor([10 * image]), torch.zeros(1, dtype=torch.long)
     return torch.cartesian_prod(time, torch.arange(shape[1]), torch.arange(shape[2]), zero).float()
 

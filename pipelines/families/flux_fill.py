@@ -5,8 +5,7 @@ Both are brought to the size that is drawn in the same way; the mask is made bla
 
 The network is FLUX.1's with more channels per token: beside the noisy latents it reads those of the image, grey where
 it is drawn new, and the mask at full resolution, its pixels of a latent folded into channels. Start noise is noise
-alone, as in stock at strength 1. The image's latents are the mode of the autoencoder's posterior, where stock draws
-from it.
+alone, as in stock at strength 1. The image's latents are the mode of the autoencoder's posterior; stock draws from it.
 Guidance is an input of the network, made for scales about 30.
 """
 
@@ -29,7 +28,7 @@ _GREY = (0.299, 0.587, 0.114)  # ITU-R BT.601, by which stock's image library tu
 
 
 def mark_drawn(mask: Tensor) -> Tensor:
-    """A mask `[3, h, w]` in [0, 1] as 1 where the image is drawn new, at half grey and above, and 0, `[1, h, w]`."""
+    """A mask `[3, h, w]` in [0, 1] as `[1, h, w]`: 1 where the image is drawn new, at half grey and above, else 0."""
     grey = (mask * torch.tensor(_GREY, device=mask.device).view(3, 1, 1)).sum(0, keepdim=True)
     return (grey >= 0.5).float()
 
@@ -56,7 +55,7 @@ def _conditioning(p: FamilyPipeline, tokens: int) -> dict[str, Tensor]:
 
 
 def _refuse(card: Card) -> None:
-    """Refuses networks that take something else."""
+    """Refuses networks with other inputs."""
     channels, found = card.vae.get("latent_channels", 16), card.network.in_channels
     wanted = 4 * (2 * channels + card.factors[0] ** 2)
     if found != wanted or card.network.out_channels != 4 * channels:

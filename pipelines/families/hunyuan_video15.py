@@ -36,7 +36,8 @@ _IMAGE_TOKENS = 729  # of an image of 384 x 384
 _GLYPHS = 256
 """Tokens of quoted text, always so many."""
 _IMAGE_TO_VIDEO = "HunyuanVideo15ImageToVideoPipeline"
-_PLAIN = {"guidance_rescale": 0.0, "use_original_formulation": False, "start": 0.0, "stop": 1.0}
+LINEAR = "ClassifierFreeGuidance"
+_PLAIN = {"guidance_rescale": 0.0, "use_original_formulation": False, "start": 0.0, "stop": 1.0, "enabled": True}
 
 
 def _own_size(card: Card) -> Size:
@@ -48,10 +49,11 @@ def _own_size(card: Card) -> Size:
     return Size(height=height, width=width, num_frames=121, fps=24.0)
 
 
-def _embed(p: FamilyPipeline, prompt: str, _: Sequence[Tensor]) -> dict[str, Tensor]:
+def embed(p: FamilyPipeline, prompt: str, _: Sequence[Tensor]) -> dict[str, Tensor]:
+    """A prompt's tokens and those of what it quotes, with their masks."""
     p.pipe.tokenizer_max_length = p.max_sequence_length
-    tensors = p.pipe.encode_prompt([prompt], device=p.device, dtype=p.dtype)
-    return dict(zip(("embeds", "mask", "glyphs", "glyph_mask"), tensors, strict=True))
+    embeds, mask, glyphs, glyph_mask = p.pipe.encode_prompt([prompt], device=p.device)
+    return {"embeds": embeds.to(p.dtype), "mask": mask, "glyphs": glyphs.to(p.dtype), "glyph_mask": glyph_mask}
 
 
 def _embed_sources(p: FamilyPipeline, sources: Sequence[Tensor]) -> dict[str, Tensor]:
@@ -67,11 +69,13 @@ def _arguments(p: FamilyPipeline, x: Tensor, timestep: Tensor, cond: Conditionin
     beside, none = x.new_zeros(b, channels + 1, *rest), x.new_zeros(b, 0, p.card.network.image_embed_dim)
     if "beside" in tensors:
         beside[:, :channels, :1], beside[:, channels:, :1] = tensors["beside"].to(x), 1
-    return common.masked_arguments(cat([x, beside], dim=1), timestep, cond) | {
-        "encoder_hidden_states_2": tensors["glyphs"],
-        "encoder_attention_mask_2": tensors["glyph_mask"],
-        "image_embeds": tensors.get("image", none),
-    }
+    return quoting_arguments(cat([x, beside], dim=1), timestep, cond) | {"image_embeds": tensors.get("image", none)}
+
+
+def quoting_arguments(x: Tensor, timestep: Tensor, cond: Conditioning) -> dict[str, Any]:
+    """What a denoiser is called with that reads quoted text apart."""
+    quoted = {"encoder_hidden_states_2": cond.tensors["glyphs"], "encoder_attention_mask_2": cond.tensors["glyph_mask"]}
+    return common.masked_arguments(x, timestep, cond) | quoted
 
 
 def _conditioning(p: FamilyPipeline, tokens: int) -> dict[str, Tensor]:
@@ -84,15 +88,15 @@ def _conditioning(p: FamilyPipeline, tokens: int) -> dict[str, Tensor]:
     return found
 
 
-def _check_guider(model: str, config: Mapping[str, Any]) -> None:
-    """Refuses a guider that does more than mix two predictions linearly at every step."""
-    kind = config.get("_class_name", "ClassifierFreeGuidance")
-    other = {name: config[name] for name, usual in _PLAIN.items() if config.get(name, usual) != usual}
-    if kind != "ClassifierFreeGuidance" or other:
+def check_guider(model: str, config: Mapping[str, Any], name: str, *kinds: str) -> None:
+    """Refuses a guider that does more than mix two predictions linearly at every step, or is none of `kinds`."""
+    kind = config.get("_class_name", LINEAR)
+    other = {key: config[key] for key, usual in _PLAIN.items() if config.get(key, usual) != usual}
+    if kind not in (LINEAR, *kinds) or other:
         raise ValueError(
-            f"the guider of {model} is {kind} with {other or 'its settings'}, and pipeline.name=hunyuan_video15 guides "
-            "as a plain ClassifierFreeGuidance at the scale of sampler.guidance_scale: take the guider folder of the "
-            "published checkpoint"
+            f"the guider of {model} is {kind} with {other or 'its settings'}, and pipeline.name={name} guides as a "
+            f"plain {' or '.join((LINEAR, *kinds))} at the scale of sampler.guidance_scale: take the guider folder of "
+            "the published checkpoint"
         )
 
 
@@ -108,7 +112,7 @@ def _refuse(card: Card) -> None:
             f"the network of {card.model} has {card.network.in_channels} input channels, and this family feeds it "
             f"{wanted}: the noisy ones, as many of a first frame, and a mask"
         )
-    _check_guider(card.model, read_part(card.model, "guider/guider_config.json") or {})
+    check_guider(card.model, read_part(card.model, "guider/guider_config.json") or {}, "hunyuan_video15")
 
 
 def _suits(card: Card, options: Any) -> None:
@@ -120,8 +124,13 @@ def _suits(card: Card, options: Any) -> None:
 
 
 def _prepare(p: FamilyPipeline) -> None:
-    if (guider := p.pipe.guider) is not None:  # there is none where nothing was read
-        _check_guider(p.model, {"_class_name": type(guider).__name__, **guider.config})
+    if p.pipe.guider is not None:  # there is none where nothing was read
+        check_guider(p.model, stated(p.pipe.guider), "hunyuan_video15")
+
+
+def stated(guider: Any) -> dict[str, Any]:
+    """A loaded guider's class and settings."""
+    return {"_class_name": type(guider).__name__, **guider.config}
 
 
 FAMILY = Family(
@@ -131,7 +140,7 @@ FAMILY = Family(
     own_size=_own_size,
     grid=lambda config: Grid(channels=config.out_channels, patch=config.patch_size, frame_patch=config.patch_size_t),
     factors=lambda vae: (int(vae.get("spatial_compression_ratio", 16)), int(vae.get("temporal_compression_ratio", 4))),
-    embed=_embed, embed_sources=_embed_sources, arguments=_arguments, conditioning=_conditioning,
+    embed=embed, embed_sources=_embed_sources, arguments=_arguments, conditioning=_conditioning,
     count_sources=lambda card, options: (1, 1) if card.stock == _IMAGE_TO_VIDEO else (0, 0), num_sources=None,
     schedule=flow_levels_of(sigmas="linspace"),
     check_scheduler=check_flow_scheduler, refuse=_refuse, suits=_suits, prepare=_prepare,

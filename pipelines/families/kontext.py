@@ -18,14 +18,19 @@ LORA_TARGETS = (*flux.LORA_TARGETS, "proj_mlp")
 
 
 FAMILY = replace(
-    flux.FAMILY, name="kontext", title="FLUX.1 Kontext", lora_targets=LORA_TARGETS, num_sources=(1, 1),
+    flux.FAMILY,
+    name="kontext",
+    title="FLUX.1 Kontext",
+    lora_targets=LORA_TARGETS,
+    num_sources=(1, 1),
     source_size=lambda card, options, drawn: (drawn.height, drawn.width),
     embed_sources=lambda p, sources: {
         "image_latents": p.encode_images(common.covering(sources[0].float(), *p.image_shape[1:])[None]).to(p.dtype)
     },
     positions=lambda p: {"ids": torch.cat([flux.token_ids(p.latent_shape, image) for image in (0, 1)]).to(p.device)},
     conditioning=lambda p, tokens: {
-        **flux.FAMILY.conditioning(p, tokens), "image_latents": common.meta(1, *p.latent_shape)
+        **flux.FAMILY.conditioning(p, tokens),
+        "image_latents": common.meta(1, *p.latent_shape),
     },
     tokens=None,
-)  # fmt: skip
+)

@@ -45,10 +45,10 @@ LEAST = "5.10.1"
 
 @dataclass(frozen=True, kw_only=True)
 class LTX2Options(LTXVideoOptions, FirstFrameOptions):
-    """What can be chosen of LTX-2, whose network reads `fps`."""
+    """Options of LTX-2, whose network reads `fps`."""
 
     sound_guidance_scale: float | None = None
-    """Guidance of the sound, where the video's is not 1; None takes the video's scale."""
+    """Guidance of the sound, if the video's is not 1; None takes the video's scale."""
 
     def __post_init__(self) -> None:
         if not at_least_version(found := version_of("transformers") or "0", LEAST):

@@ -27,10 +27,10 @@ from flowrl.trajectory import Conditioning
 
 @dataclass(frozen=True, kw_only=True)
 class LTXVideoOptions(VideoOptions):
-    """What can be chosen of LTX-Video, whose network reads `fps`."""
+    """Options of LTX-Video, whose network reads `fps`."""
 
     decode_timestep: float = 0.0
-    """What a decoder that denoises the last bit (0.9.1 on) is told. The noise that stock can add before is left out, so
+    """Timestep of a decoder that denoises the last bit (0.9.1 on). Stock can add noise before; here it is left out, so
     that equal latents have equal rewards (stock: `decode_noise_scale=0`)."""
 
 
@@ -74,7 +74,7 @@ def _read(p: FamilyPipeline, output: Tensor, x: Tensor) -> Tensor:
 
 
 def constants(p: FamilyPipeline) -> dict[str, Tensor]:
-    """What latents are normalised by, which the autoencoder holds among its weights."""
+    """The statistics that normalise latents, from the autoencoder's weights."""
     vae = p.pipe.vae
     mean, std = (value.view(1, -1, 1, 1, 1).float() for value in (vae.latents_mean, vae.latents_std))
     return {"mean": mean, "std": std / vae.config.scaling_factor}
@@ -88,7 +88,7 @@ def decode(p: FamilyPipeline, z: Tensor) -> Tensor:
 
 
 def suits(card: Card, options: Any) -> None:
-    """Refuses a timestep for a decoder that reads none."""
+    """Refuses a timestep if the decoder reads none."""
     if options.decode_timestep != 0 and not card.vae.get("timestep_conditioning", True):
         raise ValueError(
             f"decode_timestep ({options.decode_timestep}) has no effect: the decoder of {card.model} reads no timestep"

@@ -35,7 +35,7 @@ LORA_TARGETS = ("attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0")
 
 @dataclass(frozen=True, kw_only=True)
 class Lumina2Options(ImageOptions):
-    """What can be chosen of Lumina Image 2.0."""
+    """Options of Lumina Image 2.0."""
 
     system_prompt: bool = True
     """Put stock's sentence before every prompt but the empty one."""
@@ -47,12 +47,12 @@ def _embed(p: FamilyPipeline, prompt: str, sources: Sequence[Tensor]) -> dict[st
     """Embeddings `[1, length, d]` and the mask `[1, length]` of those that are the prompt's, on its left."""
     if prompt and p.options.system_prompt:
         return embedding("embeds", "mask", do_classifier_free_guidance=False)(p, prompt, sources)
-    # As stock reads a negative prompt, for which it asks a positive one.
+    # As stock reads a negative prompt, which needs a positive one.
     return embedding("", "", "embeds", "mask", negative_prompt=[prompt])(p, "", sources)
 
 
 class AllRead(Tensor):
-    """A mask without numbers that says that all of it is read: the network asks its mask how long prompts are."""
+    """A mask without numbers, for tokens that are all read: the network asks its mask how long prompts are."""
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -77,7 +77,7 @@ FAMILY = Family(
     guided=lambda p, asked: common.two_pass_guidance(
         asked, rule=qwen_norm_rescale if p.options.normalise else linear_cfg, apart=True
     ),
-    # Where a scheduler shifts by size, stock tells it the number of channels: published ones do not
+    # If a scheduler shifts by size, stock gives it the number of channels: published ones do not
     schedule=stock_schedules.shifted_by(lambda p: p.latent_shape[0]),
     # An image's position comes after its prompt's, in a table of so many
     longest=lambda card: int(card.network.axes_lens[0]) - 1,

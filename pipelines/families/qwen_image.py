@@ -53,7 +53,7 @@ def pad_embeddings(embeds: Tensor, length: int) -> dict[str, Tensor]:
 def _arguments(p: FamilyPipeline, x: Tensor, timestep: Tensor, cond: Conditioning) -> dict[str, Any]:
     """Embeddings and mask up to the call's longest prompt, no mask where all are that long; sources' tokens behind."""
     lengths, sources = cond.tensors["length_on_host"].tolist(), cond.tensors.get("sources")
-    longest = -(-max(1, *lengths) // p.context) * p.context  # so that processes get as many each
+    longest = -(-max(1, *lengths) // p.context) * p.context  # so that processes get equally many
     mask = None if min(lengths) == longest else cond.tensors["mask"][:, :longest]
     tokens, shapes = pack(x), [_rows_and_columns(x)]
     if sources is not None:
@@ -75,13 +75,13 @@ def _rows_and_columns(x: Tensor) -> tuple[int, int, int]:
 
 
 def padded_meta(tokens: int, *widths: int) -> dict[str, Tensor]:
-    """What `pad_embeddings` gives, without numbers but with its mask and length."""
+    """Result of `pad_embeddings`, without numbers but with its mask and length."""
     mask, length = torch.ones(1, tokens, dtype=torch.bool), torch.tensor([tokens])
     return {"embeds": common.meta(1, tokens, *widths), "mask": mask, "length_on_host": length}
 
 
 def conditioning(p: FamilyPipeline, tokens: int) -> dict[str, Tensor]:
-    """What a prompt gives, without numbers but with its mask and length."""
+    """A prompt's conditioning, without numbers but with its mask and length."""
     return padded_meta(tokens, p.card.network.joint_attention_dim)
 
 
@@ -91,7 +91,7 @@ def rescale_by_token(negative: Tensor, positive: Tensor, scale: float) -> Tensor
 
 
 def decode(p: FamilyPipeline, z: Tensor) -> Tensor:
-    """Images are decoded as videos of one frame."""
+    """Decodes images as videos of one frame."""
     return p.pipe.vae.decode(common.restore(p, z).unsqueeze(2), return_dict=False)[0][:, :, 0]
 
 
@@ -101,7 +101,7 @@ def encode(p: FamilyPipeline, x: Tensor) -> Tensor:
 
 
 def factors(vae: Mapping[str, Any]) -> tuple[int, int]:
-    """Factors of the video autoencoder, which is used on single frames."""
+    """Factors of the video autoencoder, used on single frames."""
     return 2 * common.pixels_per_latent(vae, "temperal_downsample", 3), 1
 
 

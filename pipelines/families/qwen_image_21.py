@@ -40,7 +40,7 @@ SLOT = 4
 
 
 class Marks(Tensor):
-    """Marks of a sequence's image tokens on the host, where the network has no numbers: it counts with them."""
+    """Marks of a sequence's image tokens on the host, for a network without numbers: it counts with them."""
 
     @classmethod
     def __torch_function__(
@@ -95,7 +95,7 @@ def _schedule(p: FamilyPipeline, num_steps: int, grid: str, shift: float | None)
 
 
 def _encode(p: FamilyPipeline, x: Tensor) -> Tensor:
-    """Images are opaque where the autoencoder asks."""
+    """Makes images opaque if the autoencoder has opacity."""
     x = nn.functional.pad(x, (0, 0, 0, 0, 0, p.pipe.vae.config.in_channels - x.shape[1]), value=1.0)
     return common.normalise(p, p.pipe.vae.encode(x.unsqueeze(2)).latent_dist.mode()[:, :, 0])
 
@@ -106,7 +106,7 @@ FAMILY = Family(
     grid=lambda config: Grid(channels=config.in_channels, multiple=32), factors=lambda vae: (16, 1),
     constants=common.latent_statistics, embed=_embed, arguments=_arguments,
     read=lambda p, output, x: output[:, -x.shape[-2] * x.shape[-1] :].transpose(1, 2).reshape(x.shape),
-    # A call for each length of prompts that is among the rows
+    # A call for each length of prompts among the rows
     evaluate=lambda p, x, t, cond: common.predict_by_kind(p, x, t, cond, cond.tensors["length_on_host"].tolist()),
     conditioning=given("context_in_dim", length=True), guided=_guided, schedule=_schedule,
     # Images are decoded as videos of one frame; their opacity is dropped

@@ -44,20 +44,19 @@ _SEEN_AREA = 384 * 384  # pixels of a source as the second pipeline's text encod
 
 @dataclass(frozen=True, kw_only=True)
 class QwenImageEditOptions(ImageOptions):
-    """What can be chosen of Qwen-Image-Edit. `max_sequence_length` None takes the source images' tokens and 512 more.
-    An image of 512 x 512 takes 324, one of 1024 x 1024 1369, and one of about 384 x 384, which 2509 and 2511 read,
-    196."""
+    """Options of Qwen-Image-Edit. `max_sequence_length` None takes the source images' tokens and 512 more. An image of
+    512 x 512 takes 324, one of 1024 x 1024 1369, and one of about 384 x 384, which 2509 and 2511 read, 196."""
 
     num_sources: int = 1
     """Source images of every prompt; more than 1, and at most 3, with 2509 and 2511 only."""
     source_height: int | None = None
-    """Pixels of a source image's latents; None takes the height that is drawn."""
+    """Pixels of a source image's latents; None takes the drawn height."""
     source_width: int | None = None
     """The same for the width."""
 
 
 def source_size(card: Card, options: Any) -> tuple[int, int]:
-    """Height and width that sources are resized to: options, then what is drawn. Raises ValueError: no multiple of what
+    """Height and width of resized sources: from options, else the drawn size. Raises ValueError: not a multiple of what
     a token covers."""
     drawn = qwen_image.FAMILY.size_of(card, options)
     size, multiple = (options.source_height or drawn.height, options.source_width or drawn.width), 2 * card.factors[0]
@@ -66,10 +65,6 @@ def source_size(card: Card, options: Any) -> tuple[int, int]:
             f"pipeline.options source_height and source_width {size} must be multiples of {multiple} for {card.model}"
         )
     return size
-
-
-def _suits(card: Card, options: Any) -> None:
-    source_size(card, options)
 
 
 def _embed(p: FamilyPipeline, prompt: str, sources: Sequence[Tensor]) -> dict[str, Tensor]:
@@ -117,7 +112,7 @@ def image_tokens(model: str, height: int, width: int) -> int:
 
 
 def _tokens(card: Card, options: Any) -> int:
-    """Tokens that prompts are padded to: what is given, else `TEXT_TOKENS` and those of the source images."""
+    """Tokens to pad prompts to: as given, else `TEXT_TOKENS` and those of the source images."""
     second, count, asked = card.stock == _SECOND, options.num_sources, options.max_sequence_length
     most = MOST_SOURCES if second else 1
     if not 1 <= count <= most:
@@ -150,5 +145,5 @@ FAMILY = replace(
     conditioning=lambda p, tokens: {
         **qwen_image.conditioning(p, tokens), "sources": common.meta(1, 1, *p.latent_shape)
     },
-    embed=_embed, suits=_suits, tokens=_tokens,
+    embed=_embed, suits=source_size, tokens=_tokens,
 )  # fmt: skip

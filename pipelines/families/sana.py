@@ -29,7 +29,7 @@ LORA_TARGETS = ("to_q", "to_k", "to_v", "to_out.0")
 
 @dataclass(frozen=True, kw_only=True)
 class SanaOptions(ImageOptions):
-    """What can be chosen of Sana; `max_sequence_length` does not count the instruction."""
+    """Options of Sana; `max_sequence_length` does not count the instruction."""
 
     instruction: bool = True
     """Put stock's instruction (`complex_human_instruction`) before every prompt but the empty one."""
@@ -44,7 +44,7 @@ def _refuse(card: Card) -> None:
     if card.network.guidance_embeds:
         raise ValueError(
             f"the network of {card.model} takes the guidance scale as an input (guidance_embeds): it is distilled to "
-            "few steps with a path of its own; train the model it was made from"
+            "few steps with its own path; train the model it was made from"
         )
 
 
@@ -63,7 +63,7 @@ FAMILY = Family(
     name="sana", title="Sana", network=SanaTransformer2DModel, lora_targets=LORA_TARGETS, options=SanaOptions,
     encoders=("text_encoder",), length=300, own_size=sample_size,
     factors=lambda vae: (common.pixels_per_latent(vae, "encoder_block_out_channels", 6), 1),
-    # Stock draws multiples of 32 pixels alone
+    # Stock draws only multiples of 32 pixels
     grid=lambda config: Grid(channels=config.in_channels, patch=config.patch_size, multiple=32),
     embed=lambda p, prompt, sources: embed_told(
         sana_instruction() if prompt and p.options.instruction else None

@@ -34,7 +34,7 @@ _STOCK = "SanaVideoPipeline"
 
 @dataclass(frozen=True, kw_only=True)
 class SanaVideoOptions(FirstFrameOptions):
-    """What can be chosen of SANA-Video, whose network does not read `fps`; `max_sequence_length` does not count the
+    """Options of SANA-Video, whose network does not read `fps`; `max_sequence_length` does not count the
     instruction."""
 
     instruction: bool = True
@@ -43,7 +43,7 @@ class SanaVideoOptions(FirstFrameOptions):
     """Ends every prompt but negative ones in ` motion score: N.`, as the model card's example (30) does; None adds
     nothing, as stock's call. It is cut with the end of a prompt that is too long."""
     negative_prompt: str = ""
-    """The negative prompt of the run where it has one, which is read alone, as stock does; the empty one always is."""
+    """The run's negative prompt, if it has one, read alone as in stock; so is the empty one, always."""
 
     def __post_init__(self) -> None:
         if self.motion_score is not None and self.motion_score < 0:
@@ -51,7 +51,7 @@ class SanaVideoOptions(FirstFrameOptions):
 
 
 def _grid(config: Any) -> Grid:
-    """Stock draws multiples of 32 pixels alone, which are one token's, or several."""
+    """Stock draws only multiples of 32 pixels, which are one token or several."""
     step, *patch = config.patch_size
     most = config.rope_max_seq_len // max(patch)  # sides of 32 pixels; a token has 32 / max(patch)
     return Grid(channels=config.in_channels, patch=max(patch), multiple=32, most=most, frame_patch=step)

@@ -38,7 +38,7 @@ def _head_sizes(config: Any) -> tuple[int, ...]:
 
 
 def arguments(p: FamilyPipeline, x: Tensor, timestep: Tensor, cond: Conditioning) -> dict[str, Any]:
-    """What a `UNet2DConditionModel` is called with."""
+    """Arguments of a `UNet2DConditionModel`."""
     return {"sample": x, "timestep": timestep, "encoder_hidden_states": cond.tensors["embeds"]}
 
 
@@ -55,14 +55,14 @@ def flow_velocity(
     predicted: Callable[[Tensor, Tensor], Tensor], x: Tensor, timestep: Tensor, levels: Tensor, prediction: Any
 ) -> Tensor:
     """Velocity in float32 of `predicted(sample, time)`, a network that is fed variance-preserving latents. Timesteps
-    below 0 are levels between data and the first noise: the network, which knows no such time, is told 0."""
+    below 0 are levels between data and the first noise: the network has no such time and gets 0."""
     x, sigma = x.to(working_dtype(x)), sigma_at(timestep, levels)
     output = predicted(column(vp_scale(sigma), x) * x, timestep.clamp(min=0))
     return velocity_from_prediction(x, output, sigma, prediction).float()
 
 
 def levels_on(device: torch.device, config: Mapping[str, Any]) -> dict[str, Tensor]:
-    """The table of levels where networks are called, so that no call waits; on the CPU where float64 is unknown."""
+    """The table of levels on the networks' device, so that no call waits; on the CPU if the device has no float64."""
     levels = flow_levels(config)
     return {"levels": levels.to(device) if widest(device) == levels.dtype else levels}
 
@@ -79,7 +79,7 @@ def own_levels(p: FamilyPipeline, num_steps: int, grid: str, shift: float | None
 
 
 def _refuse(card: Card) -> None:
-    """Refuses networks that want more than latents, time and prompt."""
+    """Refuses networks that need more than latents, time and prompt."""
     config = card.network
     if config.in_channels != config.out_channels:
         raise ValueError(

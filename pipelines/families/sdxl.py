@@ -45,7 +45,7 @@ def _conditioning(p: FamilyPipeline, tokens: int) -> dict[str, Tensor]:
 FAMILY = replace(
     sd.FAMILY, name="sdxl", title="Stable Diffusion XL", encoders=("text_encoder", "text_encoder_2"), embed=_embed,
     arguments=_arguments, conditioning=_conditioning,
-    # Original size, crop, target size; held on the device, so that no network call waits for it
+    # Original size, crop, target size; on the device, so that no network call waits
     positions=lambda p: {
         "time_ids": torch.tensor([*p.image_shape[1:], 0, 0, *p.image_shape[1:]], dtype=p.dtype, device=p.device)
     },

@@ -44,7 +44,7 @@ _CLIP_TOKENS = 257  # of an image of 224 x 224
 
 @dataclass(frozen=True, kw_only=True)
 class WanOptions(FirstFrameOptions):
-    """What can be chosen of Wan, whose network does not read `fps`."""
+    """Options of Wan, whose network does not read `fps`."""
 
     guidance_scale_2: float | None = None
     """Guidance of the second expert; None takes the first's scale."""
@@ -124,17 +124,17 @@ def _evaluate(p: FamilyPipeline, x: Tensor, timestep: Tensor, cond: Conditioning
 
 
 def _which_called(p: FamilyPipeline, high: Tensor) -> list[bool]:
-    """Whether the first expert is called, and the second: for rows here or, where weights are split, anywhere."""
+    """Whether rows call the first expert, and the second: rows here or, if weights are split, on any process."""
     return needed(p.experts[_EXPERTS[0]], [bool(high.any()), not bool(high.all())])
 
 
 def boundary(p: FamilyPipeline) -> float:
-    """Timestep from which on the first expert is called; 0 where it is alone."""
+    """Timestep from which on the first expert is called; 0 if it is alone."""
     return float((p.card.index.get("boundary_ratio") or 0.0) * p.pipe.scheduler.config.num_train_timesteps)
 
 
 def _guided(p: FamilyPipeline, asked: Guidance) -> Velocity:
-    """In two passes; below the boundary the scale is `guidance_scale_2`, where given and the first's is not 1."""
+    """In two passes; below the boundary the scale is `guidance_scale_2`, if given and the first's is not 1."""
     above, limit, second = common.two_pass_guidance(asked), boundary(p), p.options.guidance_scale_2
     if asked.scale == 1 or second is None:
         return above
@@ -182,7 +182,7 @@ def _refuse(card: Card) -> None:
 
 
 def suits_experts(card: Card, options: Any) -> None:
-    """Refuses a second expert's scale where there is one expert."""
+    """Refuses a second expert's scale if there is only one expert."""
     if (scale := options.guidance_scale_2) is not None and not _has_part(card, _EXPERTS[1]):
         raise ValueError(f"pipeline.options.guidance_scale_2 ({scale}) is for two experts, {card.model} has one")
 

@@ -35,16 +35,16 @@ _CLIPS = ("source_video", "mask_video")
 
 @dataclass(frozen=True, kw_only=True)
 class VaceOptions(VideoOptions):
-    """What can be chosen of Wan VACE, whose network does not read `fps`."""
+    """Options of Wan VACE, whose network does not read `fps`."""
 
     guidance_scale_2: float | None = None
-    """Guidance of the second expert, where there is one; None takes the first's scale."""
+    """Guidance of the second expert, if there is one; None takes the first's scale."""
     image_to_video: None = None
     """Nothing to choose: a source image is a reference, and first frames are given in a control video with a mask."""
     num_references: int = 0
     """Reference images of every prompt."""
     conditioning_scale: float = 1.0
-    """What the answers of the control blocks are multiplied by."""
+    """Factor of the control blocks' answers."""
 
     def __post_init__(self) -> None:
         if self.num_references < 0:
@@ -57,7 +57,7 @@ def _embed_sources(p: FamilyPipeline, sources: Sequence[Tensor]) -> dict[str, Te
     given = [source for source in sources if source.ndim == 4]
     if len(given) == len(_CLIPS):
         common.check_mask(given[0], given[1], "a control video")
-    clips = [_fit(p, clip) for clip in given]
+    clips = [fit(p, clip, p.image_shape[2:]) for clip in given]
     images = [Image.fromarray(to_pixels(image)) for image in sources if image.ndim == 3]
     if len(images) != p.options.num_references or len(clips) > len(_CLIPS):
         raise ValueError(
@@ -81,15 +81,15 @@ def _embed_sources(p: FamilyPipeline, sources: Sequence[Tensor]) -> dict[str, Te
     return {"control": torch.cat([latents.float(), folded], dim=1).to(p.dtype)}
 
 
-def _fit(p: FamilyPipeline, clip: Tensor) -> Tensor:
-    """As many frames of a clip as are drawn, at their size, `[1, 3, F, H, W]`."""
-    frames, _rgb, height, width = p.image_shape
+def fit(p: FamilyPipeline, clip: Tensor, size: tuple[int, ...]) -> Tensor:
+    """As many frames of a clip as are drawn, at a height and width, `[1, 3, F, h, w]`."""
+    frames = p.image_shape[0]
     if len(clip) < frames:
         raise ValueError(
-            f"a control video or mask has {len(clip)} frames, and {frames} are drawn: give longer ones, or set "
+            f"a clip that a prompt names has {len(clip)} frames, and {frames} are drawn: give longer ones, or set "
             f"pipeline.num_frames to at most {len(clip)}"
         )
-    fitted = [common.covering(frame.float(), height, width) for frame in clip[:frames]]
+    fitted = [common.covering(frame.float(), *size) for frame in clip[:frames]]
     return torch.stack(fitted, dim=1)[None].to(p.device)
 
 

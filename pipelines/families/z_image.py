@@ -39,7 +39,7 @@ LORA_TARGETS = (
 
 @dataclass(frozen=True, kw_only=True)
 class ZImageOptions(ImageOptions):
-    """What can be chosen of Z-Image."""
+    """Options of Z-Image."""
 
     norm_cap: float | None = None
     """Longest guided output, in norms of the positive one (stock's `cfg_normalization`); None is no cap."""

@@ -1,1 +1,1 @@
-"""Stock pipelines that no family is written for, called as they are."""
+"""Stock pipelines without a family, called as they are."""

@@ -1,4 +1,4 @@
-"""The family of all stock pipelines that have none: what is known of them before weights load, and loading them."""
+"""The family of all other stock pipelines: what is known of them before weights load, and loading them."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ def denoiser_parts(index: Mapping[str, Any]) -> dict[str, str]:
 
 @dataclass(frozen=True, kw_only=True)
 class GenericOptions(VideoOptions):
-    """What can be chosen of a stock pipeline."""
+    """Options of a stock pipeline."""
 
     num_sources: int | None = None
-    """Source images of each prompt; None is 1 where `image` stands before `prompt` in stock's call, else 0."""
+    """Source images of each prompt; None is 1 if `image` comes before `prompt` in stock's call, else 0."""
 
     def __post_init__(self) -> None:
         if self.num_sources is not None and self.num_sources < 0:
@@ -54,7 +54,7 @@ class GenericOptions(VideoOptions):
 
 
 class GenericFamily:
-    """What commands ask of a family; see `flowrl.pipelines.ModelFamily`."""
+    """What commands need of a family; see `flowrl.pipelines.ModelFamily`."""
 
     name = "generic"
     title = "diffusers"
@@ -78,11 +78,11 @@ class GenericFamily:
         return GenericFamily(videos=stock_classes.takes_frames(taken), sources=stock_classes.usual_sources(taken))
 
     def card(self, model: str) -> None:
-        """Nothing is known of a checkpoint in the form that families know theirs."""
+        """A checkpoint has no card here."""
         return None
 
     def _index(self, model: str) -> dict[str, Any]:
-        """What is known of a model's parts: of published ones the class alone, of a hub id that is silent nothing."""
+        """What is known of a model's parts: only the class of published ones, nothing of a hub id without an answer."""
         known = published(model)
         found = known.index if known is not None else cards.read_part(model, "model_index.json")
         if found is None and Path(model).is_dir():
@@ -92,14 +92,12 @@ class GenericFamily:
         return dict(found or {})
 
     def _stock_class(self, model: str, index: Mapping[str, Any]) -> Any:
-        if (Path(model) / "modular_model_index.json").is_file():
-            return stock_classes.stock_class("ModularPipeline", model)
         return stock_classes.stock_class(str(index.get("_class_name")), model)
 
     def check(self, model: str, targets: Sequence[str] | None, rank: int | None = None) -> None:
         """Refuses a class that cannot be called from outside, and a LoRA that binds to nothing."""
         index = self._index(model)
-        if not index:  # of a hub id while nothing can be asked
+        if not index:  # of a hub id while the hub cannot be reached
             return
         cls = self._stock_class(model, index)
         if published(model) is None and not denoiser_parts(index):
@@ -109,7 +107,7 @@ class GenericFamily:
                 stock_classes.check_guider(cls.__name__, str(kind), {})
         if Path(model).is_dir():
             away = dict.fromkeys(part for part in index if not (Path(model) / part).is_dir())
-            check_parts(model, index, given=away)  # a plan says what it does not know of those, and loading refuses
+            check_parts(model, index, given=away)  # a plan names what it does not know of those, and loading refuses
             levels = cards.read_part(model, "scheduler/scheduler_config.json")
             if levels is not None and not is_flow(str(levels.get("_class_name")), levels):
                 check_diffusion_scheduler(model, levels)
@@ -117,7 +115,7 @@ class GenericFamily:
             check_targets(network, targets or found_targets(network), rank)
 
     def sampling(self, model: str) -> dict[str, Any]:
-        """`num_steps` and `guidance_scale` that stock's call has unless told otherwise. Raises ValueError: its class
+        """Defaults of `num_steps` and `guidance_scale` in stock's call. Raises ValueError: its class
         cannot be called from outside."""
         taken = stock_classes.call_arguments(self._stock_class(model, self._index(model)))
         name = stock_classes.scale_argument(taken)
@@ -128,7 +126,7 @@ class GenericFamily:
         }
 
     def check_options(self, options: Mapping[str, Any]) -> None:
-        """Checks `pipeline.options`, those that have no key of their own."""
+        """Checks `pipeline.options`, the options without their own key."""
         cards.check_no_keys(options)
         self.chosen(options)
 
@@ -145,7 +143,7 @@ class GenericFamily:
         return {}
 
     def meta_denoiser(self, model: str, kinds: Mapping[str, int] | None = None) -> nn.Module | None:
-        """The denoiser of a folder without weights, or experts by name; None where nothing is known."""
+        """The denoiser of a folder without weights, or experts by name; None if unknown."""
         import diffusers
 
         found = {}
@@ -156,11 +154,11 @@ class GenericFamily:
         return nn.ModuleDict(found) if len(found) > 1 else next(iter(found.values()), None)
 
     def planned_size(self, model: str, options: Mapping[str, Any]) -> Size | None:
-        """Stock's own code says what is drawn, once it is loaded."""
+        """Stock's own code gives the size, once it is loaded."""
         return None
 
     def text_tokens(self, model: str, options: Mapping[str, Any]) -> int:
-        """What the options say, or stock's call unless told otherwise, or 512."""
+        """From the options, else stock's default, else 512."""
         if (own := self.chosen(options).max_sequence_length) is not None:
             return int(own)
         index = self._index(model)
@@ -169,16 +167,20 @@ class GenericFamily:
         return usual if isinstance(usual, int) else 512
 
     def rows(self, model: str, scale: float) -> int:
-        """2 where there is guidance, as far as is known before stock's code is loaded."""
+        """2 with guidance, as far as is known before stock's code is loaded."""
         return 1 if scale == 1 else 2
+
+    def remembers(self, model: str, options: Mapping[str, Any], scale: float, num_steps: int) -> bool:
+        """Never: such guiders are refused."""
+        return False
 
     def meta_call(self, model: str, size: Any, text_tokens: int) -> dict[str, Any]:
         """Refused."""
         raise ValueError(f"what the network of {model} is called with is known once stock's own code is loaded")
 
     def recorder(self, model: str, options: Mapping[str, Any]) -> Recorder:
-        """A folder's pipeline without weights, of which a plan can find what its networks are called with. Raises
-        ValueError: it is no folder, or a part cannot be made of what it holds."""
+        """A folder's pipeline without weights, from which a plan finds the arguments of its networks. Raises
+        ValueError: it is not a folder, or a part cannot be made from it."""
         if not Path(model).is_dir():
             raise ValueError("a folder with its tokenizers and configurations is needed")
         index = self._index(model)
@@ -188,9 +190,9 @@ class GenericFamily:
         self, model: str, *, dtype: torch.dtype = torch.bfloat16, device: torch.device | str = "cpu",
         attention: str = "auto", compile: str = "none", how: Loading = AT_ONCE, **options: Any,
     ) -> GenericPipeline:  # fmt: skip
-        """Loads a checkpoint from a folder or the hub, and tests whether its own call can be taken step by step. All is
-        loaded at once: `how.later` is not heeded. Raises ValueError: nothing loadable there, or a pipeline that is not
-        reproduced, and why."""
+        """Loads a checkpoint from a folder or the hub, and tests whether its own call works step by step. It loads
+        everything at once: `how.later` has no effect. Raises ValueError: nothing loadable there, or a pipeline that is
+        not reproduced, and why."""
         chosen = self.chosen(options)
         check_compile(compile, device)
         refuse_unable(chosen.vae_dtype, device, "pipeline.vae_dtype")
@@ -241,7 +243,7 @@ class GenericFamily:
             except (RuntimeError, ValueError) as error:
                 if out_of_memory(error):
                     raise
-                p.alone = True  # some classes take one prompt at a time; if that is not what was wrong, it is said
+                p.alone = True  # some classes take one prompt at a time; another fault comes up again
                 check_reproduces(p)
         except (TypeError, AttributeError, KeyError, IndexError, RuntimeError, AssertionError) as error:
             if out_of_memory(error):

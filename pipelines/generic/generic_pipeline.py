@@ -1,4 +1,4 @@
-"""A stock pipeline as recipes need one: its own call, with something in the place of its scheduler."""
+"""A stock pipeline as recipes need one: its own call, with a stand-in for its scheduler."""
 
 from __future__ import annotations
 
@@ -94,13 +94,13 @@ class GenericPipeline:
 
     @property
     def scale_name(self) -> str | None:
-        """The argument or part that sets guidance; None where there is none."""
+        """The argument or part that sets guidance; None without one."""
         named = scale_argument(self.parameters)
         return "guider" if named is None and getattr(self.pipe, "guider", None) is not None else named
 
     @property
     def first_source(self) -> str:
-        """Some source, where any will do."""
+        """Some source, for when any will do."""
         return next(iter(self.sources.images), "")
 
     def arguments(
@@ -118,7 +118,7 @@ class GenericPipeline:
             "height": self.height, "width": self.width, "frame_rate": options.fps,
             **dict.fromkeys(("num_frames", "frames"), options.num_frames),
             "max_sequence_length": options.max_sequence_length, "negative_prompt": [NEGATIVE] * b if negative else None,
-            "use_resolution_binning": False,  # sizes are those asked for
+            "use_resolution_binning": False,  # sizes as requested
             "enable_prompt_rewrite": False,  # which the text encoder would do in each call
             **shown,
         }  # fmt: skip
@@ -135,7 +135,7 @@ class GenericPipeline:
         return guider | {key: value for key, value in given.items() if value is not None and key in self.parameters}
 
     def asked(self, num_steps: int, scale: float) -> Asked:
-        """What stock's call asks for at a number of steps and a guidance scale; some text was encoded before."""
+        """What stock's call needs at a number of steps and a guidance scale; some text was encoded before."""
         if (num_steps, scale) not in self._asked:
             self._asked[num_steps, scale] = self._probed(num_steps, scale, self.first_source)
         return self._asked[num_steps, scale]
@@ -149,7 +149,7 @@ class GenericPipeline:
             return stock_call.probe(self.pipe, encode, given, list(self.experts.values()), lambda: any(heard))
 
     def remembering(self, source: str, rows: int) -> AbstractContextManager[None]:
-        """Inside, networks that read images know what they made of a source."""
+        """Inside, networks that read images reuse their results for a source."""
         if not self.sources.count:
             return nullcontext()
         others = {name: part for name, part in self.pipe.components.items() if isinstance(part, nn.Module)}
@@ -157,7 +157,7 @@ class GenericPipeline:
         return self.sources.remembering(source, rows, networks, self.device)
 
     def made(self, source: str) -> Tensor:
-        """Latents of one sample as stock makes them of a source: noise, and what is held at the image's."""
+        """Latents of one sample as stock makes them of a source: noise, and numbers held at the image's."""
         kept = self.sources.made_of(source)
         if "made" not in kept:
             kept["made"] = self._probed(2, 1.0, source).made
@@ -167,7 +167,7 @@ class GenericPipeline:
     def _handed(
         self, latents: Tensor, t: Tensor, texts: Sequence[int], against: Sequence[int] | None, scale: float
     ) -> tuple[Tensor, Tensor]:
-        """What stock's scheduler is handed for latents of one level."""
+        """What stock's scheduler gets for latents of one level."""
         encode, source = self.texts.standing_in(texts, against, self.device, []), self.sources.of.get(texts[0], "")
         given = self.arguments(len(latents), scale, negative=against is not None, source=source)
         given["latents"] = latents.to(self.dtype)
@@ -177,7 +177,7 @@ class GenericPipeline:
     def _evaluated(
         self, x: Tensor, timestep: float, texts: Sequence[int], against: Sequence[int] | None, scale: float
     ) -> Tensor:
-        """Velocity of rows that are at one level and of one kind."""
+        """Velocity of rows of one level and one kind."""
         t = self.levels.timestep(timestep, self.device)
         made = partial(self.made, self.sources.of.get(texts[0], ""))
         latents = self.sources.hold(self.levels.latents(x, t), made)
@@ -254,7 +254,7 @@ class GenericPipeline:
         self.texts.keep(number, returned(1), partial(returned, 2))
 
     def keeps(self, prompts: Sequence[str], sources: Sources | None = None) -> bool:
-        """Whether all of these were encoded."""
+        """Whether all of these are encoded."""
         given = [()] * len(prompts) if sources is None else sources
         return all(number in self.texts.rows for number in self._numbers(prompts, given))
 
@@ -275,7 +275,7 @@ class GenericPipeline:
         return nullcontext()
 
     def num_cut(self, prompts: Sequence[str]) -> int:
-        """How many prompts have more tokens than are read; 0 where the call does not say how many are."""
+        """How many prompts have more tokens than are read; 0 if the call does not tell."""
         own = self.parameters.get("max_sequence_length")
         limit = self.options.max_sequence_length or (None if own is None else own.default)
         return num_cut(self.pipe.components, limit, prompts) if isinstance(limit, int) else 0
@@ -293,7 +293,7 @@ class GenericPipeline:
     # ---- guidance and levels -----------------------------------------------------------------------------------------
 
     def passes(self, scale: float) -> int:
-        """2 where stock's call reads a negative prompt at this scale."""
+        """2 if stock's call reads a negative prompt at this scale."""
         if self.scale_name is None:
             return 1
         return 2 if self.asked(2, scale).negative else 1
@@ -322,7 +322,7 @@ class GenericPipeline:
         return conditioned(network, Conditioning(tensors))
 
     def schedule(self, num_steps: int, grid: str, shift: float | None = None) -> Schedule:
-        """Levels of the stock scheduler, with what stock's call hands to it."""
+        """Levels of the stock scheduler, with the arguments of stock's call."""
         return self.levels.schedule(num_steps, grid, shift, self.asked(num_steps, 1.0).levels)
 
     # ---- images ------------------------------------------------------------------------------------------------------
@@ -352,7 +352,7 @@ class GenericPipeline:
         self.check_drawn(self.image_shape[-2:])
 
     def find_latents(self) -> None:
-        """Finds the shape of latents, and which of their numbers are stepped."""
+        """Finds the shape of latents, and which of their numbers the scheduler steps."""
         self.latent_shape = tuple(self.asked(2, 1.0).made.shape[1:])
         if self.sources.count:
             t = self.levels.timestep(float(self.schedule(2, "diffusers").timestep[0]), self.device)
@@ -363,12 +363,12 @@ class GenericPipeline:
 
     @property
     def source_size(self) -> tuple[int, int]:
-        """Height and width of source images where they say what is drawn."""
+        """Height and width of source images, if they set the drawn size."""
         _rgb, *drawn = self.image_shape[-3:] or (3, 512, 512)
         return self.height or drawn[0], self.width or drawn[1]
 
     def check_drawn(self, drawn: tuple[int, ...]) -> None:
-        """Refuses another height and width than those that are asked for."""
+        """Refuses another height or width than requested."""
         wanted = self.height, self.width
         if any(one not in (None, own) for one, own in zip(wanted, drawn, strict=True)):
             raise ValueError(
@@ -384,7 +384,7 @@ class GenericPipeline:
             return torch.cat([decode(part.float()) for part in latents.split(size)])
 
     def decoding(self, latents: Tensor) -> Any:
-        """What stock's call makes of latents when no step is left."""
+        """The result of stock's call for latents when no step is left."""
         vae, b, prepare = self.pipe.vae, len(latents), self.pipe.prepare_latents
         nothing = torch.zeros(0, device=latents.device)
         scheduler = stock_call.scheduler_like(self.pipe.scheduler, nothing, nothing.new_zeros(1), stock_call.end_call)
@@ -415,7 +415,7 @@ class GenericPipeline:
 
     @property
     def sound_rate(self) -> None:
-        """Nothing that is called here makes sound."""
+        """Stock pipelines here make no sound."""
 
     def decode_sound(self, latents: Tensor) -> Tensor:
         """Refused."""

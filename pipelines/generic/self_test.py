@@ -1,4 +1,4 @@
-"""Whether a stock pipeline that is called one step at a time gives what its own call of two steps gives."""
+"""Whether a stock pipeline, called one step at a time, gives the result of its own call of two steps."""
 
 from __future__ import annotations
 
@@ -95,6 +95,6 @@ def _stock(p: Any, prompt: str, noise: Tensor, schedule: Schedule, scale: float,
 
 
 def describe_error(name: str, error: Exception) -> ValueError:
-    """What a user is told of an error that stock code raised where it was called in a way that it does not know."""
+    """A message for an error that stock code raised when it was called in an unusual way."""
     said = (str(error).strip() or type(error).__name__).splitlines()[0]
     return ValueError(f"{name} cannot be trained by pipeline.name=generic: its own call says {said!r}")

@@ -1,7 +1,7 @@
-"""One evaluation of a stock pipeline's own `__call__`: something stands where its scheduler and encoders stood.
+"""One evaluation by a stock pipeline's own `__call__`, with stand-ins for its scheduler and encoders.
 
-A stock pipeline makes latents, asks its scheduler for levels, and calls `scheduler.step` with what its network says,
-guidance included. With one level, the call ends at the first `step`, which is where the answer is.
+A stock pipeline makes latents, asks its scheduler for levels, and calls `scheduler.step` with its network's guided
+output. With one level, the call ends at the first `step`, which has the answer.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ POSITIVE, NEGATIVE = "the prompt", "the negative prompt"
 
 
 class Reached(Exception):
-    """Ends a stock call where nothing after it is wanted, with what was found there."""
+    """Ends a stock call early, with what was found there."""
 
     def __init__(self, found: Any) -> None:
         super().__init__("a stock call ended here")
@@ -35,18 +35,18 @@ class Reached(Exception):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Asked:
-    """What a stock call asks for before its network."""
+    """What a stock call needs before its network."""
 
     made: Tensor
     """Latents of one sample, as `prepare_latents` gave them: noise, but for what it holds of a source image."""
     levels: dict[str, Any]
     """Arguments of `set_timesteps` by name, without the device."""
     negative: bool
-    """Whether embeddings of a negative prompt are read."""
+    """Whether the call reads embeddings of a negative prompt."""
 
 
 def with_members(scheduler: Any, **members: Any) -> Any:
-    """A copy of a scheduler, of the very class that stock code may ask for, with members of its own."""
+    """A copy of a scheduler, of the same class, which stock code may check, with its own members."""
     other = copy(scheduler)
     scale = getattr(type(scheduler), "init_noise_sigma", None)
     if "init_noise_sigma" in members and isinstance(scale, property):  # which an instance cannot have otherwise
@@ -83,7 +83,7 @@ def scheduler_like(scheduler: Any, timesteps: Tensor, sigmas: Tensor, step: Call
 
 
 class _Handed(NamedTuple):
-    """What a scheduler was given: the network's answer, and latents."""
+    """The arguments that a scheduler got: the network's answer, and latents."""
 
     output: Tensor
     sample: Tensor
@@ -91,14 +91,14 @@ class _Handed(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Stepped:
-    """What a stock step gives where no tuple is asked for."""
+    """The result of a stock step that returns no tuple."""
 
     prev_sample: Tensor
 
 
 def call(pipe: Any, arguments: Mapping[str, Any]) -> Any:
-    """Stock's `__call__` with gradient where the caller has it; what it gives, or what it reached. A `guider` among the
-    arguments is no argument: it stands where the pipeline has its own."""
+    """Stock's `__call__`, with gradient if the caller has it; its result, or what it reached. A `guider` among the
+    arguments replaces the pipeline's own."""
     guider = {key: value for key, value in arguments.items() if key == "guider"}
     arguments = {key: value for key, value in arguments.items() if key not in guider}
     with common.standing_in(pipe, **guider), warnings.catch_warnings():
@@ -137,7 +137,7 @@ def probe(
     denoisers: Sequence[nn.Module],
     negative: Callable[[], bool],
 ) -> Asked:
-    """What a stock call asks for; it ends where it would call its network. Raises ValueError: latents or levels are not
+    """What a stock call needs; it ends before it would call its network. Raises ValueError: latents or levels are not
     made where stock pipelines make them."""
     latents: list[Tensor] = []
     levels: list[dict[str, Any]] = []

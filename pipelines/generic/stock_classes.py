@@ -1,4 +1,4 @@
-"""Which stock classes can be called one step at a time, as far as the arguments of their calls say."""
+"""Which stock classes can be called one step at a time, judging by the arguments of their calls."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def call_arguments(cls: Any) -> Mapping[str, inspect.Parameter]:
 
 
 def scale_argument(taken: Mapping[str, inspect.Parameter]) -> str | None:
-    """The argument of a stock call that sets guidance; None where there is none."""
+    """The argument of a stock call that sets guidance; None without one."""
     true = taken.get("true_cfg_scale")
     if true is not None and isinstance(true.default, (int, float)) and true.default > 1:
         return "true_cfg_scale"
@@ -36,8 +36,8 @@ GUIDERS = ("ClassifierFreeGuidance",)
 
 
 def check_guider(name: str, kind: str, config: Mapping[str, Any]) -> None:
-    """Refuses a part that guides a stock pipeline otherwise than by a scale. Raises ValueError: it is of another class,
-    or is switched on for a part of the steps."""
+    """Refuses a part that guides a stock pipeline other than by a scale. Raises ValueError: it has another class, or is
+    on only for a part of the steps."""
     if kind not in GUIDERS or config.get("start", 0.0) != 0 or config.get("stop", 1.0) != 1:
         raise ValueError(
             f"{name} is guided by {kind}, which goes by the number of the step: give the folder a guider "
@@ -46,7 +46,7 @@ def check_guider(name: str, kind: str, config: Mapping[str, Any]) -> None:
 
 
 def usual_sources(taken: Mapping[str, inspect.Parameter]) -> int:
-    """Source images that a stock call draws from unless told otherwise: one where `image` stands before the prompt."""
+    """Source images that a stock call draws from by default: one if `image` comes before the prompt."""
     return int("image" in taken and list(taken).index("image") < list(taken).index("prompt"))
 
 
@@ -60,8 +60,6 @@ def stock_class(name: str, model: str) -> Any:
     stepped from outside."""
     import diffusers
 
-    if "Modular" in name:
-        raise ValueError(f"{model} is a modular pipeline, whose blocks no scheduler's place can be taken in: {OTHER}")
     cls = getattr(diffusers, name, None)
     if not (inspect.isclass(cls) and issubclass(cls, diffusers.DiffusionPipeline)):
         raise ValueError(

@@ -1,7 +1,7 @@
 """Noise levels of a stock scheduler in flow coordinates, and latents between the two.
 
-A flow scheduler's latents and outputs are what samplers here have, or (`invert_sigmas`) run from 0 to 1 the other way;
-those of a diffusion model are brought to flow coordinates as the family `sd` does it.
+A flow scheduler's latents and outputs match our samplers, or (`invert_sigmas`) run from 0 to 1 the other way; those of
+a diffusion model are converted to flow coordinates as in the family `sd`.
 """
 
 from __future__ import annotations
@@ -41,8 +41,7 @@ class Levels:
 
     @staticmethod
     def of(scheduler: Any) -> Levels:
-        """The levels of a stock scheduler. Raises ValueError: it is of a diffusion model whose levels are not known
-        here."""
+        """The levels of a stock scheduler. Raises ValueError: it is of a diffusion model with unknown levels."""
         config, name = dict(scheduler.config), type(scheduler).__name__
         flow = is_flow(name, config)
         has = (
@@ -120,7 +119,7 @@ class Levels:
         return self._visited(num_steps, shift, dict(named))
 
     def _visited(self, num_steps: int, shift: float | None, given: dict[str, Any]) -> Schedule:
-        """The levels that the stock scheduler visits when it is handed `given`."""
+        """The levels that the stock scheduler visits, given `given`."""
         config, name = dict(self.scheduler.config), type(self.scheduler).__name__
         changes: dict[str, Any] = {}
         if shift is not None:

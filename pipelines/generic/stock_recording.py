@@ -1,4 +1,4 @@
-"""What a stock pipeline calls its networks with, recorded without weights: for a plan.
+"""Records, without weights, the arguments of a stock pipeline's networks: for a plan.
 
 The pipeline is made of its folder's own configurations: networks on the meta device, tokenizers and scheduler as they
 are. Each network is run on the meta device where stock's call calls it, and answers with zeros on the CPU, so that
@@ -56,7 +56,7 @@ class Recorder:
     parts: dict[str, int]
     """Name of a part that is no denoiser -> number of its parameters."""
     uncounted: tuple[str, ...]
-    """Parts of no library here, whose size is not known."""
+    """Parts of unknown libraries, whose size is unknown."""
 
     def sized(self, height: int, width: int) -> Recorder:
         """The same drawing another size."""
@@ -82,8 +82,8 @@ class Recorder:
         return sum(_rows(call) for call in self.guided(text, scale))
 
     def recorded(self, text: str) -> Recorded:
-        """What one sample is evaluated and decoded by. Raises ValueError: stock's call does not do with its networks
-        what can be counted."""
+        """The calls that evaluate and decode one sample. Raises ValueError: stock's call uses its networks in a way
+        that cannot be counted."""
         p = self.pipeline
         calls = self.guided(text, 1.0)
         if len(calls) != 1 or _rows(calls[0]) != 1:
@@ -95,11 +95,13 @@ class Recorder:
         with torch.no_grad():
             made = p.pipe.vae.decode(*args, **named)
         made = made[0] if isinstance(made, (tuple, list)) else made.sample
-        size = _drawn_size(type(p.pipe).__name__, made, videos=p.videos)
-        p.check_drawn(size[:2])
+        if len(made) != 1 or made.ndim != (5 if p.videos else 4):
+            name = type(p.pipe).__name__
+            raise ValueError(f"{name} decodes one sample as {list(made.shape)}, of which its size cannot be read")
+        p.check_drawn(tuple(made.shape[-2:]))
         return Recorded(
             call=call,
-            size=size,
+            size=(made.shape[-2], made.shape[-1], made.shape[2] if p.videos else None),
             vae=p.pipe.vae,
             decoded=(args, named),
             text=read.shape[1] if isinstance(read, Tensor) and read.ndim == 3 else None,
@@ -231,9 +233,3 @@ def _rows(call: Mapping[str, Any]) -> int:
     """Samples of a call of a network: its first argument's, a tensor or a list of samples."""
     first = next(iter(call.values()))
     return len(first)
-
-
-def _drawn_size(name: str, made: Tensor, *, videos: bool) -> tuple[int, int, int | None]:
-    if len(made) != 1 or made.ndim != (5 if videos else 4):
-        raise ValueError(f"{name} decodes one sample as {list(made.shape)}, of which its size cannot be read")
-    return made.shape[-2], made.shape[-1], made.shape[2] if videos else None

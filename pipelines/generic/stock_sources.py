@@ -59,7 +59,7 @@ class StockSources:
         return made[0] if self.count == 1 else made
 
     def made_of(self, name: str) -> dict[Any, Any]:
-        """What was made of a source; the oldest ones are forgotten."""
+        """Results for a source; forgets the oldest ones."""
         found = self.kept.setdefault(name, {})
         self.kept.move_to_end(name)
         if len(self.kept) > KEPT:
@@ -115,7 +115,7 @@ class StockSources:
         return x if self.stepped is None else x.flatten(1)[:, self.stepped.to(x.device)].reshape(like.shape)
 
     def hold(self, x: Tensor, made: Callable[[], Tensor]) -> Tensor:
-        """Latents of which the numbers that are not stepped are those of a source."""
+        """Latents whose numbers that are not stepped are a source's."""
         if self.stepped is None:
             return x
         held = made().to(x).expand_as(x).flatten(1).clone()
@@ -123,7 +123,7 @@ class StockSources:
         return held.view_as(x)
 
     def lead(self, velocity: Tensor, x: Tensor, made: Callable[[], Tensor], sigma: float) -> Tensor:
-        """The velocity of all numbers: of those that are not stepped it leads straight to those of a source."""
+        """The velocity of all numbers: for those that are not stepped it leads straight to a source's."""
         if self.stepped is None:
             return velocity
         led = ((x.float() - made().to(x.device).float()) / sigma).flatten(1)

@@ -34,7 +34,7 @@ def text_id(text: str, images: Sequence[str] = ()) -> int:
 
 @cache
 def returned_names(encode: Callable[..., Any]) -> tuple[str, ...]:
-    """Names in the last `return` of a function, by its source; none where there is no source."""
+    """Names in the last `return` of a function, from its source; none without its source."""
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(encode))))
     except (OSError, TypeError, SyntaxError):
@@ -47,7 +47,7 @@ def returned_names(encode: Callable[..., Any]) -> tuple[str, ...]:
 
 
 def is_negative(name: str) -> bool:
-    """Whether a thing of this name is of the negative prompt."""
+    """Whether a thing of this name belongs to the negative prompt."""
     return "negative" in name or "uncond" in name
 
 
@@ -123,7 +123,7 @@ def _send(value: Any, device: torch.device | str, floats: torch.dtype | None = N
 
 @dataclass(kw_only=True, slots=True)
 class Texts:
-    """Texts that were encoded, by their numbers."""
+    """Encoded texts, by their numbers."""
 
     encode: Callable[..., Any]
     """The stock function, bound."""
@@ -134,7 +134,7 @@ class Texts:
     names: tuple[str, ...] = ()
     """Of what it returns."""
     bare: bool = False
-    """Whether it returns one thing and no tuple."""
+    """Whether it returns one thing, not a tuple."""
     freed: bool = False
     """Whether the encoders are gone."""
 
@@ -172,7 +172,7 @@ class Texts:
         heard: list[bool],
         floats: torch.dtype | None = None,
     ) -> Callable[..., Any]:
-        """Gives what `encode_prompt` would for these texts; `heard` gets whether each call asked for negatives."""
+        """Returns what `encode_prompt` would for these texts; `heard` gets whether each call asked for negatives."""
         signature = inspect.signature(self.encode)
 
         def encode_prompt(*args: Any, **kwargs: Any) -> Any:

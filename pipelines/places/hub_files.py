@@ -1,7 +1,7 @@
 """Small files of models on the hub: JSON of a few kilobytes by huggingface_hub, from its cache or the net; no weights.
 
-`HF_HUB_OFFLINE`, `HF_TOKEN`, `HF_ENDPOINT` and the cache's place are honoured as everywhere in that library. Each
-file is asked for once in a process, and a hub that does not answer is not waited for a second time.
+`HF_HUB_OFFLINE`, `HF_TOKEN`, `HF_ENDPOINT` and the cache's place work as everywhere in that library. A process asks for
+each file once, and does not wait a second time for a hub that does not answer.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any, Literal
 from flowrl.config.locations import split_revision
 from flowrl.config.strict_yaml import read_mapping
 from flowrl.pipelines.places.known_checkpoints import AGAIN, checkpoints
+from flowrl.pipelines.places.modular_folders import MODULAR, stock_words
 from flowrl.runtime.files import read_json
 
 INDEX = "model_index.json"
@@ -26,7 +27,7 @@ Why = Literal["found", "no file", "no repository", "no revision", "gated", "offl
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Answer:
-    """A small file of a hub repository: where it lies in the cache, or why it does not."""
+    """A small file of a hub repository: its path in the cache, or why it is not there."""
 
     why: Why
     path: Path | None = None
@@ -34,7 +35,7 @@ class Answer:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelCard:
-    """What the hub says of a repository: its licence, whether that has to be accepted, and names of its files."""
+    """What the hub says of a repository: its licence, whether you must accept it, and names of its files."""
 
     licence: str | None
     gated: bool
@@ -49,7 +50,7 @@ _HEARD: set[str] = set()  # those that did
 
 
 def small_json(model: str, name: str) -> dict[str, Any] | None:
-    """A JSON file of a hub id, perhaps at a revision; None where there is none, or nothing can be known. Raises
+    """A JSON file of a hub id, perhaps at a revision; None if there is none, or it cannot be looked up. Raises
     ValueError: the file is damaged."""
     if name != INDEX and ask(model).path is None:
         return None
@@ -58,7 +59,7 @@ def small_json(model: str, name: str) -> dict[str, Any] | None:
 
 
 def ask(model: str, name: str = INDEX) -> Answer:
-    """Has a small JSON file of a hub id in the cache, or says why it is not there."""
+    """Puts a small JSON file of a hub id into the cache, or tells why it is not there."""
     from huggingface_hub import constants
 
     assert name.endswith(".json"), name
@@ -140,13 +141,14 @@ def model_card(model: str) -> ModelCard | None:
 
 
 def refusal(model: str, asked: Answer, families: Sequence[str]) -> str:
-    """Why nothing is known of a hub id, and what to do about it."""
+    """Why a hub id could not be looked up, and what to do about it."""
     from huggingface_hub import constants
 
     repo, revision = split_revision(model)
     meant, beside = did_you_mean(repo), Path(repo).parent
-    if asked.why in ("no repository", "offline") and not meant and beside.is_dir():  # a path in form of an id
-        near = get_close_matches(Path(repo).name, [one.name for one in beside.iterdir()], n=1)
+    names = [one.name for one in beside.iterdir()] if beside.is_dir() else []
+    if asked.why in ("no repository", "offline") and not meant and (beside.is_dir() or beside.name == "runs"):
+        near = get_close_matches(Path(repo).name, names, n=1)
         return (
             f"there is no run or folder {repo} here{f' (did you mean {beside / near[0]}?)' if near else ''}, and no "
             "model of that id is known: give a run, a folder, OWNER/NAME on the hub, or asset:NAME"
@@ -154,15 +156,22 @@ def refusal(model: str, asked: Answer, families: Sequence[str]) -> str:
     silence = "HF_HUB_OFFLINE is set" if constants.is_offline_mode() else f"{constants.ENDPOINT} does not answer"
     told: str = _REFUSALS.get(asked.why, _REFUSALS["no id"])
     return told.format(
-        model=model, repo=repo, revision=revision, meant=meant, silence=silence,
-        families=", ".join(families), instead=_instead(model) if asked.why == "no file" else "",
-    )  # fmt: skip
+        model=model,
+        repo=repo,
+        revision=revision,
+        meant=meant,
+        silence=silence,
+        families=", ".join(families),
+        instead=_instead(model) if asked.why == "no file" else "",
+    )
 
 
 def _instead(model: str) -> str:
     """What a repository holds in place of a pipeline, as far as its files tell."""
     card = model_card(model)
     files = () if card is None else card.files
+    if MODULAR in files and (modular := ask(model, MODULAR).path) is not None:
+        return f"; {stock_words(model, read_json(modular, AGAIN, finite=False))}"
     if {"pytorch_lora_weights.safetensors", "adapter_config.json"} & set(files):
         return ", but a LoRA: set policy.init_lora to a folder with it, and pipeline.model to the model it belongs to"
     single = [name for name in files if name.endswith(".safetensors") and "/" not in name]
@@ -172,7 +181,7 @@ def _instead(model: str) -> str:
 
 
 def did_you_mean(repo: str) -> str:
-    """A question after published checkpoints that are spelled nearly so; empty where there are none."""
+    """A question that suggests published checkpoints with a similar name; empty if there are none."""
     known = {name.lower(): name for name in checkpoints()}
     near = get_close_matches(repo.lower(), known, n=2, cutoff=0.8)
     if not near:

@@ -32,17 +32,17 @@ class Published:
     network: Mapping[str, Any]
     """Configuration of its denoiser."""
     vae: Mapping[str, Any]
-    """What its autoencoder's configuration says beside the usual."""
+    """What is unusual in its autoencoder's configuration."""
     licence: str
     """Of the weights."""
     gated: bool
-    """Whether the hub asks to accept the licence."""
+    """Whether the hub asks you to accept the licence."""
     parts: Mapping[str, int]
-    """Parameters of every part but the denoiser."""
+    """Parameters of every part except the denoiser."""
     sampling: Mapping[str, float]
-    """What it is sampled with beside what its family usually is."""
+    """Its sampling settings that differ from its family's."""
     trained_in: str | None = None
-    """The precision that its makers give it for, where another one is known to do worse."""
+    """The precision that its makers name, if another one is known to do worse."""
 
 
 AGAIN = "download the model again, or save it with save_pretrained"
@@ -71,14 +71,14 @@ def checkpoints() -> dict[str, Published]:
 
 
 def published(model: str) -> Published | None:
-    """What is known of a hub id, at whatever revision; None of a folder, and of what is not published here."""
+    """What is known of a hub id, at any revision; None for a folder, and for ids not listed here."""
     if Path(model).exists():
         return None
     return checkpoints().get(model) or checkpoints().get(split_revision(model)[0])
 
 
 def precision_note(model: str, dtype: str) -> str | None:
-    """What to know of a checkpoint in a 16-bit precision that it was not made for; None where nothing is."""
+    """A note on a checkpoint in a 16-bit precision that it was not made for, or None."""
     known = published(model)
     if known is None or known.trained_in is None or dtype in ("float32", known.trained_in):
         return None

@@ -1,4 +1,4 @@
-"""Where the files of a LoRA lie: a file by its path, a folder with one, a run, what `flowrl export` wrote."""
+"""Where the files of a LoRA are: a file by its path, a folder with one, a run, what `flowrl export` wrote."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ EXPERTS = ("transformer", "transformer_2")
 
 
 def is_lora(place: Path) -> bool:
-    """Whether a folder is that of a LoRA, or a path that of its file; a run folder is no LoRA, but has one."""
+    """Whether a folder, or a path to a file, is a LoRA; a run folder is not one, but has one."""
     from safetensors import SafetensorError, safe_open
 
     if not place.is_file():
@@ -49,7 +49,7 @@ def lora_files(place: Path) -> dict[str, Path]:
         )
     if not folder.is_dir():
         if folder.name == "lora" and (folder.parent / "config.yaml").is_file():
-            _of_run(folder.parent)  # says how to finish it
+            _of_run(folder.parent)  # its message says how to finish it
         raise ValueError(f"there is no folder {place}, nor a file: give the file of a LoRA, its folder or a run folder")
     if (folder / "config.yaml").is_file():
         return lora_files(_of_run(folder))
@@ -59,7 +59,7 @@ def lora_files(place: Path) -> dict[str, Path]:
 
 
 def _pair_by_noise(folder: Path) -> dict[str, Path]:
-    """Two files for the two experts, told apart by their names; none where there is no such pair."""
+    """Two files for the two experts, told apart by their names; empty without such a pair."""
     found = [path for path in _weights(folder) if any(word in path.name for word in _NOISE)]
     if len(found) != 2 or _named(folder):
         return {}
@@ -76,7 +76,7 @@ def files_of_lora(place: Path) -> Iterator[Path]:
 
 
 def folder_of_lora(place: Path) -> Path:
-    """What tells one LoRA from another: of a run folder its LoRA alone, else the place itself."""
+    """The identity of a LoRA: for a run folder only its LoRA, else the place itself."""
     return _of_run(place) if (place / "config.yaml").is_file() else place
 
 
@@ -97,8 +97,7 @@ def _weights(folder: Path) -> list[Path]:
 
 
 def _only(folder: Path) -> Path:
-    """The one file with weights in a folder, or in a folder of it. Raises ValueError: there is none, or more than
-    one."""
+    """The one file with weights in a folder, or in one of its folders. Raises ValueError: none, or more than one."""
     if (named := _named(folder)) is not None:
         return named
     if (folder / "model_index.json").is_file():

@@ -1,4 +1,4 @@
-"""A model folder before any weight of it is read: what its index says, which parts are there, what else a path is."""
+"""A model folder before any weight is read: what its index says, which parts are there, what else a path is."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from flowrl.config.locations import split_revision
 from flowrl.config.strict_yaml import read_mapping
 from flowrl.pipelines.places.hub_files import INDEX
 from flowrl.pipelines.places.known_checkpoints import AGAIN
+from flowrl.pipelines.places.modular_folders import MODULAR, stock_words
 from flowrl.prompts.tokenizer_checks import check_tokenizer_files
 from flowrl.runtime.digests import files_below
 from flowrl.runtime.files import read_json
@@ -86,7 +87,7 @@ def check_parts(
 
 
 def _check_part(model: Path, part: str, kind: str) -> None:
-    """Refuses a part whose folder, files of words or settings are not there."""
+    """Refuses a part that lacks its folder, its vocabulary or its settings."""
     if not (model / part).is_dir():
         raise Faulty(f"{model} has no folder {part}, which its {INDEX} names ({kind}): {AGAIN}, with that folder")
     if _READS_TEXT.search(kind):
@@ -140,9 +141,11 @@ def check_weight_files(model: str, part: str, variant: str | None) -> None:
 
 
 def no_pipeline(model: str) -> str:
-    """Why a path that is there is no model, and what to do about it."""
+    """Why an existing path is not a model, and what to do about it."""
     path = Path(model)
     ending = path.suffix.lower()
+    if (path / MODULAR).is_file():
+        return stock_words(model, read_json(path / MODULAR, AGAIN, finite=False))
     if path.is_dir():
         parts = [one.name for one in sorted(path.glob("*")) if (one / "config.json").is_file()]
         lora = [path / name for name in ("pytorch_lora_weights.safetensors", "adapter_config.json")]
@@ -162,7 +165,7 @@ def no_pipeline(model: str) -> str:
 
 
 def _texts(entry: Any) -> bool:
-    """Whether an entry of the index names library and class."""
+    """Whether an entry of the index names a library and a class."""
     return isinstance(entry, list | tuple) and len(entry) == 2 and all(isinstance(one, str) and one for one in entry)
 
 

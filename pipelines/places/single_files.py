@@ -28,7 +28,7 @@ _VAE = ("first_stage_model.", "vae.")
 
 
 class FilesMissing(ValueError):
-    """Small files that go with a single file are not on this machine."""
+    """The small files that belong to a single file are not on this machine."""
 
 
 def is_single_file(model: str) -> bool:
@@ -37,8 +37,8 @@ def is_single_file(model: str) -> bool:
 
 
 def check_plain(model: str) -> None:
-    """Refuses a file whose weights are scaled, or otherwise not what they say by themselves: loaders drop the scales.
-    No layer has anything beside `weight` but a bias and running statistics."""
+    """Refuses a file whose weights need scales or other numbers to be read: loaders drop those. A layer may have only
+    `weight`, a bias and running statistics."""
     keys = header(model)
     layers = {key.removesuffix(".weight") for key in keys if key.endswith(".weight")}
     weights = {f"{layer}.weight" for layer in layers}

@@ -1,4 +1,4 @@
-"""What is known and chosen of a checkpoint before its weights load: its card, its size, a family's options."""
+"""A checkpoint before its weights load: its card, its size, a family's options."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ HALVES: dict[str, Callable[[Any], tuple[Any, ...]]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class ImageOptions:
-    """What can be chosen of a family that makes images."""
+    """Options of a family that makes images."""
 
     height: int | None = None
     """Pixels; None takes the checkpoint's own."""
@@ -47,7 +47,7 @@ class ImageOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class VideoOptions(ImageOptions):
-    """What can be chosen of a family that makes videos."""
+    """Options of a family that makes videos."""
 
     vae_slice: int = 1
     """Clips decoded at once."""
@@ -62,7 +62,7 @@ class VideoOptions(ImageOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class FirstFrameOptions(VideoOptions):
-    """What can be chosen of a family that draws from text, or from text and a first frame."""
+    """Options of a family that draws from text, or from text and a first frame."""
 
     image_to_video: bool | None = None
     """Whether a source image is the first frame; None as the checkpoint's own class says. Some are published as text to
@@ -99,9 +99,9 @@ class Card:
     index: Mapping[str, Any]
     """Its model_index.json."""
     network: Any
-    """Its denoiser's configuration with the class's defaults, by attribute; None where it is not known."""
+    """Its denoiser's configuration with the class's defaults, by attribute; None if unknown."""
     vae: Mapping[str, Any]
-    """Its autoencoder's configuration, or what is not usual in it."""
+    """Its autoencoder's configuration, or what is unusual in it."""
     factors: tuple[int, int]
     """Pixels of a latent's side, and frames of a latent frame."""
 
@@ -120,18 +120,18 @@ class Grid:
     patch: int = 1
     """Latent pixels of a token's side."""
     multiple: int = 1
-    """Pixels that a side has to be a multiple of, where that is more than a token's."""
+    """A side is a multiple of so many pixels, if that is more than a token's."""
     most: int | None = None
     """Tokens of a side that positions exist for; None is no limit."""
     frame_patch: int = 1
     """Latent frames of a token."""
     odd_frames: bool = False
-    """Whether latent frames have to be odd in number: the first, and then pairs."""
+    """Whether the number of latent frames must be odd: the first, and then pairs."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Size:
-    """What a checkpoint draws unless told otherwise, in pixels; images have no frames."""
+    """The default size of a checkpoint, in pixels; images have no frames."""
 
     height: int
     width: int
@@ -190,7 +190,7 @@ def _check_autoencoder(grid: Grid, card: Card) -> None:
         found = card.vae.get(key)
         number = isinstance(found, int | float) and not isinstance(found, bool) and math.isfinite(found)
         if not (found is None or (number and (found or key == "shift_factor"))):
-            raise ValueError(f"{where} has the {key} {found!r}, which is no such number: {AGAIN}")
+            raise ValueError(f"{where} has the {key} {found!r}, which is not such a number: {AGAIN}")
     for key in ("latents_mean", "latents_std"):
         found = card.vae.get(key)
         if channels is not None and isinstance(found, list | tuple) and len(found) != channels:
@@ -250,8 +250,7 @@ def usual(network: Any) -> dict[str, Any]:
 
 
 def check_class(card: Card, family: str, stock: Sequence[str]) -> None:
-    """Refuses a checkpoint of another family. Raises ValueError: its stock class is not among those that the family
-    loads."""
+    """Refuses a checkpoint of another family. Raises ValueError: the family does not load its stock class."""
     if card.stock not in stock:
         raise ValueError(
             f"{card.model} is a {card.stock}, and pipeline.name={family} loads {' or '.join(stock)}: leave "
@@ -260,8 +259,8 @@ def check_class(card: Card, family: str, stock: Sequence[str]) -> None:
 
 
 def read_part(model: str, name: str) -> dict[str, Any] | None:
-    """A small JSON file of a folder, of a hub id that is not published here, or that goes with a single file; or None.
-    Of published checkpoints `published.json` says what is needed, and nothing is asked of the hub."""
+    """A small JSON file of a folder, of a hub id that is not listed here, or beside a single file; or None.
+    For published checkpoints `published.json` has all that is needed, and the hub is not asked."""
     if not Path(model).exists():
         return None if published(model) is not None or is_path(model) else small_json(model, name)
     if is_single_file(model):

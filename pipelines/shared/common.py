@@ -60,8 +60,8 @@ def covering(image: Tensor, height: int, width: int) -> Tensor:
 
 
 def check_mask(source: Tensor, mask: Tensor, what: str) -> None:
-    """Refuses a mask `[..., h, w]` of another shape than its image or clip: cut to the drawn size, it would lie beside
-    what it masks."""
+    """Refuses a mask `[..., h, w]` of another shape than its image or clip: cut to the drawn size, it would miss what
+    it masks."""
     (h, w), (height, width) = mask.shape[-2:], source.shape[-2:]
     if abs(h * width / (w * height) - 1) > _SAME_SHAPE:
         raise ValueError(
@@ -88,7 +88,7 @@ def _with_wide_products(region: AbstractContextManager[Any]) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class Guidance:
-    """What is asked of a family's guidance, as `Pipeline.guided` takes it."""
+    """The arguments of a family's guidance, as `Pipeline.guided` takes them."""
 
     network: Network
     cond: Conditioning
@@ -108,7 +108,7 @@ def two_pass_guidance(asked: Guidance, *, rule: Rule = linear_cfg, apart: bool =
 
 
 def halves(asked: Guidance, *, rule: Rule, apart: bool = False) -> Velocity:
-    """Classifier-free guidance at any scale, of a positive and a negative half that are there."""
+    """Classifier-free guidance at any scale, of a positive and a negative half."""
     assert asked.negative is not None
     return classifier_free_guidance(
         asked.network, asked.cond, asked.negative, asked.scale, rule=rule, train_negative=asked.train_negative,
@@ -130,17 +130,17 @@ def distilled_guidance(asked: Guidance, *, embeds: bool, model: str) -> Velocity
 
 
 def guide_by_input(p: Any, asked: Guidance) -> Velocity:
-    """The scale as an input of the network, or none where it has no such input; no negative prompt is read."""
+    """The scale as an input of the network, or nothing if it has no such input; reads no negative prompt."""
     return distilled_guidance(asked, embeds=bool(p.card.network.guidance_embeds), model=p.model)
 
 
 def predict_velocity(p: Any, x: Tensor, timestep: Tensor, cond: Conditioning) -> Tensor:
-    """Velocity in float32 of a denoiser that predicts it; it runs in the pipeline's dtype."""
+    """Velocity in float32 of a denoiser that predicts it, run in the pipeline's dtype."""
     return p.call(x, timestep, cond).float()
 
 
 def predict_by_kind(p: Any, x: Tensor, timestep: Tensor, cond: Conditioning, kinds: Sequence[Any]) -> Tensor:
-    """As `predict_velocity`, in a call for each kind of rows; `kinds` says of which one each row is."""
+    """As `predict_velocity`, in a call for each kind of rows; `kinds` has the kind of each row."""
     if len(set(kinds)) == 1:
         return predict_velocity(p, x, timestep, cond)
     groups = [[row for row, own in enumerate(kinds) if own == kind] for kind in dict.fromkeys(kinds)]
@@ -151,7 +151,7 @@ def predict_by_kind(p: Any, x: Tensor, timestep: Tensor, cond: Conditioning, kin
 
 
 def masked_arguments(x: Tensor, timestep: Tensor, cond: Conditioning) -> dict[str, Any]:
-    """What a denoiser is called with that reads a prompt's embeddings and a mask of them."""
+    """Arguments of a denoiser that reads a prompt's embeddings and their mask."""
     return {
         "hidden_states": x,
         "timestep": timestep,
@@ -170,7 +170,7 @@ def shown(x: Tensor, cond: Conditioning) -> Tensor:
 
 
 def held(velocity: Tensor, x: Tensor, sigma: Sigma, cond: Conditioning) -> Tensor:
-    """The velocity that leads straight to a first frame where a conditioning has one; beside it, the network's."""
+    """The velocity that leads straight to a first frame if a conditioning has one; elsewhere the network's."""
     if (first := cond.tensors.get("first_frame")) is None:
         return velocity
     x, dim = x.to(velocity), 2 if x.ndim == 5 else 1
@@ -271,7 +271,7 @@ def pixels_per_latent(vae: Mapping[str, Any], key: str = "block_out_channels", u
 
 @contextmanager
 def standing_in(owner: Any, **members: Any) -> Iterator[None]:
-    """Attributes of this object alone, taken back at the end; a stock pipeline's configuration hears nothing of it."""
+    """Attributes of this object alone, removed at the end; a stock pipeline's configuration does not change."""
     own = vars(owner)
     before = {name: own[name] for name in members if name in own}
     own.update(members)
@@ -284,7 +284,7 @@ def standing_in(owner: Any, **members: Any) -> Iterator[None]:
 
 
 def takes_lora(cls: Any, part: str) -> bool:
-    """Whether a stock class has a LoRA for a part of its own."""
+    """Whether a stock class has a LoRA for one of its parts."""
     write = getattr(cls, "save_lora_weights", None)
     return write is not None and f"{part}_lora_layers" in inspect.signature(write).parameters
 

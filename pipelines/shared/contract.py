@@ -1,4 +1,4 @@
-"""What recipes need of a loaded pipeline, and commands of a model family: the two contracts that families meet."""
+"""What recipes need of a loaded pipeline, and commands of a model family: two contracts for families."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Pipeline(Protocol):
     """What recipes need of a model family."""
 
     model: str
-    """Folder or hub id that was loaded."""
+    """The loaded folder or hub id."""
     denoiser: nn.Module
     """The denoising network, or a ModuleDict of several; LoRA is added to it."""
     experts: dict[str, Any]
@@ -39,7 +39,7 @@ class Pipeline(Protocol):
 
     @property
     def num_sources(self) -> tuple[int, int]:
-        """Least and most source images of a prompt; (0, 0) where images come from text alone."""
+        """Least and most source images of a prompt; (0, 0) if images come from text alone."""
 
     @property
     def fps(self) -> float | None:
@@ -49,31 +49,31 @@ class Pipeline(Protocol):
         """Embeds prompts with their source images (float32 [3, h, w] in [0, 1]), each once, on the own device."""
 
     def keeps(self, prompts: Sequence[str], sources: Sequence[Sequence[Tensor]] | None = None) -> bool:
-        """Whether `encode` of these needs no text encoder, since it was done before or lies in a cache."""
+        """Whether `encode` of these needs no text encoder, because they are known or in a cache."""
 
     def keep_embeddings(self, folder: Path, encoders: str) -> None:
-        """Reads embeddings from a folder and writes those that are made into it; `encoders` says what embeds."""
+        """Reads embeddings from a folder and writes new ones into it; `encoders` identifies the encoders."""
 
     def load_text_encoders(self) -> None:
-        """Loads text encoders that are not there."""
+        """Loads missing text encoders."""
 
     def awake(self, *parts: str) -> AbstractContextManager[None]:
-        """Inside, parts that rest on the host otherwise are on the device: text_encoders, image_encoder, vae."""
+        """Inside, parts that usually rest on the host are on the device: text_encoders, image_encoder, vae."""
 
     def load_denoiser(self) -> None:
-        """Loads the denoiser where it was left for later."""
+        """Loads the denoiser if it was left for later."""
 
     def num_cut(self, prompts: Sequence[str]) -> int:
-        """How many prompts are longer than what is read of them; before the text encoders are freed."""
+        """How many prompts are longer than the part that is read; call it before freeing the text encoders."""
 
     def free_text_encoders(self) -> None:
-        """Drops the text encoders; only prompts that were encoded before can be asked for afterwards."""
+        """Drops the text encoders; afterwards `encode` takes only prompts that it has encoded before."""
 
     def network(self, x: Tensor, timestep: Tensor, cond: Conditioning) -> Tensor:
         """Velocity `noise - clean` in float32 of latents `x` `[b, *latent]` at `timestep` `[b]`."""
 
     def passes(self, scale: float) -> int:
-        """Network rows that guidance needs per sample and step: 2 where a negative prompt is read, else 1."""
+        """Network rows that guidance needs per sample and step: 2 if it reads a negative prompt, else 1."""
 
     def guided(
         self,
@@ -99,20 +99,20 @@ class Pipeline(Protocol):
 
     @property
     def sound_rate(self) -> int | None:
-        """Samples per second of the sound that videos come with; None where they are silent."""
+        """Sample rate of the videos' sound; None if they are silent."""
 
     def decode_sound(self, latents: Tensor) -> Tensor:
         """Sound float32 `[b, channels, samples]` in [-1, 1] of finished latents; not of silent families."""
 
     def encode_images(self, images: Tensor) -> Tensor:
-        """Latents float32 `[b, *latent]` of what `decode` would give, in [0, 1] and of the drawn size."""
+        """Latents float32 `[b, *latent]` of images or videos in [0, 1] of the drawn size: the inverse of `decode`."""
 
     def save_lora(self, folder: Path, tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> Path:
         """Writes a LoRA as stock diffusers loads it with `load_lora_weights(folder)`."""
 
 
 class ModelFamily(Protocol):
-    """What commands ask of a family: before weights load, to load them, and what `flowrl plan` counts."""
+    """What commands need of a family: before weights load, to load them, and what `flowrl plan` counts."""
 
     @property
     def name(self) -> str:
@@ -124,7 +124,7 @@ class ModelFamily(Protocol):
 
     @property
     def num_sources(self) -> tuple[int, int] | None:
-        """Least and most source images of a prompt; None where checkpoint and options say."""
+        """Least and most source images of a prompt; None if checkpoint and options decide."""
 
     @property
     def clips(self) -> tuple[str, ...]:
@@ -132,7 +132,7 @@ class ModelFamily(Protocol):
 
     @property
     def parts(self) -> Mapping[str, Any]:
-        """Names of parts of a state that rewards can speak of; none where nothing is known of the state."""
+        """Names of parts of a state that rewards can judge; empty if the state is unknown."""
 
     @property
     def denoisers(self) -> tuple[str, ...]:
@@ -153,7 +153,7 @@ class ModelFamily(Protocol):
         """Refuses `pipeline.options` that the family does not have."""
 
     def attends(self, model: str) -> Any:
-        """Head sizes and masks of a model's attention (`attention_words.Known`), as far as they are known."""
+        """Head sizes and masks of a model's attention (`attention_words.Known`), as far as known."""
 
     def load(
         self, model: str, *, dtype: torch.dtype = ..., device: torch.device | str = ..., attention: str = ...,
@@ -163,20 +163,23 @@ class ModelFamily(Protocol):
         the family's options class."""
 
     def block_kinds(self, model: str) -> dict[str, int]:
-        """Blocks of the denoiser that are alike, by kind (`like_blocks.block_kinds`); none where nothing is known."""
+        """Blocks of the denoiser that are alike, by kind (`like_blocks.block_kinds`); empty if unknown."""
 
     def meta_denoiser(self, model: str, kinds: Mapping[str, int] | None = None) -> nn.Module | None:
-        """The denoiser without weights, or experts by name; None where nothing is known of the model. With `kinds` it
+        """The denoiser without weights, or experts by name; None for an unknown model. With `kinds` it
         has so many blocks of each kind."""
 
     def planned_size(self, model: str, options: Mapping[str, Any]) -> Any:
-        """Height, width and frames (`cards.Size`) that a model draws with options; None where nothing is known."""
+        """Height, width and frames (`cards.Size`) that a model draws with options; None if unknown."""
 
     def text_tokens(self, model: str, options: Mapping[str, Any]) -> int:
         """Tokens of text that the denoiser reads with options."""
 
     def rows(self, model: str, scale: float) -> int:
         """Network rows that guidance at a scale needs per sample and step."""
+
+    def remembers(self, model: str, options: Mapping[str, Any], scale: float, num_steps: int) -> bool:
+        """Whether guidance at a scale goes by earlier steps of a path of so many (`flowrl.samplers.path_memory`)."""
 
     def meta_call(self, model: str, size: Any, text_tokens: int) -> dict[str, Any]:
         """Keyword arguments of one evaluation of one sample, on the meta device."""

@@ -1,4 +1,4 @@
-"""Embeddings of a family's pipeline: of prompts, and of their source images where those are encoded apart from them."""
+"""Embeddings of a family's pipeline: of prompts, and of their source images if those are encoded separately."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class FamilyEmbeddings:
             self.images.cache = cache_of(p, *self.kept_in, sources=True)
 
     def keep_in(self, folder: Path, encoders: str) -> None:
-        """Reads from a folder and writes into it; `encoders` says what embeds."""
+        """Reads from a folder and writes into it; `encoders` identifies the encoders."""
         self.kept_in = folder, encoders
         self.texts.cache = cache_of(self.p, folder, encoders, sources=False)
         self.images.cache = cache_of(self.p, folder, encoders, sources=True)
@@ -45,7 +45,7 @@ class FamilyEmbeddings:
         return all(kept.keeps(texts, given) for kept, texts, given in self._asked(prompts, sources))
 
     def _asked(self, prompts: Sequence[str], sources: Sources | None) -> list[tuple[Embedded, Sequence[str], Sources]]:
-        """Who embeds these, and what each is asked for."""
+        """What embeds these, and the items of each."""
         family, count = self.p.family, self.p.num_sources
         given = check_sources(sources, prompts, count, family.name, family.sources_option)
         if family.embed_sources is None:
@@ -62,7 +62,7 @@ class FamilyEmbeddings:
         return Conditioning(found)
 
     def _check_widths(self, found: dict[str, Tensor]) -> None:
-        """Refuses embeddings of another width than the denoiser reads."""
+        """Refuses embeddings whose width the denoiser does not read."""
         tokens = self.p.family.seen_tokens(self.p.card, self.p.max_sequence_length)
         for name, wanted in self.p.family.conditioning(self.p, tokens).items():
             if name in ("embeds", "pooled") and name in found and found[name].shape[-1] != wanted.shape[-1]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -47,7 +47,7 @@ class Family:
     """A model family: its data, and the functions in which it differs from others. Stands in its file as `FAMILY`."""
 
     name: str
-    """Its name, which is that of its file."""
+    """Its name, also that of its file."""
     title: str
     """Its name for people."""
     network: Any
@@ -61,17 +61,19 @@ class Family:
     exact: tuple[str, ...] = ("vae",)
     """Parts in float32 whatever the dtype."""
     spared: tuple[str, ...] = ()
-    """Parts that a checkpoint may be saved without."""
+    """Parts that a checkpoint may lack."""
     options: type[ImageOptions] = ImageOptions
-    """What can be chosen of it."""
+    """Its options."""
     length: int = 512
     """Tokens of a prompt unless told otherwise."""
     num_sources: tuple[int, int] | None = (0, 0)
-    """Least and most source images of a prompt; None where checkpoint and options say, see `count_sources`."""
+    """Least and most source images of a prompt; None if checkpoint and options decide, see `count_sources`."""
     sources_option: str | None = None
     """The option that sets their number."""
     clips: tuple[str, ...] = ()
     """Keys of a prompt's row whose clips are sources too, before its images."""
+    needed_clips: tuple[str, ...] = ()
+    """Those of them that every prompt has."""
     attention: Attends = UNMASKED
     """How its denoiser attends."""
     stock_options: Mapping[str, Any] | None = None
@@ -80,11 +82,11 @@ class Family:
     grid: Callable[[Any], Grid]
     """Layout of latents, of the denoiser's configuration."""
     own_size: Callable[[Card], Size]
-    """What is drawn unless told otherwise."""
+    """The default drawn size."""
     embed: Callable[[FamilyPipeline, str, Sequence[Tensor]], dict[str, Tensor]]
-    """Tensors of one row for a prompt, and for its source images where `embed_sources` is None."""
+    """Tensors of one row for a prompt, and for its source images if `embed_sources` is None."""
     arguments: Callable[[FamilyPipeline, Tensor, Tensor, Conditioning], dict[str, Any]]
-    """What the denoiser is called with, for latents in the pipeline's dtype at timesteps [b]."""
+    """Arguments of the denoiser, for latents in the pipeline's dtype at timesteps [b]."""
     conditioning: Callable[[FamilyPipeline, int], dict[str, Tensor]]
     """What `embed` and guidance give for one prompt of so many tokens, without numbers (`common.meta`)."""
     schedule: Callable[[FamilyPipeline, int, str, float | None], Schedule]
@@ -97,7 +99,9 @@ class Family:
     guided: Callable[[FamilyPipeline, common.Guidance], Velocity] = lambda p, asked: common.two_pass_guidance(asked)
     """Guidance of a network."""
     passes: Callable[[Card | None, float], int] = lambda card, scale: 1 if scale == 1 else 2
-    """Network rows of guidance at a scale; the card is None where nothing is known of the checkpoint."""
+    """Network rows of guidance at a scale; the card is None for an unknown checkpoint."""
+    memory: Callable[[Card, Any, float, int], bool] = lambda card, options, scale, num_steps: False
+    """Whether guidance at a scale goes by earlier steps (`flowrl.samplers.path_memory`), in so many steps."""
     decode: Callable[[FamilyPipeline, Tensor], Tensor] = lambda p, z: common.decode(p.pipe.vae, z)
     """Images in [-1, 1] as the autoencoder gives them."""
     encode: Callable[[FamilyPipeline, Tensor], Tensor] = lambda p, x: common.encode(p.pipe.vae, x)
@@ -105,43 +109,43 @@ class Family:
     factors: Callable[[Mapping[str, Any]], tuple[int, int]] = cards.image_factors
     """Pixels of a latent's side and frames of a latent frame, of the autoencoder's configuration."""
     state: Callable[[FamilyPipeline], tuple[int, ...]] = lambda p: p.grid_shape
-    """Shape of what is denoised, where it is more than the latent of an image or clip."""
+    """Shape of the denoised tensor, if it is more than the latent of an image or clip."""
     constants: Callable[[FamilyPipeline], dict[str, Tensor]] = lambda p: {}
     """Tensors that a loaded checkpoint keeps on its device."""
     positions: Callable[[FamilyPipeline], dict[str, Tensor]] = lambda p: {}
     """Tensors of the drawn size."""
     embed_sources: Callable[[FamilyPipeline, Sequence[Tensor]], dict[str, Tensor]] | None = None
-    """Tensors of one row for a prompt's source images, where they are encoded apart from it."""
+    """Tensors of one row for a prompt's source images, if they are encoded separately."""
     count_sources: Callable[[Card, Any], tuple[int, int]] | None = None
     """Least and most source images, of checkpoint and options."""
     source_size: Callable[[Card, Any, Size], tuple[int, int]] | None = None
-    """Height and width of a source image whose tokens stand beside those of what is drawn; None: there are no such."""
+    """Height and width of a source image whose tokens join the drawn ones; None if there are none."""
     tokens: Callable[[Card, Any], int] | None = None
-    """Tokens that prompts are cut or padded to; None takes `max_sequence_length`, or `length`."""
+    """Tokens to cut or pad prompts to; None takes `max_sequence_length`, or `length`."""
     longest: Callable[[Card], int] | None = None
-    """Most tokens of a prompt, where there are such."""
+    """Most tokens of a prompt, if limited."""
     seen_tokens: Callable[[Card, int], int] = lambda card, length: length
     """Tokens of text that the denoiser reads for prompts of a length."""
     refuse: Callable[[Card], None] = lambda card: None
     """Refuses checkpoints that look like the family's and are not."""
-    suits: Callable[[Card, Any], None] = lambda card, options: None
+    suits: Callable[[Card, Any], object] = lambda card, options: None
     """Refuses options that the checkpoint does not have."""
     check_scheduler: Callable[[str, Mapping[str, Any]], None] = stock_schedules.check_euler_scheduler
     """Refuses schedulers whose levels `schedule` does not visit."""
     stock_class: Callable[[Card, Any], str | None] = lambda card, options: card.stock
     """The stock class to load with."""
     prepare: Callable[[FamilyPipeline], None] = lambda p: None
-    """What is done to loaded denoisers."""
+    """Changes to loaded denoisers."""
     prepare_encoders: Callable[[FamilyPipeline], None] = lambda p: None
-    """What is done to loaded text encoders."""
+    """Changes to loaded text encoders."""
     sound: Sound | None = None
     """How its videos sound, and how a state holds their sound too; None of silent families."""
     parts: Mapping[str, Callable[[FamilyPipeline], tuple[Any, ...]]] = field(default_factory=lambda: cards.HALVES)
-    """Parts of a state that rewards can speak of by name, and their regions of it: the halves of images and videos."""
+    """Parts of a state that rewards can judge, by name, and their regions of it: the halves of images and videos."""
 
     @property
     def stock(self) -> tuple[str, ...]:
-        """Names of the stock classes that are loaded."""
+        """Names of the stock classes that the family loads."""
         return tuple(known_checkpoints.tables()["families"][self.name]["stock"])
 
     @property
@@ -149,10 +153,8 @@ class Family:
         """Whether the family makes videos."""
         return issubclass(self.options, VideoOptions)
 
-    # ---- before weights load -----------------------------------------------------------------------------------------
-
     def card(self, model: str) -> Card | None:
-        """What a model says of itself; None for a hub id that is neither published here nor can be asked."""
+        """A model's card; None for a hub id that is neither listed here nor can be looked up."""
         if (known := known_checkpoints.published(model)) is not None:
             return self._card(model, known.index, known.network, known.vae)
         index = cards.read_part(model, "model_index.json")
@@ -168,7 +170,7 @@ class Family:
         return Card(model=model, index=index, network=network, vae=vae, factors=self.factors(vae))
 
     def _denoisers(self, model: str) -> dict[str, dict[str, Any]]:
-        """Configurations of the denoiser, or of experts, by name; none where nothing is known of the model."""
+        """Configurations of the denoiser, or of experts, by name; empty for an unknown model."""
         known = known_checkpoints.published(model)
         if known is None:
             read = {name: cards.read_part(model, f"{name}/config.json") for name in self.denoisers}
@@ -177,7 +179,7 @@ class Family:
         return {name: dict(known.network) for name in there}
 
     def block_kinds(self, model: str) -> dict[str, int]:
-        """Blocks of the denoiser that are alike, by kind; none where experts differ in them or nothing is known."""
+        """Blocks of the denoiser that are alike, by kind; empty if experts differ in them or the model is unknown."""
         found = [block_kinds({**cards.usual(self.network), **config}) for config in self._denoisers(model).values()]
         return found[0] if found and all(kinds == found[0] for kinds in found) else {}
 
@@ -191,7 +193,7 @@ class Family:
 
     def check(self, model: str, targets: Sequence[str] | None, rank: int | None = None) -> None:
         """Checks what is known before weights load: the model is of this family, every LoRA target binds, at a rank. A
-        hub id of which nothing can be known is left to `load`."""
+        hub id that cannot be looked up is left to `load`."""
         card = self.card(model)
         if card is None:
             return
@@ -204,7 +206,7 @@ class Family:
             check_targets(expert, targets or (), rank)
 
     def _check_parts(self, card: Card) -> None:
-        """Refuses another stock class, a folder that lacks parts, and a scheduler that is not followed."""
+        """Refuses another stock class, a folder that lacks parts, and an unsupported scheduler."""
         model = card.model
         if Path(model).is_dir() and not card.index:
             raise ValueError(no_pipeline(model))
@@ -222,7 +224,7 @@ class Family:
         return build_options(self.options, options, owner=f"pipeline {self.name!r}")
 
     def check_options(self, options: Mapping[str, Any]) -> None:
-        """Checks `pipeline.options`, those that have no key of their own; a ValueError names the option."""
+        """Checks `pipeline.options`, the options without their own key; a ValueError names the option."""
         cards.check_no_keys(options)
         self.chosen(options)
 
@@ -272,14 +274,14 @@ class Family:
         return p
 
     def _check(self, card: Card, options: Any) -> None:
-        """Refuses what the checkpoint cannot take, with options or by itself."""
+        """Refuses options that the checkpoint cannot take, and unsupported checkpoints."""
         self.refuse(card)
         cards.shapes(self.grid(card.network), card, self.size_of(card, options), videos=self.videos)
         self.suits(card, options)
         self.prompt_tokens(card, options)
 
     def prompt_tokens(self, card: Card, options: Any) -> int:
-        """Tokens that prompts are cut or padded to. Raises ValueError: another number than the checkpoint takes."""
+        """Tokens to cut or pad prompts to. Raises ValueError: another number than the checkpoint takes."""
         if self.tokens is not None:
             return self.tokens(card, options)
         length = self.length if options.max_sequence_length is None else options.max_sequence_length
@@ -290,7 +292,7 @@ class Family:
         return length
 
     def size_of(self, card: Card, options: Any) -> Size:
-        """What is drawn: options, then the checkpoint's own."""
+        """The drawn size: from options, else the checkpoint's own."""
         own = self.own_size(card)
         frames, fps = (options.num_frames, options.fps) if self.videos else (None, None)
         return Size(
@@ -301,12 +303,12 @@ class Family:
         )
 
     def planned_size(self, model: str, options: Mapping[str, Any]) -> Size | None:
-        """What a checkpoint draws with these options; None where nothing is known of it."""
+        """The size that a checkpoint draws with these options; None if unknown."""
         card = self.card(model)
         return None if card is None or card.network is None else self.size_of(card, self.chosen(options))
 
     def text_tokens(self, model: str, options: Mapping[str, Any]) -> int:
-        """Tokens of text that the denoiser reads with these options; the family's usual where nothing is known."""
+        """Tokens of text that the denoiser reads with these options; the family's usual number if unknown."""
         card, chosen = self.card(model), self.chosen(options)
         if card is None or card.network is None:
             return int(chosen.max_sequence_length or self.length)
@@ -316,9 +318,10 @@ class Family:
         """Network rows that guidance at a scale needs per sample and step."""
         return self.passes(self.card(model), scale)
 
+    def remembers(self, model: str, options: Mapping[str, Any], scale: float, num_steps: int) -> bool:
+        return (card := self.card(model)) is not None and self.memory(card, self.chosen(options), scale, num_steps)
+
     def meta_call(self, model: str, size: Size, text_tokens: int) -> dict[str, Any]:
-        """Keyword arguments of one evaluation of one sample, without numbers in them. Raises ValueError: the model
-        cannot draw this size, or nothing is known of it."""
         card, device = self.card(model), torch.device("meta")
         if card is None or card.network is None:
             raise ValueError(f"nothing is known of {model} without its download")
@@ -342,7 +345,7 @@ class FamilyPipeline:
         self, family: Family, card: Card, options: Any, *, pipe: Any, denoisers: Mapping[str, nn.Module],
         dtype: torch.dtype, device: torch.device, tokens: int | None = None,
     ) -> None:  # fmt: skip
-        """Takes a loaded stock pipeline; without one it says what a denoiser would be called with."""
+        """Takes a loaded stock pipeline; without one it still gives the arguments of a denoiser."""
         self.family = family
         self.card = card
         self.options = options
@@ -357,9 +360,8 @@ class FamilyPipeline:
         self.sizes = WeakSet([self])  # all pipelines that share these networks
         self.take(denoisers)
         self.lora_targets = family.lora_targets
-        self.num_sources = family.num_sources or (0, 0)
-        if family.count_sources is not None:
-            self.num_sources = family.count_sources(card, options)
+        counted = family.count_sources
+        self.num_sources = family.num_sources or (0, 0) if counted is None else counted(card, options)
         self.max_sequence_length = family.prompt_tokens(card, options) if tokens is None else tokens
         size = family.size_of(card, options)
         self.fps = size.fps
@@ -378,9 +380,7 @@ class FamilyPipeline:
         sources are encoded again, which works after the text encoders are freed too."""
         other = copy(self)
         self.sizes.add(other)
-        own = self.family.own_size(self.card)
-        frames = self.image_shape[0] if self.family.videos else None
-        other._set_size(Size(height=height or own.height, width=width or own.width, num_frames=frames))
+        other._set_size(self.family.size_of(self.card, replace(self.options, height=height, width=width)))
         other.embeddings = FamilyEmbeddings(other, like=self.embeddings)
         return other
 
@@ -393,11 +393,11 @@ class FamilyPipeline:
         return self.embeddings.keeps(prompts, sources)
 
     def keep_embeddings(self, folder: Path, encoders: str) -> None:
-        """Reads embeddings from a folder and writes those that are made into it; `encoders` says what embeds."""
+        """Reads embeddings from a folder and writes new ones into it; `encoders` identifies the encoders."""
         self.embeddings.keep_in(folder, encoders)
 
     def awake(self, *parts: str) -> AbstractContextManager[None]:
-        """Inside, parts that rest on the host otherwise are on the device: text_encoders, image_encoder, vae."""
+        """Inside, parts that usually rest on the host are on the device: text_encoders, image_encoder, vae."""
         return awake(self.resting, parts)
 
     def num_cut(self, prompts: Sequence[str]) -> int:
@@ -405,17 +405,17 @@ class FamilyPipeline:
         return num_cut(self.pipe.components, self.max_sequence_length, prompts)
 
     def load_text_encoders(self) -> None:
-        """Loads the text encoders where they were left for later, or freed."""
+        """Loads the text encoders if they were left for later, or freed."""
         if self.later is not None and self.later.text_encoders(self):
             self.embeddings.texts.freed = False
 
     def load_denoiser(self) -> None:
-        """Loads the denoiser where it was left for later, ready to be called."""
+        """Loads the denoiser if it was left for later, ready to use."""
         if self.later is not None and not self.experts:
             self.later.denoiser(self)
 
     def take(self, denoisers: Mapping[str, nn.Module], attention: str = "native") -> None:
-        """Has these denoisers from now on, whose attention a kernel computes; so has every other size."""
+        """Uses these denoisers, with a kernel for their attention, from now on; so does every other size."""
         self.experts.update(denoisers)
         parts = list(self.experts.values())
         for one in self.sizes:
@@ -423,7 +423,7 @@ class FamilyPipeline:
             one.attention = attention
 
     def free_text_encoders(self) -> None:
-        """Drops the text encoders from memory; new sources that are encoded apart from prompts can still be."""
+        """Drops the text encoders from memory; separately encoded sources can still be encoded."""
         self.resting.pop("text_encoders", None)
         self.embeddings.texts.free(self.pipe, self.family.encoders)
 
@@ -436,7 +436,7 @@ class FamilyPipeline:
         return self.family.read(self, output, x)
 
     def network(self, x: Tensor, timestep: Tensor, cond: Conditioning) -> Tensor:
-        """Velocity in float32; where a first frame is held, it leads straight there."""
+        """Velocity in float32; at a held first frame it leads straight there."""
         velocity = self.family.evaluate(self, x, timestep, cond)
         if "first_frame" not in cond.tensors:
             return velocity
@@ -486,7 +486,7 @@ class FamilyPipeline:
         return decode_sound(self, latents)
 
     def encode_images(self, images: Tensor) -> Tensor:
-        """What the autoencoder makes of images or clips, the mode of its posterior, scaled as `decode` undoes it."""
+        """Latents of images or clips: the mode of the autoencoder's posterior, scaled as `decode` undoes it."""
         encode = in_arithmetic(self.options.vae_dtype, self.device, partial(self.family.encode, self))
         turned = (lambda x: encode(x.transpose(1, 2))) if self.family.videos else encode
         with self.awake("vae"):

@@ -1,8 +1,8 @@
 """Blocks of a denoiser that are alike: how many there are of each kind, and configurations with fewer of them.
 
-What one evaluation takes is linear in the number of blocks of a kind, once the network's ends are in: a first block,
-whose input asks for no gradient, and a last one, whose other answers nobody reads. So two networks that differ by one
-block say what a block takes, and a few small networks what a large one does.
+The cost of one evaluation is linear in the number of blocks of a kind, once the network's ends are in: a first block,
+whose input needs no gradient, and a last one, whose other outputs are not read. So two networks that differ by one
+block show a block's cost, and a few small networks that of a large one.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ _DUAL = "dual_attention_layers"
 """Blocks of SD3.5-M with a second attention: the first ones, so that they are a kind of their own."""
 _STACKS = "transformer_layers_per_block"
 """Transformer blocks of each attention of a UNet, level by level."""
-_CONTROLLED = "vace_layers"
-"""Blocks of Wan VACE behind which the answer of a control block is added."""
+_BETWEEN = ("vace_layers", "inject_face_latents_blocks")
+"""Of Wan VACE and Animate: blocks behind which the answer of a control block, or of a face, is added."""
 _ONE_BLOCK = re.compile(r"(?:^|blocks\.|layers\.)\d+\.")
 
 
@@ -27,9 +27,9 @@ def block_kinds(config: Mapping[str, Any]) -> dict[str, int]:
 
     Kinds are in the order of calls. Those of `num_layers` with a second attention are `dual_attention_layers`, and are
     not counted as `num_layers`. Levels of a UNet are kinds of their own. Answers of control blocks are held all at once
-    and memory without gradient grows with their number: no block is like another.
+    and memory without gradient grows with their number, and a face is read after some blocks: none is like another.
     """
-    if config.get(_CONTROLLED):
+    if any(config.get(key) for key in _BETWEEN):
         return {}
     stacks = config.get(_STACKS)
     if isinstance(stacks, list | tuple) and all(isinstance(count, int) for count in stacks):
@@ -45,7 +45,7 @@ def block_kinds(config: Mapping[str, Any]) -> dict[str, int]:
 
 
 def with_blocks(config: Mapping[str, Any], kinds: Mapping[str, int]) -> dict[str, Any]:
-    """A configuration with so many blocks of each kind, `block_kinds` of it; what is no kind stays as it is."""
+    """A configuration with so many blocks of each kind, `block_kinds` of it; everything else stays."""
     if any(kind.startswith(_STACKS) for kind in kinds):
         stacks = enumerate(config[_STACKS])
         return {**config, _STACKS: [kinds.get(f"{_STACKS}.{level}", count) for level, count in stacks]}
@@ -64,5 +64,5 @@ def fewest(kinds: Mapping[str, int]) -> dict[str, int]:
 
 
 def names_a_block(targets: Sequence[str]) -> bool:
-    """Whether a LoRA target means one block of several, as "transformer_blocks.3.attn.to_q" does."""
+    """Whether a LoRA target means one block of several, such as "transformer_blocks.3.attn.to_q"."""
     return any(_ONE_BLOCK.search(target) for target in targets)

@@ -86,7 +86,7 @@ class Embedded:
         return not self.freed and Embedded.limit is not None and len(self.rows) > Embedded.limit
 
     def free(self, pipe: Any, parts: Sequence[str]) -> None:
-        """Drops encoders from a stock pipeline; only what was encoded before can be asked for afterwards."""
+        """Drops encoders from a stock pipeline; afterwards only what was encoded before is available."""
         self.freed = True
         pipe.register_modules(**dict.fromkeys(parts))
         gc.collect()  # of networks that hold themselves
@@ -96,7 +96,7 @@ class Embedded:
 
 @contextmanager
 def keeping_all() -> Iterator[None]:
-    """Inside, embeddings have no limit: for what is encoded before the text encoders go."""
+    """Inside, embeddings have no limit: for encoding everything before the text encoders go."""
     Embedded.limit, usual = None, Embedded.limit
     try:
         yield
@@ -105,7 +105,7 @@ def keeping_all() -> Iterator[None]:
 
 
 def num_cut(parts: Mapping[str, Any], limit: int, prompts: Sequence[str]) -> int:
-    """How many prompts have more than `limit` tokens, of which the rest is not read. Where a CLIP encoder with its
+    """How many prompts have more than `limit` tokens; the rest is not read. Where a CLIP encoder with its
     short context stands beside another one, the other's tokens are counted; where a processor of words and images
     stands in place of tokenizers, those of its own."""
     found = [part for name, part in parts.items() if name.startswith("tokenizer") and part is not None]
@@ -136,7 +136,7 @@ def check_sources(
 
 
 def source_fault(count: int, allowed: tuple[int, int], family: str, option: str | None, key: str = "") -> str:
-    """What is wrong with a number of source images, as the end of a sentence about a prompt; empty where nothing is.
+    """What is wrong with a number of source images, as the end of a sentence about a prompt; empty if nothing is.
     `allowed` are the least and the most, `option` is that of `pipeline.options` which sets how many there are, if any,
     and `key` the one of the prompt's row that names them."""
     least, most = allowed

@@ -28,7 +28,7 @@ from flowrl.runtime.files import sync, sync_tree
 
 
 def check_full(config: TrainConfig, known: ModelFamily, location: str) -> None:
-    """Refuses models and layers of which the own weights cannot be trained, before a model loads."""
+    """Refuses models and layers whose own weights cannot be trained, before a model loads."""
     if is_single_file(location):
         raise ValueError(
             f"policy.train=full ships a folder with all parts of its model, and {location} is a single file: write it "
@@ -69,7 +69,7 @@ def save_model(folder: Path, pipeline: Pipeline, split: Split | None = None) -> 
 
 
 def put_back(folder: Path) -> None:
-    """Ends what a killed `save_model` had begun; nobody may be at work in the folder."""
+    """Completes what a killed `save_model` had begun; no process may be at work in the folder."""
     if _aside(folder).exists() and not folder.exists():
         _aside(folder).replace(folder)
     for half in (_staged(folder), _aside(folder)):
@@ -78,7 +78,7 @@ def put_back(folder: Path) -> None:
 
 def load_saved(pipeline: Pipeline, folder: Path) -> FullWeights:
     """The network of a pipeline as a policy with the weights of a folder; its slot "reference" is what it was before.
-    Raises ValueError: there is no model in the folder, or another one."""
+    Raises ValueError: the folder has no model, or another one."""
     policy, found = FullWeights(pipeline.denoiser), dict[str, Tensor]()
     policy.keep_reference()
     for name in pipeline.experts:

@@ -87,8 +87,7 @@ def stock_schedule(
 
 
 def check_euler_scheduler(model: str, config: Mapping[str, Any]) -> None:
-    """Refuses the configuration of a scheduler other than FlowMatchEulerDiscreteScheduler, whose levels are built
-    here."""
+    """Refuses the configuration of any scheduler but FlowMatchEulerDiscreteScheduler, whose levels are built here."""
     name = str(config.get("_class_name"))
     if name != EULER:
         raise ValueError(
@@ -138,7 +137,7 @@ def make_scheduler(model: str, config: Mapping[str, Any]) -> Any:
     loud = logging.get_verbosity()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # schedulers hand tensors to NumPy the old way
-        logging.set_verbosity_error()  # of keys of other classes, which folders are full of
+        logging.set_verbosity_error()  # of keys of other classes, which folders often have
         try:
             return kind.from_config(dict(config))
         except (TypeError, ValueError, RuntimeError, NotImplementedError) as error:
@@ -152,7 +151,7 @@ def make_scheduler(model: str, config: Mapping[str, Any]) -> Any:
 
 
 def _no_numbers(kind: Any, config: Mapping[str, Any]) -> list[str]:
-    """Entries of a configuration that are no numbers where the class has some, or no whole ones."""
+    """Entries of a configuration that are not numbers, or not whole ones, where the class has such."""
     usual = {name: one.default for name, one in inspect.signature(kind.__init__).parameters.items()}
     wanted = {
         name: int if type(one) is int else int | float for name, one in usual.items() if type(one) in (int, float)
@@ -196,14 +195,14 @@ def diffusion_levels(model: str, scheduler: Any, num_steps: int, grid: str = "di
         return diffusion_schedule(config, num_steps, grid=grid)
     name = type(scheduler).__name__
     stock = make_scheduler(model, {**scheduler.config, "_class_name": name})
-    diffusion_timesteps(num_steps, len(flow_levels(config)) - 1, "linspace")  # refuses a number that cannot be had
+    diffusion_timesteps(num_steps, len(flow_levels(config)) - 1, "linspace")  # refuses an impossible number
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # schedulers hand tensors to NumPy the old way
             stock.set_timesteps(num_steps)
         ratios = torch.as_tensor(vars(stock).get("sigmas", [])).double().cpu()  # noise over data, of classes with such
         asked = torch.as_tensor(stock.timesteps).double().cpu()
-    except Exception as error:  # classes refuse settings of theirs with errors of every kind
+    except Exception as error:  # classes refuse their settings with errors of every kind
         raise ValueError(_not_followed(model, name, num_steps, str(error))) from error
     times = torch.unique_consecutive(asked).tolist()
     falling = times == sorted(set(times), reverse=True)

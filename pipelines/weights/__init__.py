@@ -1,1 +1,1 @@
-"""Where a network's frozen weights lie, in what form and on which device, and how they come there."""
+"""A network's frozen weights: their form, their device, and how they get there."""

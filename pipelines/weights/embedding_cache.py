@@ -25,14 +25,13 @@ from flowrl.runtime.scrubbing import say as print
 from flowrl.trajectory import Conditioning
 
 _FORMAT = "flowrl embedding 1"
-_UNREAD = ("gradient_checkpointing", "vae_slice", "max_sequence_length")  # the last one is told resolved
+_UNREAD = ("gradient_checkpointing", "vae_slice", "max_sequence_length")  # the last one resolved
 _OF_IMAGES = ("height", "width", "num_frames", "fps", "vae_dtype", "vae_tiling")
 _WAYS_OUT = "give prompts.cache another folder, or remove the key"
 
 
 def check_cache(folder: Path) -> None:
-    """Makes the folder of a cache where it is missing, and refuses one that nothing can be written into. The ValueError
-    says why not."""
+    """Makes the folder of a cache if it is missing. Raises ValueError: it cannot be written into, and why."""
     probe = folder / ".written"
     try:
         with replacing(probe, durable=False) as stream:
@@ -61,9 +60,9 @@ class EmbeddingCache:
     """The embeddings of one pipeline in a folder."""
 
     folder: Path
-    """Where; any number of pipelines and settings share one."""
+    """The folder; any number of pipelines and settings may share it."""
     settings: Mapping[str, Any]
-    """All that embeddings depend on beside their prompts: files of the encoders, dtype, lengths, sizes."""
+    """All that embeddings depend on besides their prompts: files of the encoders, dtype, lengths, sizes."""
 
     def key(self, prompt: str, images: tuple[str, ...]) -> str:
         """The name of an embedding: a digest of the settings, the libraries' versions, the prompt and its images."""
@@ -76,7 +75,7 @@ class EmbeddingCache:
         return self.folder / key[:2] / f"{key}.safetensors"
 
     def has(self, key: str) -> bool:
-        """Whether an embedding is there and whole; only the head of its file is read."""
+        """Whether an embedding is there and whole; reads only the head of its file."""
         path = self.path(key)
         try:
             with path.open("rb") as file:
@@ -96,7 +95,7 @@ class EmbeddingCache:
         return True
 
     def read(self, key: str) -> Conditioning | None:
-        """An embedding, one row on the host; None where it is not there, or is damaged, which is said."""
+        """An embedding, one row on the host; None if it is missing, or damaged, with a note."""
         path = self.path(key)
         try:
             data = path.read_bytes()
@@ -113,7 +112,7 @@ class EmbeddingCache:
         return Conditioning(tensors)
 
     def write(self, key: str, row: Conditioning) -> None:
-        """Keeps an embedding. Raises ValueError: it cannot be written, on a full disk for one."""
+        """Keeps an embedding. Raises ValueError: it cannot be written, for instance on a full disk."""
         tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in row.tensors.items()}
         metadata = {"format": _FORMAT, "key": key, "content": _content(tensors)}
         try:
@@ -128,7 +127,7 @@ class EmbeddingCache:
 
 @cache
 def _versions() -> dict[str, str]:
-    """Versions of the libraries that embed, but for their last part: others may round otherwise."""
+    """Versions of the libraries that embed, without their last part: others may round differently."""
     return {name: ".".join(version(name).split(".")[:2]) for name in ("torch", "transformers", "diffusers")}
 
 
@@ -147,4 +146,4 @@ def _content(tensors: Mapping[str, Tensor]) -> str:
 
 
 def _say_damaged(path: Path, error: Exception) -> None:
-    print(f"Note: {path} is no embedding that can be used ({error}), and is not used.", flush=True)
+    print(f"Note: {path} cannot be used as an embedding ({error}), so it is left out.", flush=True)

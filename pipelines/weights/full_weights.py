@@ -1,18 +1,16 @@
-"""The policy where the network's own weights are trained, all of them or those of some layers.
+"""The policy that trains the network's own weights, all of them or those of some layers.
 
 What the optimizer moves are masters in float32. Where the network computes in float32 on the masters' device, a master
 is the network's weight itself; elsewhere the network holds working copies, the masters rounded to its dtype after every
 change, so that rollout and update run on the same numbers. Gradients are those of the working copies.
 
-Bytes a trained weight takes on the device, bfloat16 / float32: network 2 / 4, gradient of a micro-batch 2 / 4, its sum
-4 / 4, masters 4 / 0, moments of AdamW 8 / 8: 20 in both. `optim.offload` moves masters, moments and copies to the host.
-
-Where the network is split over processes (`parallel.shard`), its parts are the masters, and all of this is of a part:
-4 bytes of a weight in the network, 4 of the gradient's sum and 8 of the moments, divided by the processes.
+`optim.offload` moves masters, moments and copies to the host. Where the network is split over processes
+(`parallel.shard`), its parts are the masters, and all of this is of a part. docs/cards.md has the bytes of each.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -20,8 +18,8 @@ from torch import Tensor, nn
 
 from flowrl.pipelines.weights.loading_choices import Split
 from flowrl.pipelines.weights.lora import endings_of
-from flowrl.pipelines.weights.parallelize import own_part
-from flowrl.pipelines.weights.trained_weights import TrainedWeights
+from flowrl.pipelines.weights.parallelize import computing_dtypes, own_part
+from flowrl.pipelines.weights.trained_weights import Held, TrainedWeights
 
 
 def trained_names(network: nn.Module, targets: Sequence[str] | None) -> list[str]:
@@ -45,6 +43,12 @@ def trained_names(network: nn.Module, targets: Sequence[str] | None) -> list[str
     return [name for name in names if name in chosen]
 
 
+def working_weights(network: nn.Module, targets: Sequence[str] | None) -> dict[str, nn.Parameter]:
+    """A network's weights of `trained_names`, by name; all of its weights are frozen."""
+    own = dict(network.requires_grad_(False).named_parameters())
+    return {name: own[name] for name in trained_names(network, targets)}
+
+
 class FullWeights(TrainedWeights):
     """A network's own weights as a policy; see the file's docstring. `parameters` are masters, `slots` copies where the
     masters lie, or on the host, and `scale` is the largest weight in magnitude before training, at least 1."""
@@ -62,10 +66,8 @@ class FullWeights(TrainedWeights):
         """Takes the weights of a loaded network as they are, those of `trained_names`; what is not trained is frozen.
         With `offload` copies lie in the host's memory, and masters that the network does not compute with. `split` are
         the processes that it is split over, with masters."""
-        chosen, own = trained_names(network, targets), dict(network.named_parameters())
-        network.requires_grad_(False)
         self.network, self.split = network, split
-        self._working = {name: own[name] for name in chosen}
+        self._working = working_weights(network, targets)
         self.rest = torch.device("cpu") if offload else None
         self._rounded = dict[str, nn.Parameter]()  # those that are not masters
         self.parameters = dict[str, nn.Parameter]()
@@ -79,14 +81,21 @@ class FullWeights(TrainedWeights):
             else:
                 self.parameters[name] = nn.Parameter(weight.detach().to(device, torch.float32))
                 self._rounded[name] = weight
-        largest = [1.0, *(float(weight.abs().max()) for weight in self._held().values() if weight.numel())]
-        self.scale = max(largest if split is None else split.each(max(largest)))
+        largest = [1.0, *(float(one.values.abs().max()) for one in self.held().values() if one.values.numel())]
+        self.scale = max(largest if split is None else split.gather(max(largest)))
         self.slots: dict[str, dict[str, Tensor]] = {}
         self._reference: dict[str, Tensor] | None = None
 
-    def _held(self) -> dict[str, Tensor]:
-        """What the network has of the policy, rounded or the masters."""
-        return {name: self._rounded.get(name, master).detach() for name, master in self.parameters.items()}
+    def held(self) -> dict[str, Held]:
+        """What the network has of the policy, rounded or the masters, which a gathering rounds where it is split."""
+        dtypes, found = computing_dtypes(self.network), dict[str, Held]()
+        place, number = (0, 1) if self.split is None else (self.split.mesh.get_local_rank(), self.split.mesh.size())
+        for name, master in self.parameters.items():
+            values, shape = self._rounded.get(name, master).detach(), tuple(self._working[name].shape)
+            before = min(place * -(-shape[0] // number), shape[0]) if shape else 0
+            first = before * math.prod(shape[1:])
+            found[name] = Held(values=values, dtype=dtypes[name], shape=shape, first=first)
+        return found
 
     @property
     def trained(self) -> list[Tensor]:
@@ -99,19 +108,15 @@ class FullWeights(TrainedWeights):
         return torch.float32
 
     def settle(self) -> None:
-        """Gives the network what the masters have become."""
+        """Copies the changed masters into the network."""
         with torch.no_grad():
             for name, weight in self._rounded.items():
                 weight.copy_(self.parameters[name])
 
-    def tensors(self) -> dict[str, Tensor]:
-        """Copies of the masters by name, on the host."""
-        return {name: master.detach().to("cpu", copy=True) for name, master in self.parameters.items()}
-
     def keep_reference(self) -> None:
-        """Keeps the weights as they are now for the slot "reference", in the network's dtype; of parts as masters."""
+        """Keeps the current weights for the slot "reference", in the network's dtype; parts as masters."""
         self._reference = {
-            name: weight.to(self.rest or weight.device, copy=True) for name, weight in self._held().items()
+            name: one.values.to(self.rest or one.values.device, copy=True) for name, one in self.held().items()
         }
 
     def change(self, old: str, new: str) -> None:

@@ -1,4 +1,4 @@
-"""The parts of a pipeline that are loaded after it was made: its text encoders, and the denoiser behind them."""
+"""The parts of a pipeline that load later: its text encoders, and after them the denoiser."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _present(p: Any, names: Sequence[str]) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Later:
-    """With what the rest of a `FamilyPipeline` `p` is loaded; `Family.load` says what each is."""
+    """How to load the rest of a `FamilyPipeline` `p`; `Family.load` explains each."""
 
     read: Read
     how: Loading
@@ -32,8 +32,8 @@ class Later:
     compile: str
 
     def text_encoders(self, p: Any) -> bool:
-        """Loads text encoders that are not there onto the device; whether there were such. They come together: stock
-        classes ask all of them for every prompt."""
+        """Loads missing text encoders onto the device; returns whether there were any. They load together: stock
+        classes use all of them for every prompt."""
         names = [name for name in _present(p, p.family.encoders) if getattr(p.pipe, name) is None]
         if names:
             stock_loading.load_parts(p.pipe, self.read, names)
@@ -41,7 +41,7 @@ class Later:
         return bool(names)
 
     def encoders_ready(self, p: Any) -> None:
-        """Brings text encoders that were read to where they lie."""
+        """Moves loaded text encoders to their device."""
         rests = "text_encoders" in self.how.offload
         stock_loading.freeze(p.pipe, "cpu" if rests else p.device, p.family.encoders)
         p.family.prepare_encoders(p)
@@ -49,7 +49,7 @@ class Later:
             self._rest(p, "text_encoders", p.family.encoders)
 
     def rest(self, p: Any) -> None:
-        """Lays to rest what encodes and decodes images."""
+        """Moves what encodes and decodes images to the host."""
         if "text_encoders" in self.how.offload:
             self._rest(p, "image_encoder", ("image_encoder",))
         if "vae" in self.how.offload:

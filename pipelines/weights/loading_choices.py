@@ -1,9 +1,11 @@
-"""What can be chosen of how a checkpoint is loaded; nothing heavy is imported here."""
+"""Choices for loading a checkpoint; imports nothing heavy."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
+
+T = TypeVar("T")
 
 
 class Split(Protocol):
@@ -15,26 +17,26 @@ class Split(Protocol):
     def any_needs(self, flags: list[bool]) -> list[bool]:
         """For each place whether it is true on any of the processes."""
 
-    def each(self, number: float) -> list[float]:
-        """The number that each of the processes has, in their order."""
+    def gather(self, mine: T) -> list[T]:
+        """What each of the processes has, in their order."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Loading:
-    """What of a checkpoint is loaded at once, and how it lies on its device."""
+    """What of a checkpoint loads at once, and its form on the device."""
 
     later: bool = False
     """Whether text encoders and denoisers wait for `load_text_encoders` and `load_denoiser` of the pipeline."""
     quantize: str = "none"
     """Form of the denoisers' large weights (`weights/quantize.py`), or "none"."""
     split: Split | None = None
-    """Over which processes denoisers are split; None where each has the whole."""
+    """The processes that share denoisers; None if each has the whole."""
     masters: bool = False
-    """Whether what is split is trained: parts are then kept in float32, and rounded as they are gathered."""
+    """Whether what is split is trained: then parts stay in float32, and are rounded as they are gathered."""
     variant: str | None = None
     """Ending of the names of the files with weights; None takes those without one."""
     offload: tuple[str, ...] = ()
-    """What rests on the host while it is not asked for: "text_encoders" (an image encoder too), "vae"."""
+    """Parts that rest on the host while unused: "text_encoders" (an image encoder too), "vae"."""
 
 
 AT_ONCE = Loading()

@@ -1,4 +1,4 @@
-"""The policy: a network's LoRA weights, and named copies of them that the network can run under.
+"""The policy: a network's LoRA weights, and named copies that the network can run under.
 
 Slots of one network: `policy` is what is trained, `reference` the network with the LoRA switched off, and any other
 slot (`ema`, `old`, ...) a copy of the LoRA tensors. Running under a slot swaps tensors in place or flips the adapters'
@@ -46,7 +46,7 @@ SELF_AND_CROSS_ATTENTION = tuple(
 
 
 def endings_of(names: Iterable[str]) -> str:
-    """What names of modules end in, numbers of blocks left out, for a message."""
+    """Endings of module names, without block numbers, for a message."""
     endings = {".".join(part for part in name.split(".")[-3:] if not part.isdigit()) for name in names}
     return ", ".join(sorted(endings)[:24])
 
@@ -85,7 +85,7 @@ class Policy(TrainedWeights):
     ) -> None:
         """Adds a LoRA: A Gaussian with standard deviation 1/rank, drawn from (seed, tensor name), and B zero. `variant`
         is one of `VARIANTS`."""
-        from peft import LoraConfig  # seconds, which what only plans or checks does without
+        from peft import LoraConfig  # takes seconds, which plans and checks avoid
 
         from flowrl.pipelines.arithmetic.lora_linear import add_lora
         from flowrl.runtime.private_names import LoraLayer
@@ -118,8 +118,8 @@ class Policy(TrainedWeights):
 
     def add_lora(self, slot: str, lora: Lora) -> None:
         """Keeps another LoRA under a name in this policy's shapes, with zeros for ranks and layers that it lacks and B
-        times its scale over the policy's: the network computes what it does with that LoRA alone. Raises ValueError: as
-        `refuse_unheld`; or it is another network's, or not finite."""
+        times its scale over the policy's: the network computes what it would with that LoRA alone. Raises ValueError:
+        as `refuse_unheld`; or it is another network's, or not finite."""
         refuse_unheld(lora, rank=self.config["r"], targets=self.config["target_modules"], variant=self.variant)
         refuse_other_network(self.network, lora)
         refuse_not_finite(lora.tensors, f"the LoRA in {lora.place}", "take an earlier one")
@@ -130,7 +130,7 @@ class Policy(TrainedWeights):
                 held[: own.shape[0], : own.shape[1]] = own.float() * (factor if "lora_B" in name else 1)
 
     def change(self, old: str, new: str) -> None:
-        """Slots change places with the policy; the reference is the LoRA off."""
+        """Slots swap with the policy; the reference is the network with the LoRA off."""
         self.running = new
         for slot, entered in ((old, False), (new, True)) if old != new else ():
             if slot == "reference":
@@ -169,7 +169,7 @@ class Policy(TrainedWeights):
 
 
 def refuse_other_variant(lora: Lora, variant: str) -> None:
-    """Refuses a LoRA that acts in another way than the policy's."""
+    """Refuses a LoRA that acts differently from the policy's."""
     if lora.variant != variant:
         raise ValueError(
             f"policy.lora_variant is {variant}, and the LoRA in {lora.place} is a {lora.variant}, which acts otherwise "
@@ -229,7 +229,7 @@ def refuse_other_network(network: nn.Module, lora: Lora) -> None:
 
 
 def refuse_not_finite(tensors: Mapping[str, Tensor], what: str, advice: str) -> None:
-    """Refuses weights that draw nothing. Raises ValueError: a tensor holds NaN or infinity."""
+    """Refuses unusable weights. Raises ValueError: a tensor holds NaN or infinity."""
     if broken := next((name for name, tensor in tensors.items() if not bool(tensor.isfinite().all())), None):
         raise ValueError(
             f"{what} holds NaN or infinity ({broken}): the run that wrote it had diverged, or the file is damaged; "

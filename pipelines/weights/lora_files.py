@@ -1,4 +1,4 @@
-"""LoRAs as files have them: what is read of them, of whatever program they are, and what is refused.
+"""LoRAs in files of any program: what is read of them, and what is refused.
 
 A LoRA that is read is one rank, one alpha and one variant. Where layers of a file differ in rank, the smaller ones get
 rows and columns of zeros, which act on nothing and, being zero on both sides, get no gradient either; where they differ
@@ -38,10 +38,10 @@ _KINDS = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Lora:
-    """A LoRA that was read."""
+    """A LoRA as read."""
 
     place: Path
-    """What was given."""
+    """The given place."""
     tensors: dict[str, Tensor]
     """By PEFT's portable names (`transformer_blocks.0.attn.to_q.lora_A.weight`), those of a model of two experts with
     the expert's name before them."""
@@ -134,7 +134,7 @@ def _read_card(path: Path) -> dict[str, Any]:
         notes = file.metadata() or {}
     stated = parse_json(notes.get("lora_adapter_metadata", "{}"), f"the metadata of {path}")
     if not isinstance(stated, dict):
-        raise ValueError(f"the metadata of {path} is no object: save the LoRA again")
+        raise ValueError(f"the metadata of {path} is not an object: save the LoRA again")
     return {plain_name(key): value for key, value in stated.items() if not key.startswith("text_encoder")}
 
 
@@ -166,7 +166,7 @@ def _refuse_stated(stated: Mapping[str, Any], path: Path) -> None:
 
 
 def _defaults() -> dict[str, Any]:
-    """What PEFT's own configuration says where a card says nothing."""
+    """PEFT's own default where a card says nothing."""
     from peft import LoraConfig
 
     usual = LoraConfig()
@@ -175,8 +175,7 @@ def _defaults() -> dict[str, Any]:
 
 
 def _tensors(path: Path) -> dict[str, Tensor]:
-    """What a file holds, without running anything that is in it. Raises ValueError: it is damaged, or holds more than
-    tensors."""
+    """The content of a file; runs nothing in it. Raises ValueError: it is damaged, or holds more than tensors."""
     if path.suffix in (".safetensors", ".sft"):
         with _damaged(path):
             return load_file(path)
@@ -196,7 +195,7 @@ def _tensors(path: Path) -> dict[str, Tensor]:
 
 @contextmanager
 def _damaged(path: Path) -> Iterator[None]:
-    """Says which file it was that could not be read."""
+    """Names the file that could not be read."""
     try:
         yield
     except (SafetensorError, OSError) as error:

@@ -1,4 +1,4 @@
-"""Names of the layers of a LoRA, whoever wrote it, as the network has them.
+"""The network's names for the layers of a LoRA from any program.
 
 Spellings of diffusers and PEFT, old and new, are one rule of text. What names layers otherwise (kohya's sd-scripts,
 ComfyUI, the original code of a model) is converted by the reader that the model's stock pipeline has, of which two
@@ -55,7 +55,7 @@ _READER_FAILS = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stock:
-    """The stock pipeline that a LoRA is for, as far as a reader of names has to know it."""
+    """The stock pipeline that a LoRA is for, as far as a reader of names needs to know it."""
 
     name: str
     """Of its class."""
@@ -100,7 +100,7 @@ def portable(
 ) -> tuple[dict[str, Tensor], dict[str, float]]:
     """Matrices and magnitudes of a file under PEFT's portable names, and the alpha of each layer that has one of its
     own; `stock` as for `read_lora`. Raises ValueError: something else than a LoRA on the denoiser's linear layers, or
-    names that nobody knows."""
+    unknown names."""
     tensors = {name: tensor for name, tensor in tensors.items() if not _ADDED.search(name) or bool(tensor.any())}
     _refuse_numbers(tensors, what)
     tensors = _without_encoders(tensors, what)
@@ -187,7 +187,7 @@ def _attempts(given: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
 
 
 def _reader(stock: Stock) -> Any:
-    """What converts names for a stock class; None where it has none."""
+    """The converter of names for a stock class; None if it has none."""
     import diffusers
 
     from flowrl.runtime.private_names import LoraBaseMixin
@@ -260,7 +260,7 @@ def _alphas(tensors: Mapping[str, Tensor], scale: float) -> dict[str, float]:
 
 
 def _without_encoders(tensors: Mapping[str, Tensor], what: str) -> dict[str, Tensor]:
-    """Without parts for text encoders that do nothing; others are refused."""
+    """Without parts for text encoders that do nothing; refuses others."""
     own = {name: tensor for name, tensor in tensors.items() if not _ENCODER.match(name)}
     encoders = {name: tensor for name, tensor in tensors.items() if name not in own}
     ends = (".up.weight", "lora_up.weight", "lora_B.weight")
@@ -302,7 +302,7 @@ def _check_own(tensors: Mapping[str, Tensor], what: str) -> None:
     if not any(name.endswith(".lora_A.weight") for name in tensors):
         raise ValueError(f"{what} holds no LoRA: none of its {len(tensors)} tensors is a matrix named lora_A")
     if strange := sorted(name for name in tensors if not _OWN.match(name)):
-        raise ValueError(f"{what} holds {len(strange)} tensors that nobody knows (first: {strange[0]}): {_MERGED}")
+        raise ValueError(f"{what} holds {len(strange)} unknown tensors (first: {strange[0]}): {_MERGED}")
     if folded := sorted(name for name, tensor in tensors.items() if ".lora_m" not in name and tensor.ndim != 2):
         raise ValueError(f"{what} also trains convolutions ({len(folded)} tensors, first {folded[0]}): {_MERGED}")
     for layer in {name.partition(".lora_")[0] for name in tensors}:

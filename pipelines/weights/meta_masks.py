@@ -1,9 +1,9 @@
 """Networks that pick tokens by their mask, called without numbers: as if every token were read.
 
-HunyuanVideo 1.5 asks whether an image is all zeros and sorts tokens by `text[mask]` and `text[~mask]`: on the meta
-device nobody knows. There the answers here are yes, all and none, so that shapes are those of a prompt that fills its
-length, and of every other one, since what is masked is put behind what is read. Mochi and Lumina 2 ask where a mask is
-not zero and what its rows add up to: everywhere and their length, of which a shorter prompt takes less.
+HunyuanVideo 1.5 asks whether an image is all zeros; it and HunyuanImage sort tokens by `text[mask]` and `text[~mask]`.
+On the meta device nobody knows. There the answers here are yes, all and none, so that shapes are those of a prompt that
+fills its length, and of every other one, since what is masked is put behind what is read. Mochi and Lumina 2 ask where
+a mask is not zero and what its rows add up to: everywhere and their length, of which a shorter prompt takes less.
 """
 
 from __future__ import annotations
@@ -17,7 +17,12 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-_SORTING = ("HunyuanVideo15Transformer3DModel", "Lumina2Transformer2DModel", "MochiTransformer3DModel")
+_SORTING = (
+    "HunyuanImageTransformer2DModel",
+    "HunyuanVideo15Transformer3DModel",
+    "Lumina2Transformer2DModel",
+    "MochiTransformer3DModel",
+)
 """Classes of networks that do so."""
 _CASTING = ("MochiTransformer3DModel",)
 """Classes of networks that switch autocast off for the device of a tensor, which torch refuses of the meta device."""

@@ -1,9 +1,7 @@
 """A denoiser whose weights are split over processes (`parallel.shard`), by torch's `fully_shard` (FSDP2).
 
-Each of N processes holds a part of every weight, split along its first dimension. A block's weights are gathered before
-it runs and given back after it, and once more in the backward pass, so that a process holds at most
-
-    bytes of all weights / N + bytes of the two largest blocks + bytes of what lies outside the blocks
+Each process holds a part of every weight, split along its first dimension. A block's weights are gathered before it
+runs and given back after it, and once more in the backward pass. docs/sharding.md says what is held, read and sent.
 
 The LoRA, which is added afterwards, takes no part in it: every process holds the whole of it in float32, so that
 gradients, optimizer, checkpoints and files of a run are those of an unsplit one. Numbers are the same bit for bit, for
@@ -13,11 +11,7 @@ Where weights are kept in few bits (`pipeline.quantize`) the first process quant
 gathered is codes and scales: the numbers are those of a model that was quantised on one process.
 
 Where the denoiser's own weights are trained the parts are masters in float32, which a gathering rounds to the dtype
-that the network was read in. As the backward pass leaves a block, its gradient is added up over the processes in
-float32; each keeps its part, beside those of earlier micro-batches.
-
-The first process of a group reads the checkpoint on its host and hands every weight out, one at a time; the others make
-the network without weights.
+that the network was read in.
 
 A gathering waits for every process of the group: all of them have to call the network equally often, in one order, and
 walk as many graphs back (`flowrl/training/processes/mesh.py`).
@@ -53,29 +47,20 @@ def without_weights(cls: Any, config: Mapping[str, Any]) -> nn.Module:
 
 
 def done_by_first(split: Split, work: Callable[[], object]) -> bool:
-    """Has the first process of a group do some work; whether this is the one. What the work raises, whatever that is,
-    is raised there, and on the others, which would wait for ever, a ValueError with what `explain` says of it."""
+    """Has the first process of a group do some work; returns whether this is it. An error is raised there; on the
+    others, which would wait for ever, a ValueError with the words of `explain`."""
     first, failed = split.mesh.get_local_rank() == 0, cast("Exception | None", None)
     if first:
         try:
             work()
         except Exception as error:
             failed = error
-    said = _of_first(split, None if failed is None else explain(failed))
+    said = split.gather(None if failed is None else explain(failed))[0]
     if failed is not None:
         raise failed
     if said is not None:
         raise ValueError(said)
     return first
-
-
-def _of_first(split: Split, mine: Any) -> Any:
-    """What the first process of the group has."""
-    import torch.distributed as dist
-
-    told, group = [mine], split.mesh.get_group()
-    dist.broadcast_object_list(told, src=dist.get_global_rank(group, 0), group=group)
-    return told[0]
 
 
 def split_over(network: nn.Module, split: Split, *, masters: bool = False) -> None:
@@ -95,7 +80,7 @@ def split_over(network: nn.Module, split: Split, *, masters: bool = False) -> No
         if isinstance(layer, QuantizedLinear):
             layer.become_parameters()
     whole = {name: parameter.detach() for name, parameter in network.named_parameters()} if first else {}
-    facts = _of_first(split, _facts(network) if first else None)
+    facts: Any = split.gather(_facts(network) if first else None)[0]
     for name, (kind, dtype, tensors) in facts["quantised"].items() if not first else ():
         layer = kind(network.get_submodule(name).to(dtype), **tensors)
         layer.become_parameters()
@@ -178,10 +163,19 @@ def needed(expert: nn.Module, flags: list[bool]) -> list[bool]:
 
 
 def own_part(tensor: Tensor) -> Tensor:
-    """What this process holds of a tensor: its part where it is split, in the same memory."""
+    """This process's piece of a tensor: its part if it is split, in the same memory."""
     from torch.distributed.tensor import DTensor
 
     return cast("Tensor", cast(Any, tensor.detach()).to_local()) if isinstance(tensor, DTensor) else tensor
+
+
+def computing_dtypes(network: nn.Module) -> dict[str, torch.dtype]:
+    """The dtypes that weights are computed with, by name: those of parts that are masters are others."""
+    found = {name: parameter.dtype for name, parameter in network.named_parameters()}
+    for place, unit in network.named_modules():
+        if unit in _KNOWN:
+            found |= {f"{place}.{name}" if place else name: dtype for name, dtype in _KNOWN[unit][1].items()}
+    return found
 
 
 def put_together(network: nn.Module) -> nn.Module | None:

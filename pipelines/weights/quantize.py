@@ -50,7 +50,7 @@ def check_quantize(form: str, device: torch.device | str | None, *, compile: str
 
 
 def large_layers(block: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Linear]]:
-    """The linear layers of a repeated block that are quantised: parent, name in it, layer."""
+    """The linear layers of a repeated block to quantise: parent, name in it, layer."""
     for path, parent in block.named_modules():
         for name, layer in parent.named_children():
             time = "time_emb" in f"{path}.{name}"
@@ -66,7 +66,7 @@ def quantize_blocks(
     At no time does the device hold more than one of them as it was read; the rest of the network is left where it is.
     What was quantised stays on the device, or goes to `rest`.
 
-    Returns how many layers there were. Raises ValueError: none, so that nothing would be saved.
+    Returns the number of layers. Raises ValueError: none, so quantising would save nothing.
     """
     found = [entry for block in blocks for entry in large_layers(block)]
     if form != "none" and not found:
@@ -89,7 +89,7 @@ def quantize_layer(layer: nn.Linear, form: str) -> QuantizedLinear:
         config = {"int8": Int8WeightOnlyConfig, "fp8": Float8WeightOnlyConfig}[form]
         alone: Any = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
         alone.weight = nn.Parameter(weight, requires_grad=False)
-        quantize_(alone, config(set_inductor_config=False))  # nothing is compiled: the process's settings stay
+        quantize_(alone, config(set_inductor_config=False))  # compiles nothing: the process's settings stay
         return QuantizedLinear(layer, codes=alone.weight.qdata, scale=alone.weight.scale)
     from bitsandbytes import functional
 

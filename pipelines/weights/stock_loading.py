@@ -1,7 +1,7 @@
 """From a stock checkpoint to networks on their device: read on the host, checked, frozen, moved.
 
 A pipeline is read without its denoisers, and perhaps without its text encoders; `load_parts` and `load_denoisers` read
-them into it when they are wanted.
+them into it when needed.
 """
 
 from __future__ import annotations
@@ -38,9 +38,8 @@ and gives a stock pipeline on the host."""
 
 
 def on_device(network: nn.Module, device: torch.device, how: Loading) -> nn.Module:
-    """A denoiser that was read on the host, frozen on its device: the one place where it is turned into another form.
-    Every denoiser of every run passes here once, before it has a LoRA, a kernel for its attention or compiled
-    blocks."""
+    """A denoiser read on the host, now frozen on its device: the only place that changes its form. Every denoiser of
+    every run passes here once, before it has a LoRA, a kernel for its attention or compiled blocks."""
     network.requires_grad_(False).eval()
     if how.quantize != "none":
         quantize = partial(quantize_blocks, repeated_blocks(network), how.quantize, device)
@@ -72,7 +71,7 @@ def load_denoisers(
 
 
 def load_parts(pipe: Any, read: Read, names: Sequence[str]) -> None:
-    """Reads parts that were left out of a stock pipeline into it, on the host. Raises as `load_stock`."""
+    """Reads parts left out of a stock pipeline into it, on the host. Raises as `load_stock`."""
     there = {name: part for name, part in pipe.components.items() if name not in names}
     found = read(**there)
     pipe.register_modules(**{name: getattr(found, name) for name in names})
@@ -103,7 +102,7 @@ def _place(model: str) -> dict[str, Any]:
 
 def quiet_libraries() -> None:
     """Silences loading bars and the stock warning that prints every padded prompt of a short context."""
-    import transformers  # a second, which what only plans or checks does without
+    import transformers  # takes a second, which plans and checks avoid
 
     diffusers.utils.logging.set_verbosity_error()
     diffusers.utils.logging.disable_progress_bar()
@@ -156,8 +155,8 @@ def _download(cls: Any, model: str, variant: str | None, options: Mapping[str, A
 
 
 def fetch(model: str, variant: str | None) -> None:
-    """Downloads what `load_stock` will read of a hub id; nothing of a folder or a file. Raises ValueError: it cannot be
-    downloaded."""
+    """Downloads what `load_stock` will read of a hub id; nothing for a folder or a file. Raises ValueError: it cannot
+    be downloaded."""
     if Path(model).is_dir() or is_single_file(model):
         return
     quiet_libraries()
@@ -168,7 +167,7 @@ def fetch(model: str, variant: str | None) -> None:
 
 
 def _check_parts(pipe: Any, model: str, given: Mapping[str, Any]) -> None:
-    """Refuses networks without weights, and tokenizers that are damaged or of another encoder; not parts of `given`."""
+    """Refuses networks without weights, and tokenizers that are damaged or of another encoder; skips `given`."""
     from transformers import PreTrainedTokenizerBase, ProcessorMixin
 
     for part, module in pipe.components.items():
@@ -186,7 +185,7 @@ def _check_parts(pipe: Any, model: str, given: Mapping[str, Any]) -> None:
 
 
 def _check_weights(network: nn.Module, place: str) -> None:
-    """Refuses a network that lacks weights, or has some that are no numbers."""
+    """Refuses a network that lacks weights, or has some that are not numbers."""
     weights = dict(network.named_parameters())
     if lacking := [key for key, weight in weights.items() if weight.is_meta]:
         raise ValueError(lacks(place, lacking))
@@ -201,7 +200,7 @@ def _check_weights(network: nn.Module, place: str) -> None:
 
 
 def _unread_part(model: str) -> str:
-    """Which part beside the networks a library cannot read, and why, once a folder could not be loaded."""
+    """Which part besides the networks a library cannot read, and why, after a folder failed to load."""
     for part, entry in part_entries(model).items():
         kind: Any = part_class(*entry)
         if kind is not None and not issubclass(kind, nn.Module):
@@ -213,7 +212,7 @@ def _unread_part(model: str) -> str:
 
 
 def _fault(folder: Path) -> str:
-    """Which file of a model's folder is damaged, once it could not be loaded; empty where none looks so."""
+    """Which file of a model's folder is damaged, after it failed to load; empty if none seems to be."""
     for path in (*folder.glob("model_index.json"), *sorted(folder.glob("*/*config.json"))):
         try:
             read_json(path, finite=False)

@@ -85,7 +85,7 @@ def _read(kind: Any, folder: str, part: str, dtype: torch.dtype, variant: str | 
 
 
 def _read_files(place: Path, variant: str | None) -> list[Path]:
-    """The files that libraries read of a part: safetensors before pickles, those of a variant or those without one."""
+    """The files that libraries read of a part: safetensors before pickles, those with a variant or without."""
     for ending in (".safetensors", ".bin"):
         files = sorted(place.glob(f"*{ending}"))
         if chosen := [path for path in files if variant_of(path.name) == variant]:
@@ -104,7 +104,7 @@ def _from_files(network: nn.Module) -> set[str]:
 
 
 def _quantised(place: Path) -> str:
-    """Why a part that is kept in few bits by another library could not be read; empty of others."""
+    """Why a part that another library keeps in few bits could not be read; empty for others."""
     config = place / "config.json"
     said = read_json(config, finite=False).get("quantization_config") if config.is_file() else None
     if not isinstance(said, dict):
@@ -124,7 +124,7 @@ def lacks(place: str, keys: Sequence[str], unread: Sequence[str] = ()) -> str:
 
 
 def first_line(error: Exception) -> str:
-    """What an error of a library says, without its advice to write to the library's authors."""
+    """A library's error message, without its advice to write to its authors."""
     return (str(error).strip() or type(error).__name__).splitlines()[0].partition(" If you want")[0]
 
 

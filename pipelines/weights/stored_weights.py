@@ -1,4 +1,4 @@
-"""The files of weights of one part of a model folder, and what keys in them that no network reads mean.
+"""The weight files of one part of a model folder, and what keys mean that no network reads.
 
 A key that nothing reads is either left over, and the network computes what the file was made for all the same, or it
 changes what other weights mean. Left over are, beside what the libraries themselves let pass:
@@ -56,7 +56,7 @@ class Stored:
             self.place |= dict.fromkeys(forms, path)
 
     def tensor(self, key: str) -> Tensor:
-        """A tensor as it is stored."""
+        """A tensor as stored."""
         path = self.place[key]
         if path.suffix == ".safetensors":
             with safe_open(path, framework="pt") as file:
@@ -65,7 +65,7 @@ class Stored:
         return torch.load(path, map_location="cpu", weights_only=True)[key]  # type: ignore[no-any-return]
 
     def form(self, key: str) -> str:
-        """The dtype of a tensor as its header says it; empty of pickles."""
+        """The dtype of a tensor from its header; empty for pickles."""
         return self.forms[key] if self.place[key].suffix == ".safetensors" else ""
 
     def whole_numbers(self, network: nn.Module) -> dict[str, str]:

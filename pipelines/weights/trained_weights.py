@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -13,25 +14,39 @@ from flowrl.pipelines.weights.loading_choices import Split
 from flowrl.runtime.placement import widest
 
 
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Held:
+    """What a process holds of a weight that the network computes with."""
+
+    values: Tensor
+    """All of it, or where weights are split its rows."""
+    dtype: torch.dtype
+    """That the network computes in."""
+    shape: tuple[int, ...]
+    """Of the whole."""
+    first: int = 0
+    """Number of the first of these elements in the whole."""
+
+
 class TrainedWeights:
     """What recipes and the loop need of a policy: `flowrl.pipelines.weights.lora.Policy`, or `FullWeights`."""
 
     network: nn.Module
     """The network that runs under it."""
     split: Split | None = None
-    """The processes of which each holds a part of every parameter; None where this one holds the whole."""
+    """The processes that each hold a part of every parameter; None if this one holds the whole."""
     parameters: dict[str, nn.Parameter]
     """What the optimizer moves, float32, by name and in a fixed order."""
     slots: dict[str, dict[str, Tensor]]
     """Copies of `parameters` by slot name."""
     scale: float = 1.0
-    """What the magnitude of a weight is compared with where it may show that training has diverged."""
+    """The scale to compare a weight's magnitude with, to see whether training has diverged."""
     saved: ClassVar[str]
-    """What its tensors are called in messages."""
+    """The name of its tensors in messages."""
     running = "policy"
     """The slot that the network holds now."""
     rest: torch.device | None = None
-    """Where copies lie; None beside the parameters."""
+    """The device of copies; None for that of the parameters."""
 
     @property
     def trained(self) -> list[Tensor]:
@@ -39,15 +54,22 @@ class TrainedWeights:
         return list(self.parameters.values())
 
     def sum_dtype(self, device: torch.device) -> torch.dtype:
-        """The dtype that gradients of micro-batches are added up in: the widest, where weights are few."""
+        """The dtype of gradient sums over micro-batches: the widest, if weights are few."""
         return widest(device)
 
     def settle(self) -> None:
-        """Gives the network what `parameters` have become, where it computes with others; called after every change."""
+        """Copies changed `parameters` into the network, if it computes with others; call it after every change."""
 
     def tensors(self) -> dict[str, Tensor]:
         """Detached copies of `parameters` by name."""
         return {name: parameter.detach().clone() for name, parameter in self.parameters.items()}
+
+    def held(self) -> dict[str, Held]:
+        """What the network computes with now, under the slot that it runs under, by name; in its own memory."""
+        return {
+            name: Held(values=own.detach(), dtype=own.dtype, shape=tuple(own.shape))
+            for name, own in self.parameters.items()
+        }
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Copies tensors into `parameters`, and so into the network. The ValueError names or shapes differ."""

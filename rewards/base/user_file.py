@@ -21,7 +21,7 @@ A function may write into its arguments, which are copies. Its changes to the pr
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Set
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import partial
@@ -100,17 +100,16 @@ def user_file_options(file: str, function: str, options: Mapping[str, Any]) -> U
     """Imports the file and checks that the function exists, its parameters, and the options."""
     where = f"reward {file}:{function}"
     scorer = load_function(file, function)
-    # The number of positional parameters, 1 or 3.
     parameters = inspect.signature(scorer).parameters.values()
-    number = sum(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters)
-    if number not in (1, 3) or any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters):
-        given = ", ".join(str(p) for p in parameters)
+    names = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    variable = any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters)
+    if len(names) not in (1, 3) or names == ["images"] or variable:
         raise ValueError(
             f"{where}: the parameters must be (images, prompts, metadata) or (inputs), and options after a bare *, got "
-            f"({given})."
+            f"{inspect.signature(scorer)}."
         )
     build_options(options_class(scorer, reserved=("device",)), options, owner=where)
-    return UserFile(file=file, function=function, scorer=scorer, num_arguments=number, options=dict(options))
+    return UserFile(file=file, function=function, scorer=scorer, num_arguments=len(names), options=dict(options))
 
 
 def copy_inputs(inputs: RewardInputs) -> RewardInputs:
@@ -143,6 +142,9 @@ def _describe(result: Any) -> str:
         return f"{kind} of {', '.join(dict.fromkeys(type(value).__name__ for value in result)) or 'nothing'}"
     if result is None:
         return f"{kind} (is a return missing?)"
+    if isinstance(result, Coroutine):
+        result.close()
+        return f"{kind} (write def, not async def)"
     if isinstance(result, (Iterator, Mapping, Set)):
         return f"{kind} (make a list of its numbers, in the order of the images)"
     return kind

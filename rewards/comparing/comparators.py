@@ -28,6 +28,7 @@ import torch
 from torch import Tensor
 
 from flowrl.config.options import build_options, options_class
+from flowrl.config.sections import at_least, positive
 from flowrl.prompts.loading import Prompt
 from flowrl.rewards.base import RewardInputs, load_target
 from flowrl.rewards.base.nested import build_nested, nested_options
@@ -111,10 +112,8 @@ class ScorerComparator:
     """Gives `sigmoid((s_1 - s_2) / temperature)` instead, for `soft: true`."""
 
     def __post_init__(self) -> None:
-        if not self.tie_band >= 0:
-            raise ValueError(f"tie_band must be 0 or more, got {self.tie_band}.")
-        if self.temperature is not None and not self.temperature > 0:
-            raise ValueError(f"temperature must be positive or null, got {self.temperature}.")
+        at_least(0, self, "tie_band")
+        positive(self, "temperature")
         if self.temperature is not None and self.tie_band:
             raise ValueError("tie_band means nothing with a temperature, whose verdicts are smooth: give one.")
         nested_options(self.reward, self.options)

@@ -21,6 +21,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 import torch
 
+from flowrl.config.sections import at_least
 from flowrl.prompts.loading import Prompt
 from flowrl.rewards.base import FunctionReward, Reward, RewardInputs, RewardOutput, output_of
 from flowrl.rewards.base.nested import InnerOptions, build_nested, nested_options
@@ -265,8 +266,7 @@ def blend(
 
 def _check(options: WinRate | Tournament) -> None:
     """Refuses what both rewards refuse, such as a `soft` without effect."""
-    if options.cache < 0:
-        raise ValueError(f"cache is a number of verdicts, 0 or more, got {options.cache}.")
+    at_least(0, options, "cache")
     gives = comparator_options(options.comparator).gives
     if options.soft and gives == "wins":
         raise ValueError(

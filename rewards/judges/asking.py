@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -192,14 +193,9 @@ def json_record(text: str, *lists: str) -> dict[str, Any]:
     return {}
 
 
-def mean(values: Sequence[float]) -> float:
-    """The arithmetic mean of one value or more."""
-    return math.fsum(values) / len(values)
-
-
 def geometric_mean(values: Sequence[float]) -> float:
     """`(prod_i x_i)^(1/n)` of one value or more; any 0 gives 0."""
-    return math.exp(mean([math.log(value) for value in values])) if min(values) > 0 else 0.0
+    return math.exp(fmean(math.log(value) for value in values)) if min(values) > 0 else 0.0
 
 
 def weighted_mean(scores: Mapping[str, float], weights: Mapping[str, float]) -> float:

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from flowrl.config.sections import at_least, share
 from flowrl.prompts.pairs import Pair, read_pairs
 from flowrl.rewards.judges.asking import check_answer_options
 from flowrl.rewards.judges.chat import build_chat, check_chat
@@ -101,17 +102,13 @@ class RubricTraining:
     template as well."""
 
     def __post_init__(self) -> None:
-        for name in ("rounds", "num_hard", "rules_per_pair", "rules_per_round", "top"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
-        if self.num_pairs < 2:
-            raise ValueError(f"num_pairs must be at least 2, got {self.num_pairs}.")
+        at_least(1, self, "rounds num_hard rules_per_pair rules_per_round top")
+        at_least(2, self, "num_pairs")
         if not 0 < self.similarity <= 1:
             raise ValueError(f"similarity must be above 0 and at most 1, got {self.similarity}.")
         if not (math.isfinite(self.penalty) and self.penalty > 0):
             raise ValueError(f"penalty must be a positive number, got {self.penalty}.")
-        if not 0 <= self.held_out < 1:
-            raise ValueError(f"held_out must be at least 0 and below 1, got {self.held_out}.")
+        share("held_out", self.held_out, open_end=True)
         check_answer_options(None, self.temperature)
         self.templates()
         check_chat(self.judge)

@@ -195,6 +195,17 @@ def judge_models(*judges: Mapping[str, Any]) -> tuple[Model, ...]:
     return tuple(model_of(str(one["model"]), wide.get(one.get("dtype") or "", 2)) for one in here)
 
 
+class OneJudge:
+    """What options of rewards that ask one `judge` have in common; each states its fields itself."""
+
+    __slots__ = ()
+    judge: Mapping[str, Any]
+
+    @property
+    def models(self) -> tuple[Model, ...]:
+        return judge_models(self.judge)
+
+
 def identity_of(judge: Mapping[str, Any]) -> dict[str, Any]:
     """What of a judge decides its answers. One on a server is known by its model's name, wherever it runs."""
     found = {key: judge[key] for key in sorted(judge) if key not in PRACTICAL}

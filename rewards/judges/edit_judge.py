@@ -13,12 +13,13 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from statistics import fmean
 from typing import Any, ClassVar, Literal
 
 import torch
 
 from flowrl.prompts.loading import Prompt
-from flowrl.rewards.base import Model, Reward, RewardInputs, RewardOutput
+from flowrl.rewards.base import Reward, RewardInputs, RewardOutput
 from flowrl.rewards.base.prompt_needs import no_source
 from flowrl.rewards.judges.answers import expected_level
 from flowrl.rewards.judges.asking import (
@@ -32,19 +33,18 @@ from flowrl.rewards.judges.asking import (
     first_error,
     judge_items,
     judged_reward,
-    mean,
     number_list,
     pixels_of,
     source_of,
 )
-from flowrl.rewards.judges.chat import TOP_LOGPROBS, Answer, Chat, Question, check_chat, judge_models, score_schema
+from flowrl.rewards.judges.chat import TOP_LOGPROBS, Answer, Chat, OneJudge, Question, check_chat, score_schema
 from flowrl.rewards.judges.templates import Template, digest_of, load_templates
 
 DIGITS = {str(digit): float(digit) for digit in range(6)}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class EditScore:
+class EditScore(OneJudge):
     """How well a judge finds an edit to carry out its instruction, in [0, 1].
 
     `digits`: `sum_i i p_i / 5`, with p the judge's probabilities of the digits 0 to 5 as the first answered token,
@@ -103,10 +103,6 @@ class EditScore:
     def heat(self) -> float:
         """Temperature of a rating."""
         return 0.7 if self.temperature is None else self.temperature
-
-    @property
-    def models(self) -> tuple[Model, ...]:
-        return judge_models(self.judge)
 
     def lacks(self, prompt: Prompt) -> str | None:
         """A source image; of `digits`, the requirement too."""
@@ -176,15 +172,15 @@ def _score_ratings(
 
     def read(item: int, answers: list[Answer]) -> JudgedItem:
         rated = []  # SC and PQ of each draw, in [0, 1]
-        of_pair = min if options.of_pair == "lowest" else mean
+        of_pair = min if options.of_pair == "lowest" else fmean
         for k in range(0, len(answers), 2):
             lists = [None if answer.error else number_list(answer.text, 2, 0, 25) for answer in answers[k : k + 2]]
             if (pair := [of_pair(ratings) / 25 for ratings in lists if ratings is not None]) and len(pair) == 2:
                 rated.append(pair)
         if not rated:
             raise NoScore(first_error(answers) or UNPARSED)
-        consistency, quality = (mean(column) for column in zip(*rated, strict=True))
-        value = mean([math.sqrt(sc * pq) for sc, pq in rated])
+        consistency, quality = (fmean(column) for column in zip(*rated, strict=True))
+        value = fmean([math.sqrt(sc * pq) for sc, pq in rated])
         return JudgedItem(value=value, parts={"consistency": consistency, "quality": quality})
 
     return judge_items(inputs, chat, ask, read, parts=("consistency", "quality"))

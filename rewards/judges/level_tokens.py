@@ -19,6 +19,7 @@ from typing import Any, Literal
 import torch
 from PIL import Image
 
+from flowrl.config.sections import at_least
 from flowrl.rewards.base import FunctionReward, Model, Reward, RewardInputs, RewardOutput, output_of, to_uint8
 from flowrl.rewards.judges.answers import expected_level
 from flowrl.rewards.judges.local_chat import load_vision_language
@@ -63,8 +64,7 @@ class LevelTokens:
     the last digits."""
 
     def __post_init__(self) -> None:
-        if self.batch_size < 1:
-            raise ValueError(f"batch_size must be at least 1, got {self.batch_size}.")
+        at_least(1, self, "batch_size")
         split_template(self.text())
         check_model(self.model, what="vision-language")
 

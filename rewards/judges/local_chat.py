@@ -13,6 +13,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from flowrl.config.sections import at_least
 from flowrl.rewards.judges.answers import by_text
 from flowrl.rewards.judges.chat import Answer, Chat, Question
 from flowrl.rewards.networks.pretrained import (
@@ -38,20 +39,9 @@ def load_vision_language(
         AutoConfig.from_pretrained(expand_home(model), revision=revision)
     except (OSError, ValueError) as error:  # the second for a folder that holds something else
         raise cannot_load(model, OSError(str(error)), owner=owner, option="model", what="vision-language") from error
-    network = load_network(
-        AutoModelForImageTextToText,
-        model,
-        device=device,
-        revision=revision,
-        owner=owner,
-        option="model",
-        what="vision-language",
-        dtype=dtype,
-    )
-    processor = load_processor(
-        AutoProcessor, model, revision=revision, owner=owner, option="model", what="vision-language"
-    )
-    return network, processor
+    given: dict[str, Any] = {"revision": revision, "owner": owner, "what": "vision-language"}
+    network = load_network(AutoModelForImageTextToText, model, device=device, dtype=dtype, **given)
+    return network, load_processor(AutoProcessor, model, **given)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,8 +66,7 @@ class LocalChat:
     """Seed of sampled answers to questions without one."""
 
     def __post_init__(self) -> None:
-        if self.batch_size < 1:
-            raise ValueError(f"batch_size must be 1 or more questions at a time, got {self.batch_size}.")
+        at_least(1, self, "batch_size")
         check_model(self.model, what="vision-language")
 
     def build(self, device: torch.device) -> Chat:

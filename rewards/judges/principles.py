@@ -12,10 +12,12 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from statistics import fmean
 from typing import Any, ClassVar, Literal
 
 import torch
 
+from flowrl.config.sections import at_least
 from flowrl.prompts.loading import Prompt
 from flowrl.rewards.base import FunctionReward, Model, Reward, RewardInputs, RewardOutput
 from flowrl.rewards.base.prompt_needs import no_source
@@ -31,7 +33,6 @@ from flowrl.rewards.judges.asking import (
     draw_seed,
     full_weights,
     judge_items,
-    mean,
     pixels_of,
     probability_of_yes,
     source_of,
@@ -96,7 +97,7 @@ def aggregate_principles(
     if not kinds:
         raise ValueError(f"no principle is of a kind with weight: {[p.kind for p in principles]}, weights {weights}.")
     by_kind = {kind: [score for p, score in zip(principles, scores, strict=True) if p.kind == kind] for kind in kinds}
-    means = {kind: mean(values) for kind, values in by_kind.items()}
+    means = {kind: fmean(values) for kind, values in by_kind.items()}
     if aggregate == "min":
         return min(min(values) for values in by_kind.values()), means
     if aggregate == "mean":
@@ -189,8 +190,7 @@ class EditPrinciples:
     """Temperature of a reasoned check; the list is greedy, so that all samples of a prompt get the same."""
 
     def __post_init__(self) -> None:
-        if self.max_principles < 1:
-            raise ValueError(f"max_principles must be at least 1, got {self.max_principles}.")
+        at_least(1, self, "max_principles")
         full_weights(self.weights, KINDS)
         if self.verify == "yes_no" and self.temperature != 0:
             raise ValueError("temperature means nothing with verify yes_no: leave it out.")

@@ -20,7 +20,7 @@ import torch
 
 from flowrl.config.options import build_options
 from flowrl.config.train import option_path
-from flowrl.rewards.base import Model, Reward, RewardInputs, RewardOutput
+from flowrl.rewards.base import Reward, RewardInputs, RewardOutput
 from flowrl.rewards.judges.asking import (
     UNPARSED,
     JudgedItem,
@@ -30,7 +30,7 @@ from flowrl.rewards.judges.asking import (
     pixels_of,
     probability_of_yes,
 )
-from flowrl.rewards.judges.chat import TOP_LOGPROBS, Answer, Chat, Pixels, Question, check_chat, judge_models
+from flowrl.rewards.judges.chat import TOP_LOGPROBS, Answer, Chat, OneJudge, Pixels, Question, check_chat
 from flowrl.rewards.judges.templates import Template, load_template
 from flowrl.runtime.files import parse_json, read_text, replacing
 
@@ -98,7 +98,7 @@ def rule_question(words: Template, image: Pixels, prompt: str, rule: str) -> Que
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Rubric:
+class Rubric(OneJudge):
     """`s(x) = sum_j w_j P(the good answer to rule j)`, in [0, sum w]; the judge is asked once for each rule.
 
     The sub-scores `rule_01`, `rule_02` ... are the probabilities, so the log shows which rule a run learns or exploits.
@@ -123,10 +123,6 @@ class Rubric:
     def words(self) -> Template:
         """The template of a question."""
         return load_template("rubric_rule", self.template, images=1)
-
-    @property
-    def models(self) -> tuple[Model, ...]:
-        return judge_models(self.judge)
 
     def build(self, device: torch.device) -> Reward:
         """Makes the reward; loads the judge, if it runs here."""

@@ -88,7 +88,7 @@ class ServerChat:
         check_servers("server", self.server, secret="api_key_env", example="http://127.0.0.1:8000/v1")
         if not self.model:
             raise ValueError("model must be the name under which the server offers the model, got an empty text.")
-        check_calls(self.concurrency, self.retries, timeout=self.timeout, deadline=self.deadline)
+        check_calls(self)
         for name in ("down_after", "requests_per_minute", "tokens_per_minute", "max_tokens_total"):
             limit = getattr(self, name)
             if limit is not None and not (limit > 0 and math.isfinite(limit)):

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flowrl.config.sections import at_least
 from flowrl.prompts.grids import MAX_CELLS, cell_pairs, cell_prompts, check_grid, grid_shape, split_grid
 from flowrl.prompts.loading import Prompt
 from flowrl.rewards.base import (
@@ -77,7 +78,8 @@ class Subfigures:
     """Cells that the inner reward is given at a time, rounded to whole images, at least one."""
 
     def __post_init__(self) -> None:
-        _check(self.grid, self.cells_per_call)
+        check_grid(self.grid)
+        at_least(1, self, "cells_per_call")
         nested_options(self.reward, self.options)
 
     @property
@@ -171,7 +173,8 @@ class SubfigureSimilarity(OneModel):
     """Cells that are encoded at a time, rounded to whole images, at least one."""
 
     def __post_init__(self) -> None:
-        _check(self.grid, self.cells_per_call)
+        check_grid(self.grid)
+        at_least(1, self, "cells_per_call")
         given = {name: getattr(self, name) for name in ("model", "revision", "library", "preprocess")}
         reward_options("clip_score", given)
 
@@ -213,12 +216,6 @@ def mean_over_pairs(
         version=f"subfigure_similarity:{model}:grid-{grid}:{encoder.version}",
         differentiable=encoder.differentiable,
     )
-
-
-def _check(grid: str | None, cells_per_call: int) -> None:
-    check_grid(grid)
-    if cells_per_call < 1:
-        raise ValueError(f"cells_per_call must be at least 1, got {cells_per_call}.")
 
 
 def _shapes(inputs: RewardInputs, grid: str | None) -> list[Shape | None]:

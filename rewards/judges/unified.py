@@ -21,12 +21,13 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from statistics import fmean
 from typing import Any, Literal
 
 import torch
 
 from flowrl.prompts.loading import Prompt
-from flowrl.rewards.base import Model, Reward, RewardInputs, RewardOutput
+from flowrl.rewards.base import Reward, RewardInputs, RewardOutput
 from flowrl.rewards.base.prompt_needs import no_source
 from flowrl.rewards.judges.answers import parse_score
 from flowrl.rewards.judges.asking import (
@@ -39,13 +40,12 @@ from flowrl.rewards.judges.asking import (
     full_weights,
     judge_items,
     judged_reward,
-    mean,
     number_list,
     shown_of,
     source_of,
     weighted_mean,
 )
-from flowrl.rewards.judges.chat import Answer, Chat, Question, check_chat, judge_models, score_schema
+from flowrl.rewards.judges.chat import Answer, Chat, OneJudge, Question, check_chat, score_schema
 from flowrl.rewards.judges.templates import Template, digest_of, load_templates
 
 Style = Literal["final_score", "dimensions", "aesthetic", "rational", "rational_edit", "edit"]
@@ -106,7 +106,7 @@ STYLES: dict[str, RatingStyle] = {
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class UnifiedReward:
+class UnifiedReward(OneJudge):
     """UnifiedReward's written rating of each image, or of each edit of a source image.
 
     An answer without the score that was asked for is a failed item ("unparsed"), as is an edit without a source image
@@ -171,10 +171,6 @@ class UnifiedReward:
         images = {name: 2 if name in _BOTH else self.num_frames for name in self.ask.templates}
         return load_templates(images, self.template, source=self.ask.source)
 
-    @property
-    def models(self) -> tuple[Model, ...]:
-        return judge_models(self.judge)
-
     def lacks(self, prompt: Prompt) -> str | None:
         """A source image, where edits are judged."""
         return no_source(prompt) if self.ask.edits else None
@@ -203,12 +199,12 @@ def read_ratings(style: Style, texts: Mapping[str, str], weights: Mapping[str, f
     if style == "edit":
         for name, text in texts.items():
             pair = number_list(text, 2, ask.low, ask.high)
-            ratings[name.removeprefix("edit_")] = None if pair is None else mean(pair)
+            ratings[name.removeprefix("edit_")] = None if pair is None else fmean(pair)
     elif style in ("rational", "rational_edit"):
         body = re.split(r"(?im)^\W*summary\b", texts[style])[0]
         scores = [float(number) for number in re.findall(rf"(?im)^\W*score\W{{0,4}}[:\uff1a]\W{{0,4}}?{RATING}", body)]
         # The mean of the aspects; those that say N/A do not count.
-        ratings = {"mean": mean([min(max(score, 1.0), 4.0) for score in scores]) if scores else None}
+        ratings = {"mean": fmean([min(max(score, 1.0), 4.0) for score in scores]) if scores else None}
     else:
         names = [name for name in ask.dimensions if weights[name] > 0] or ["score"]
         ratings = {

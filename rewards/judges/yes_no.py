@@ -12,12 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any, Literal
 
 import torch
 
+from flowrl.config.sections import at_least
 from flowrl.prompts.loading import Prompt
-from flowrl.rewards.base import Model, Reward, RewardInputs, RewardOutput
+from flowrl.rewards.base import Reward, RewardInputs, RewardOutput
 from flowrl.rewards.base.prompt_needs import no_reference, no_source
 from flowrl.rewards.judges.answers import answer_forms, answer_mass, parse_word
 from flowrl.rewards.judges.answers import yes_no as yes_no_score
@@ -31,11 +33,10 @@ from flowrl.rewards.judges.asking import (
     geometric_mean,
     judge_items,
     judged_reward,
-    mean,
     pixels_of,
     shown_of,
 )
-from flowrl.rewards.judges.chat import TOP_LOGPROBS, Answer, Chat, Pixels, Question, check_chat, judge_models
+from flowrl.rewards.judges.chat import TOP_LOGPROBS, Answer, Chat, OneJudge, Pixels, Question, check_chat
 from flowrl.rewards.judges.templates import Template, load_template
 
 WORD_TOKENS = 512
@@ -46,7 +47,7 @@ Forms = tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class YesNo:
+class YesNo(OneJudge):
     """A judge's answer to a question about the image, in [0, 1]; greedy, one token, unless the word is read."""
 
     judge: Mapping[str, Any]
@@ -100,8 +101,7 @@ class YesNo:
                 f"{self.average} at temperature {self.temperature:g}."
             )
         check_answer_options(self.max_tokens, self.temperature)
-        if self.num_frames is not None and self.num_frames < 1:
-            raise ValueError(f"num_frames must be at least 1, got {self.num_frames}.")
+        at_least(1, self, "num_frames")
         self.words()
 
     @property
@@ -118,10 +118,6 @@ class YesNo:
         """The user's template, or ours for the case."""
         asks = self.questions_field is not None
         return load_template("one_word" if asks else "anomaly" if self.inverted else "yes_no", self.template)
-
-    @property
-    def models(self) -> tuple[Model, ...]:
-        return judge_models(self.judge)
 
     def lacks(self, prompt: Prompt) -> str | None:
         """Questions, source and reference images, as far as the options ask for them."""
@@ -170,7 +166,7 @@ class YesNo:
 
             def read(item: int, answers: list[Answer]) -> JudgedItem:
                 scores = _read(good[item], answers, self)
-                means = {"am": mean(scores), "gm": geometric_mean(scores)}
+                means = {"am": fmean(scores), "gm": geometric_mean(scores)}
                 return JudgedItem(value=means[self.aggregation], parts=means)
 
             return judge_items(inputs, chat, ask, read, parts=() if self.questions_field is None else ("am", "gm"))

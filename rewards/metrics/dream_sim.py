@@ -166,7 +166,7 @@ def load_towers(folder: Path, variant: str, device: torch.device) -> Towers:
     pairs: dict[tuple[int, str], dict[str, Tensor]] = {}
     for name, weight in read_weights(file, owner=OWNER).items():
         if (match := _ADAPTED.search(name)) is None:
-            raise ValueError(f"{OWNER}: {file.name} holds {name}, which is no LoRA of a DreamSim release.")
+            raise ValueError(f"{OWNER}: {file.name} holds {name}, which is not a LoRA of a DreamSim release.")
         pairs.setdefault((int(match[1]), f"{match[2]}.weight"), {})[match[3]] = weight.float()
     changes: dict[int, dict[str, Tensor]] = {}  # what the LoRA adds, alpha / r B A, by place of the tower and name
     try:
@@ -194,6 +194,7 @@ def load_towers(folder: Path, variant: str, device: torch.device) -> Towers:
 
 def _transformer(tower: Tower, weights: dict[str, Tensor], file: str) -> tuple[nn.Module, Tensor | None]:
     """The network of a tower, and CLIP's projection; the weights give the sizes."""
+    from timm.layers.activations import QuickGELU
     from timm.models.vision_transformer import VisionTransformer
 
     weights = dict(weights)
@@ -217,7 +218,7 @@ def _transformer(tower: Tower, weights: dict[str, Tensor], file: str) -> tuple[n
             final_norm=tower.clip,
             weight_init="skip",
             norm_layer=partial(nn.LayerNorm, eps=1e-5 if tower.clip else 1e-6),
-            act_layer=QuickGelu if tower.quick_gelu else nn.GELU,
+            act_layer=QuickGELU if tower.quick_gelu else nn.GELU,
         )
         if tower.clip:
             network.patch_embed.proj.bias = nn.Parameter(torch.zeros(width))
@@ -229,10 +230,3 @@ def _transformer(tower: Tower, weights: dict[str, Tensor], file: str) -> tuple[n
     if tower.clip and (projection is None or len(projection) != width):
         raise ValueError(f"{OWNER}: {file} lacks the projection proj of its embedding: fetch it again.")
     return network, projection
-
-
-class QuickGelu(nn.Module):
-    """OpenAI's CLIP's activation, `x sigmoid(1.702 x)`."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x * torch.sigmoid(1.702 * x)

@@ -18,6 +18,7 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
+from flowrl.config.sections import at_least, positive
 from flowrl.runtime.randomness import counter_seed
 
 T = TypeVar("T")
@@ -134,15 +135,11 @@ def check_servers(option: str, given: str | tuple[str, ...], *, secret: str, exa
         raise ValueError(f"{option} names an address twice: {', '.join(urls)}; list each once.")
 
 
-def check_calls(concurrency: int, retries: int, *, timeout: float, deadline: float) -> None:
-    """Refuses numbers of requests, tries and seconds that make no sense."""
-    if concurrency < 1:
-        raise ValueError(f"concurrency must be at least 1, got {concurrency}.")
-    if retries < 0:
-        raise ValueError(f"retries must be 0 or more, got {retries}.")
-    for name, seconds in (("timeout", timeout), ("deadline", deadline)):
-        if not seconds > 0:
-            raise ValueError(f"{name} must be a positive number of seconds, got {seconds}.")
+def check_calls(options: object) -> None:
+    """Refuses options with numbers of requests, tries and seconds that make no sense."""
+    at_least(1, options, "concurrency")
+    at_least(0, options, "retries")
+    positive(options, "timeout deadline")
 
 
 def is_loopback(url: str) -> bool:

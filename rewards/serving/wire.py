@@ -21,6 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from flowrl.config.sections import at_least, positive
 from flowrl.rewards.base.outputs import log_word
 from flowrl.rewards.serving.wire_images import (
     Pixels,
@@ -82,15 +83,9 @@ class Limits:
     """Seconds in which a request's body must have arrived; one more for every 64 KiB of it that have."""
 
     def __post_init__(self) -> None:
-        for name in (
-            "max_bytes", "max_pixels", "max_video_bytes", "max_video_pixels", "max_images", "max_items", "queue_size",
-            "batch_size", "max_connections",
-        ):  # fmt: skip
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}: raise it.")
-        for name in ("header_timeout", "body_timeout"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} must be a positive number of seconds, got {getattr(self, name)}.")
+        at_least(1, self, "max_bytes max_pixels max_video_bytes max_video_pixels max_images max_items queue_size")
+        at_least(1, self, "batch_size max_connections")
+        positive(self, "header_timeout body_timeout")
 
     @property
     def most_bytes(self) -> int:
@@ -423,7 +418,7 @@ def read_json_body(body: bytes) -> Any:
 
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         if len(found := dict(pairs)) < len(pairs):
-            raise ValueError("a key stands twice in one mapping")
+            raise ValueError("a mapping has a key twice")
         return found
 
     try:

@@ -64,7 +64,7 @@ def make_app(ballot: Ballot, files: Path, answers: Sequence[str], facts: Mapping
     def file(request: Request) -> Response:
         path = files / request.path_params["name"]
         if path.parent != files or not path.is_file():
-            raise WireError(404, "unknown", "there is no such image, or it is shown no more.")
+            raise WireError(404, "unknown", "there is no such image, or it is no longer shown.")
         return FileResponse(path, headers={"cache-control": "private, max-age=3600"})
 
     async def vote(request: Request) -> Response:

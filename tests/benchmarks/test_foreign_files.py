@@ -96,7 +96,7 @@ def test_tables_of_other_encodings_and_with_empty_rows(tmp_path: Path) -> None:
 def test_vbench_refuses_lists_of_other_benchmarks(tmp_path: Path) -> None:
     path = tmp_path / "VBench2_full_info.json"
     path.write_text(json.dumps([{"prompt_en": "a", "dimension": ["color", "Human_Anatomy"]}]))
-    with pytest.raises(ValueError, match=r"entry 0: the dimension 'Human_Anatomy' is none of VBench's 16"):
+    with pytest.raises(ValueError, match=r"entry 0: the dimension 'Human_Anatomy' is not one of VBench's 16"):
         vbench.read_entries(path, ["color"])
 
 

@@ -21,6 +21,7 @@ from flowrl.generation.image_folder import check_needs, make_batches, read_items
 from flowrl.generation.named_rewards import reward_specs
 from flowrl.rendering.terminal_text import align, cut
 from flowrl.rewards import FunctionReward, RewardInputs, RewardOutput, output_of
+from flowrl.rewards.base.specs import validate_reward_specs
 from flowrl.rewards.jpeg import jpeg_bytes
 
 
@@ -150,6 +151,12 @@ def test_rewards_of_a_command_line(tmp_path: Path) -> None:
     ]  # fmt: skip
     nested = reward_specs("rank", ["reward=jpeg_compressibility", "options.scale=ddpo"])
     assert nested == [{"name": "rank", "options": {"reward": "jpeg_compressibility", "options": {"scale": "ddpo"}}}]
+    mine = reward_specs("hps,my/own.py:sharp", ["sharp.radius=3"])
+    assert mine == [{"name": "hps"}, {"file": "my/own.py", "function": "sharp", "options": {"radius": 3}}]
+    own = tmp_path / "own.py"
+    own.write_text("def sharp(images, prompts, metadata):\n    return [0.0] * len(prompts)\n")
+    with pytest.raises(ValueError, match="unknown function 'FUNCTION'; allowed: sharp"):
+        validate_reward_specs(reward_specs(str(own)))
     config = tmp_path / "rewards.yaml"
     config.write_text("rewards:\n  - {name: hps, weight: 0.5, options: {version: v2.0}}\n", encoding="utf-8")
     assert reward_specs(str(config), ["hps.version=v2.1"]) == [{"name": "hps", "options": {"version": "v2.1"}}]
@@ -159,6 +166,7 @@ def test_rewards_of_a_command_line(tmp_path: Path) -> None:
     ("names", "options", "message"),
     [
         ("hpz", [], "did you mean 'hps'"),
+        ("mine", [], "Or give FILE.py:FUNCTION"),
         ("hps,aesthetic", ["head=x"], r"begin with the name of one, hps\.KEY=VALUE"),
         ("hps", ["version"], "KEY=VALUE"),
     ],

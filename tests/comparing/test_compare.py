@@ -226,7 +226,7 @@ def test_a_failing_run_is_named_and_does_not_stop_the_others(
         (("tiny_slow.yaml", "tiny_slow.yaml"), "are both called tiny_slow"),
         (("tiny_slow.yaml", "seed=3"), "sets seed of every run itself"),
         (("--budget", "seconds=100"), "the budget was nfe=100, not seconds=100"),
-        (("--baseline", "nobody"), "none of the methods"),
+        (("--baseline", "nobody"), "--baseline: unknown method 'nobody'"),
         (("--report-only", "--metric", "eval/reward/brightnes"), "did you mean eval/reward/brightness?"),
     ],
 )

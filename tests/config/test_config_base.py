@@ -108,9 +108,14 @@ def test_every_name_that_ships_is_given_once_and_lies_in_the_folder_of_its_famil
         assert file.parent.name == folder, name
 
 
-def test_a_path_that_is_not_there_is_answered_with_the_name_at_its_end() -> None:
+def test_a_path_that_is_not_there_is_answered_with_the_name_at_its_end(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"no configuration 'configs/tiny_dpo\.yaml': did you mean tiny_dpo\?"):
         find_config("configs/tiny_dpo.yaml")
+    with pytest.raises(ValueError, match=r"did you mean flux_recommended\?"):  # the recipe of a family
+        find_config("flux")
+    write(tmp_path, mine="seed: 1\n")
+    with pytest.raises(ValueError, match=r"nime\.yaml': did you mean .*mine\.yaml\?"):
+        find_config(str(tmp_path / "nime.yaml"))
 
 
 def test_a_base_that_is_nowhere_is_answered_with_the_places_and_the_nearest_name(tmp_path: Path) -> None:

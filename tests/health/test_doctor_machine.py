@@ -14,8 +14,7 @@ import pytest
 
 from flowrl.cli import main
 from flowrl.health import machine_checks
-from flowrl.health.diagnosis import Check, Diagnosis, Examination, as_data
-from flowrl.health.doctor_text import as_text, last_words
+from flowrl.health.diagnosis import Check, Diagnosis, Examination, as_data, as_text, last_words
 from flowrl.health.machine_checks import (
     GIB,
     disk_check,
@@ -57,7 +56,7 @@ def smi(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
 @pytest.mark.parametrize(
     ("script", "said", "cure"),
     [
-        ("echo 'none, NVIDIA H100'", "'none' as the driver's version, which is none", "install NVIDIA's driver again"),
+        ("echo 'none, NVIDIA H100'", "driver's version, which is not one", "install NVIDIA's driver again"),
         ("echo '470.57.02, NVIDIA H100'", "driver 470.57.02 is too old: torch", "update the driver to 580 or newer"),
         ("echo 'Driver/library version mismatch'; exit 18", "mismatch", "restart the machine"),
     ],

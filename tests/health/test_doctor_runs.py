@@ -10,9 +10,8 @@ import pytest
 from toy_pipeline import reward_list, write_toy
 
 from flowrl.cli import main
-from flowrl.health.diagnosis import Check
+from flowrl.health.diagnosis import Check, divided
 from flowrl.health.run_findings import diagnose_run
-from flowrl.health.spoken import divided
 from flowrl.pipelines import PIPELINES
 from flowrl.rendering.terminal_text import COLUMNS
 

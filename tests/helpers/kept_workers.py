@@ -5,10 +5,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
 from typing import Any, ClassVar
-
-from torch import Tensor
 
 from flowrl.pipelines import PIPELINES
 from flowrl.workers.actor import Duty, RolloutWorker
@@ -46,12 +43,14 @@ class Kept(RayBackend):
         dies_at: the ticket at which a worker dies in the place of drawing.
         family: what a worker does before it loads.
         answers: of the run.
+        far: whether no worker is taken for one of this machine.
     """
 
     idle: ClassVar[list[Any]] = []
     dies_at: ClassVar[int | None] = None
     family: ClassVar[Any] = staticmethod(with_toy)
     answers: ClassVar[list[Answer]] = []
+    far: ClassVar[bool] = False
 
     def start(self, worker: int) -> None:
         self._forget(worker)
@@ -63,6 +62,8 @@ class Kept(RayBackend):
         self._awaited[actor.load.remote(self._duty)] = worker, None
 
     def submit(self, worker: int, ticket: int, piece: Order) -> None:
+        if Kept.far:
+            self._near.clear()
         if ticket != Kept.dies_at:
             super().submit(worker, ticket, piece)
             return
@@ -94,19 +95,20 @@ class Inside:
     dies_at: ClassVar[int | None] = None
 
     def __init__(self, duty: Duty, *, gpus: float) -> None:
-        self._duty, self._workers, self._versions = duty, dict[int, RolloutWorker](), 0
+        self._duty, self._workers = duty, dict[int, RolloutWorker]()
         self._given, self._answers = list[tuple[int, int, Order]](), list[Answer]()
 
     def now(self) -> float:
         return time.monotonic()
 
-    def weights(self, tensors: Mapping[str, Tensor]) -> tuple[int, Any]:
-        self._versions += 1
-        return self._versions, dict(tensors)
+    def put(self, data: Any) -> Any:
+        raise AssertionError("weights come by memory")
 
     def start(self, worker: int) -> None:
         self._workers[worker] = made = RolloutWorker()
-        self._answers.append(WorkerReady(worker, made.load(self._duty)))
+        place, near = made.load(self._duty)
+        assert near
+        self._answers.append(WorkerReady(worker, place))
 
     def stop(self, worker: int) -> None:
         self._workers.pop(worker, None)
@@ -124,10 +126,9 @@ class Inside:
         elif self._given:
             number, ticket, piece = self._given.pop(0)
             Inside.drew.add(number)
-            Inside.asked.append((getattr(piece.request, "iteration", -1), piece.version))
-            worker = self._workers[number]
-            worker.take(piece.reference, piece.version)
-            found.append(PieceDone(number, ticket, worker.draw(piece.request, piece.version, [])))
+            Inside.asked.append((getattr(piece.request, "iteration", -1), piece.version.number))
+            drawn = self._workers[number].draw(piece.request, piece.version.number, piece.version.parts)
+            found.append(PieceDone(number, ticket, drawn))
         elif not found:
             time.sleep(0.001)
         return found

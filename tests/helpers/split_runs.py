@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
+import torch
 from tiny_flux import save_tiny_flux
 from tiny_models import save_tiny_sd3
 from tiny_qwen_image import save_tiny_qwen_image
@@ -27,6 +29,15 @@ FAMILIES: Mapping[str, tuple[Callable[[Path], Path], tuple[str, ...]]] = {
 }  # fmt: skip
 """How a tiny checkpoint is written, and what a run of it is told."""
 ODE = ("sampler.kernel=ode",)
+# Adam divides by the gradient's size: where that is 0 but for rounding, as of biases of keys, so would be its step.
+FULL = ("policy.train=full", "policy.lora_rank=null", "policy.ema_decay=0.5", "optim.lr=1e-3", "optim.eps=0.01")
+ROUTED = (
+    "FUNCTION=half_fail redness",
+    "reward_aggregation=each",
+    "rewards.0.routes=[left]",
+    "rewards.1.routes=[right]",
+)
+"""Each half of a state learns from a reward of its own."""
 RECIPES: Mapping[str, tuple[str, ...]] = {
     "grpo": ("prompts_per_step=3", "micro_batch_size=2", "rollout_batch_size=2", "FUNCTION=half_fail", "kl_coef=0.1"),
     "forward": ("prompts_per_step=3", "micro_batch_size=1", "rollout_batch_size=2", "FUNCTION=brightness", *ODE,
@@ -48,9 +59,22 @@ def command(folder: Path, family: str, recipe: str, out: Path, *overrides: str) 
     if not config.is_file():
         write_toy(folder)
     chosen = [reward_list(folder, *text.removeprefix("FUNCTION=").split()) if text.startswith("FUNCTION=") else text
-              for text in RECIPES[recipe]]  # fmt: skip
+              for text in (*settings, *RECIPES[recipe], *overrides)]  # fmt: skip
     return [
         str(config), f"out={out}", f"pipeline.name={family}", f"pipeline.model={model}", "num_iterations=2",
         "sampler.num_steps=3", "optim.lr=0.01", f"prompts.eval={folder / 'prompts.txt'}", "eval_every=2",
-        "eval.num_prompts=3", "eval.batch_size=1", "eval.num_images=0", *settings, *chosen, *overrides,
+        "eval.num_prompts=3", "eval.batch_size=1", "eval.num_images=0", *chosen,
     ]  # fmt: skip
+
+
+def bytes_of(nest: Any) -> int:
+    """Bytes of the tensors in a nest of mappings."""
+    if isinstance(nest, dict):
+        return sum(map(bytes_of, nest.values()))
+    return nest.numel() * nest.element_size() if isinstance(nest, torch.Tensor) else 0
+
+
+def sizes_of_parts(run: Path) -> list[int]:
+    """Bytes of the tensors in each part of a run's newest checkpoint."""
+    newest = max((run / "checkpoints").iterdir())
+    return [bytes_of(torch.load(path, weights_only=True)) for path in sorted(newest.glob("part-*.pt"))]

@@ -129,7 +129,7 @@ PAIR = {"transformer.a.lora_A.weight": torch.ones(2, 3), "transformer.a.lora_B.w
     ("metadata", "tensors", "said"),
     [
         ("{", {"transformer.a.lora_A.weight": torch.ones(2, 3)}, "metadata of .* not valid JSON"),
-        ("[]", {"transformer.a.lora_A.weight": torch.ones(2, 3)}, "is no object"),
+        ("[]", {"transformer.a.lora_A.weight": torch.ones(2, 3)}, "is not an object"),
         ('{"transformer.lora_alpha": "8"}', PAIR, "lora_alpha '8'"),
         ("{}", {"transformer.a.lora_A.weight": torch.ones(2, 3)}, "has no lora_B of a: it is damaged"),
         ("{}", {"a": torch.ones(2)}, "holds no LoRA"),

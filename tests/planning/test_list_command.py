@@ -101,10 +101,19 @@ def test_a_wrong_name_is_answered_with_the_nearest(capsys: pytest.CaptureFixture
     assert "pick_score" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("given", "told"), [("flow_grpo", "outcome, "), ("DiffusionNFT", "nft\n"), ("RTDMD", "dmd\n")])
-def test_a_paper_s_name_leads_to_the_setting(given: str, told: str, capsys: pytest.CaptureFixture[str]) -> None:
+LEADS = {
+    "flow_grpo": "told of under: outcome, ",
+    "DiffusionNFT": "told of under: nft\n",
+    "RTDMD": "told of under: dmd\n",
+    "gspo": "a key tells of it, see 'flowrl list keys NAME': ratio\n",
+    "mix_grpo": "a key tells of it, see 'flowrl list keys NAME': loss_denominator, sampler.sde_window, ",
+}
+
+
+@pytest.mark.parametrize("given", LEADS)
+def test_a_paper_s_name_leads_to_the_setting(given: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["list", "methods", given]) == 1
-    assert f"told of under: {told}" in capsys.readouterr().err
+    assert LEADS[given] in capsys.readouterr().err
     assert cli.main(["list", "methods", "_"]) == 1
     assert "unknown name" in capsys.readouterr().err
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from flowrl.config.train import load_config
 from flowrl.pipelines import family_for
 from flowrl.planning.bases import Wish
 from flowrl.planning.first_run import first_run
-from flowrl.planning.hours import Hours, Speed, Work, in_time, rounded
+from flowrl.planning.hours import Hours, Speed, Work, in_time, rounded, speed_of
 from flowrl.planning.recommended import recommended
 from flowrl.planning.shorter import LEAST_GROUP, LEAST_ITERATIONS, LEAST_PROMPTS, RESERVE, batches_of, length_within
 
@@ -52,6 +53,12 @@ def test_a_time_has_two_digits_and_a_unit(hours: float, said: str) -> None:
 
 def test_numbers_are_rounded_to_two_digits() -> None:
     assert [rounded(value) for value in (0.123, 5.25, 222.0, 12_345.0)] == ["0.12", "5.2", "220", "12,000"]
+
+
+def test_a_card_of_unusual_memory_is_named_by_the_class_below_it() -> None:
+    plan: Any = SimpleNamespace(pace=SimpleNamespace(range=None), processor="GPU")
+    named = [str(speed_of(plan, card, cards)) for card, cards in ((24, 1), (36, 1), (12, 3), (None, 2))]
+    assert named == ["one 4090", "one 4090-class card", "3 4090-class cards", "2 4090s"]
 
 
 # ---- the rule --------------------------------------------------------------------------------------------------------
@@ -211,6 +218,11 @@ def test_numbers_above_zero_are_asked_for() -> None:
         wrong: dict[str, Any] = dict(given)
         with pytest.raises(flowrl.FlowrlError, match=f"`{next(iter(given))}` must be above 0"):
             flowrl.plan("tiny_g2rpo", **wrong)
+    for cards in ("8 of 80", "8x0"):
+        with pytest.raises(flowrl.FlowrlError, match="`cards` is a number of cards and the GB of each, such as 8x80"):
+            flowrl.plan("tiny_g2rpo", cards=cards)
+    with pytest.raises(flowrl.FlowrlError, match="`cards` is 8x80, and `processes` or `card` says something else"):
+        flowrl.plan("tiny_g2rpo", cards="8x80", card=24)
     with pytest.raises(flowrl.FlowrlError, match="`out` is written for some `hours`"):
         flowrl.plan("tiny_g2rpo", out=os.devnull)
 

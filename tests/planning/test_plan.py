@@ -138,7 +138,7 @@ def test_shipped_configurations_have_a_plan(name: str, capsys: pytest.CaptureFix
     assert f"recipe {config.recipe}, objective" in text
     assert f"{'CPU' if config.pipeline.device == 'cpu' else 'GPU'} time" in text
     assert ("largest micro_batch_size 24 GB 40 GB 48 GB 80 GB 141 GB" in text) == (not config.keep_graphs)
-    assert "licence none known for a folder" in text
+    assert "licence Apache-2.0; ships with flowrl" in text
     assert "family does not say" not in text
     for absent in ("data/geneval_train.jsonl", "data/references.json"):
         uses = absent in find_config(name).read_text()

@@ -23,9 +23,10 @@ from flowrl.planning.fits import card_gib, fit
 from flowrl.planning.gather import Plan, gather
 from flowrl.planning.memory import CARDS, GIB, checkpoint_bytes
 from flowrl.planning.network import FewBlocks, Network, Trained, few_blocks, measure, without_gradient
+from flowrl.planning.outlook import outlook_of, process_words
 from flowrl.planning.text import memory_lines
 from flowrl.planning.throughput import Pace
-from flowrl.planning.verdict import card_of, verdict
+from flowrl.planning.verdict import card_of, in_the_way, verdict
 from flowrl.training.parts import model_family
 
 pytestmark = pytest.mark.slow
@@ -106,6 +107,7 @@ def _measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(family_route, "decode_flops", lambda *given: None)
 
 
+@cache
 def plan_of(name: str, *overrides: str) -> Plan:
     config = load_config(find_config(name), list(overrides))
     parallel = config.parallel
@@ -196,7 +198,11 @@ def test_the_verdict_says_why_nothing_will_do() -> None:
     plan = plan_of("flux_dance_grpo_full", "num_iterations=1", "optim.warmup=0")
     text = words(verdict(plan, 24))
     assert text.startswith("does not fit 24 GB with any setting, because it takes at least ")
-    assert "too much; most of it is " in text
+    assert "too much; most of it is sampling, decoding, scoring 1 images (" in text
+    assert plan.facts is not None
+    found = fit(plan.facts, plan.settings, plan.choices, 24)
+    early = replace(found.memory, start=2 * found.memory.peak)
+    assert "most of it is what embeds the prompts at the start (" in in_the_way(replace(found, memory=early))
     unknown = words(verdict(replace(plan, memory=None, facts=None, unknown="nothing is known"), 24))
     assert unknown == "whether it fits a card is not known: nothing is known"
 
@@ -227,6 +233,36 @@ def test_settings_for_flux_on_smaller_cards() -> None:
         assert again.peak == found.memory.peak
         assert any(text.startswith("pipeline.quantize") for text in found.overrides) == (card == 24)
     assert "80 GB fits as it is" in words(lines)
+
+
+FULL = {
+    "flux_dance_grpo_full": 11.9,
+    "flux_branch_grpo_full": 11.9,
+    "flux_g2rpo_full": 11.9,
+    "hunyuan_video_dance_grpo_full": 12.8,
+    "qwen_image_dance_grpo_full": 20.4,
+    "wan22_t2v_grpo_full": 2 * 14.3,
+}
+"""Published runs of all weights -> billions of them."""
+
+
+@pytest.mark.parametrize("copies", [1, 2])
+@pytest.mark.parametrize("name", FULL)
+def test_runs_of_all_weights_fit_eight_and_sixteen_cards(name: str, copies: int) -> None:
+    fewer = ("updates_per_rollout=1",) if (name, copies) == ("flux_branch_grpo_full", 2) else ()
+    plan = plan_of(name, "num_iterations=1", "optim.warmup=0", f"parallel.replicate={copies}", *fewer)
+    assert plan.network is not None
+    assert plan.memory is not None
+    assert (plan.settings.shard, plan.processes) == (8, 8 * copies)
+    assert plan.network.trained == plan.network.parameters == pytest.approx(FULL[name] * 1e9, rel=0.01)
+    assert plan.memory.held["denoiser, float32, 1/8"] == 4 * plan.network.parameters // 8
+    assert plan.memory.peak < card_gib(80) * GIB
+    told = words(process_words(plan, outlook_of(plan, 80)))
+    where = (
+        "2 copies of the model, each in 8 parts on one machine" if copies == 2 else "1 copy of the model, in 8 parts"
+    )
+    assert f"{8 * copies} processes hold {where}; a machine of 8 needs at most " in told
+    assert plan.memory.machine(plan.settings) < 1024 * GIB
 
 
 # ---- ten plans by hand -----------------------------------------------------------------------------------------------

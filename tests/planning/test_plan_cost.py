@@ -26,9 +26,8 @@ from flowrl.planning.cost import cost_of, decode_flops
 from flowrl.planning.counts import graph_rows, negative_again, of_iteration, of_run
 from flowrl.planning.gather import _reward_models
 from flowrl.planning.memory import GIB
-from flowrl.planning.network import FewBlocks, Network, Trained, few_blocks, measure
+from flowrl.planning.network import DenoiserWeights, FewBlocks, Network, Trained, few_blocks, measure
 from flowrl.planning.traces import Trace
-from flowrl.planning.weights import DenoiserWeights
 from flowrl.recipes.counting import Counts
 from flowrl.session.preflight import recipe_of, resolve
 from flowrl.training.loop import Loop
@@ -219,9 +218,8 @@ def test_a_constant_negative_saves_half_of_the_backward_pass_and_a_recomputed_on
     toy: Path,
 ) -> None:
     network = Network(
-        parameters=0, trained=0, weights=DenoiserWeights(parameters=0), latent=(), attended=0, forward=1.0,
-        backward=2.0,
-        attention=0.0, saved=0, saved_checkpointed=0, beside=0, working=0, blocks=1,
+        trained=0, weights=DenoiserWeights(parameters=0), latent=(), attended=0, forward=1.0, backward=2.0,
+        in_attention=0, saved=0, outside=0, largest=0, beside=0, working=0, blocks=1,
     )  # fmt: skip
 
     def stages(value: str, checkpointing: bool = False) -> dict[str, float]:

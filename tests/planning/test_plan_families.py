@@ -46,7 +46,17 @@ MORE = {  # checkpoints whose networks read something else than the first of the
 CHECKPOINTS = [(name, model) for name in PIPELINES for model in (published(family(name))[0], *MORE.get(name, ()))]
 FIRST = dict(reversed(CHECKPOINTS))
 BLOCKS = ("num_layers", "num_single_layers", "n_layers")
-VIDEO = ("cogvideox", "hunyuan_video", "hunyuan_video15", "ltx2", "ltx_video", "sana_video", "wan", "wan_vace")
+VIDEO = (
+    "cogvideox",
+    "hunyuan_video",
+    "hunyuan_video15",
+    "ltx2",
+    "ltx_video",
+    "sana_video",
+    "wan",
+    "wan_animate",
+    "wan_vace",
+)
 
 
 @functools.cache
@@ -56,6 +66,8 @@ def network(name: str, model: str, doubled: str = "") -> Any:
     short: dict[str, Any] = {key: 1 + (key == doubled) for key in BLOCKS if key in known.network}
     if "vace_layers" in known.network:
         short["vace_layers"] = [0]
+    if "inject_face_latents_blocks" in known.network:
+        short["inject_face_latents_blocks"] = 1
     with patch.dict(checkpoints(), {model: replace(known, network={**known.network, **short})}):
         denoiser = family(name).meta_denoiser(model)
     assert isinstance(denoiser, nn.Module)

@@ -32,6 +32,7 @@ from flowrl.planning import gather as gathering
 from flowrl.planning import traces
 from flowrl.planning.decoding import decode_peaks
 from flowrl.planning.fits import Choices, Fit, card_gib, fit
+from flowrl.planning.hours import gathered_bytes
 from flowrl.planning.memory import (
     CARDS,
     GIB,
@@ -45,15 +46,15 @@ from flowrl.planning.memory import (
     memory_of,
     trained_bytes,
 )
-from flowrl.planning.network import Network, Trained, few_blocks, measure, without_gradient
+from flowrl.planning.network import DenoiserWeights, Network, Trained, few_blocks, measure, weights_of, without_gradient
 from flowrl.planning.traces import Trace
-from flowrl.planning.weights import DenoiserWeights, weights_of
-from flowrl.recipes.counting import RolloutRecord
+from flowrl.recipes.counting import Counts, RolloutRecord
 from flowrl.runtime.files import read_json
 from flowrl.session.preflight import recipe_of
 from flowrl.training.learner import GradientSum
 from flowrl.training.optimizers import make_optimizer
 from flowrl.training.parts import model_family
+from flowrl.workers.parcels import lay_down
 
 pytestmark = pytest.mark.slow
 
@@ -147,6 +148,23 @@ def test_bytes_of_full_training_are_those_of_its_tensors(targets: tuple[str, ...
     assert foretold == pytest.approx(of_policy(policy, OptimConfig()), rel=0.05)
 
 
+@pytest.mark.parametrize("full", [False, True])
+def test_weights_for_workers_are_those_that_are_laid_down(full: bool) -> None:
+    """Of a LoRA, and of all weights in 16 bits, also by one of two learners that hold them between them."""
+    network = drawn(FAMILY.meta_denoiser(SD3)).bfloat16()
+    lora: dict[str, Any] = {"rank": 32, "alpha": 64, "targets": FAMILY.lora_targets, "seed": 0}
+    policy = FullWeights(network) if full else Policy(network, **lora)
+    own = facts(full=full, width=2, trained=sum(weight.numel() for weight in policy.parameters.values()))
+    held = policy.held()
+    for shard in (1, 2) if full else (1,):
+        half = {name: replace(one, values=one.values[: len(one.values) // shard]) for name, one in held.items()}
+        _, memory = lay_down(half, [], str)
+        assert memory is not None
+        foretold = memory_of(own, replace(SETTINGS, rollouts=2, shard=shard))
+        assert foretold.host["weights laid down for workers"] == pytest.approx(memory.size, rel=0.05)
+        assert foretold.sent // shard == foretold.host["weights laid down for workers"]
+
+
 def test_bytes_of_split_training_are_those_of_a_part() -> None:
     """By hand, of 5 GiB weights that lie split over four: float32 masters, sums and moments, two copies."""
     own = replace(facts(full=True, trained=5 * GIB, slots=1), reference=True)
@@ -158,6 +176,32 @@ def test_bytes_of_split_training_are_those_of_a_part() -> None:
     assert away.host["weights, gradient, Adam"] == (4 + 4 + 8 + 4 + 4) * 5 * GIB // 4
     # Two blocks and 1 GiB of weights outside them in 16 bits; their gradients, and twice the larger in float32.
     assert plain.update == 2 * (GIB // 2 + GIB) + 2 * (GIB // 4 + GIB) + 8 * GIB
+
+
+def test_a_machine_has_a_reader_for_each_of_its_copies() -> None:
+    """By hand, of 10 GiB of weights in 16 bits, which come after 8 of text encoders, and 4 of libraries."""
+    own = facts()
+    for shard, context, processes, readers in ((1, 1, 8, 8), (4, 1, 8, 2), (8, 1, 16, 1), (16, 1, 16, 1), (1, 2, 4, 4)):
+        settings = replace(SETTINGS, shard=shard, context=context, processes=processes)
+        others = min(8, processes) - readers
+        assert memory_of(own, settings).machine(settings) == readers * (10 + 4) * GIB + others * (8 + 4) * GIB
+
+
+def test_what_processes_send_each_other() -> None:
+    """By hand: 8 processes in two copies draw 64 images in 10 steps and train 4, by fours, with two rows each."""
+    own, rows = facts(full=True, trained=5 * GIB), 64 * 2
+    counts = Counts(rollout=10 * rows, update=4 * rows, backward=4 * rows)
+    made: Any = SimpleNamespace(
+        facts=own, run=SimpleNamespace(total=counts, iterations=1), config=SimpleNamespace(updates_per_rollout=3)
+    )
+    split = replace(SETTINGS, shard=4, processes=8)
+    # 20 calls and 8 with 8 backward passes, each for three quarters of 10 GiB; gradients of 8 passes in float32. Copies
+    # send what is missing of their quarters' sum, and receive it.
+    assert gathered_bytes(made, split) == ((20 + 8 + 8) * 7.5 * GIB + 8 * 15 * GIB, 3 * 2 * 5 * GIB / 2)
+    two = replace(own.network.weights, experts=2)
+    made.facts = replace(own, network=replace(own.network, weights=two))
+    assert gathered_bytes(made, split)[0] == 195 * GIB
+    assert gathered_bytes(made, replace(SETTINGS, processes=1)) == (0, 0)
 
 
 # ---- activations -----------------------------------------------------------------------------------------------------
@@ -334,9 +378,8 @@ def facts(**given: Any) -> Facts:
     full, width = given.get("full", False), given.get("width", 2)
     weights = DenoiserWeights(parameters=5 * GIB, blocks=4 * GIB, matrices={(2**15, 2**15): 4}, largest_block=GIB // 4)
     network = Network(
-        parameters=5 * GIB, trained=given.get("trained", GIB // 24), weights=weights, latent=(), attended=0,
-        forward=1.0, backward=2.0, attention=0.0, saved=2 * GIB, saved_checkpointed=GIB // 4, beside=GIB // 8,
-        working=GIB // 4, blocks=20,
+        trained=given.get("trained", GIB // 24), weights=weights, latent=(), attended=0, forward=1.0, backward=2.0,
+        in_attention=0, saved=2 * GIB, outside=0, largest=GIB // 4, beside=GIB // 8, working=GIB // 4, blocks=20,
     )  # fmt: skip
     return Facts(
         network=network, eval_working=GIB // 4, rows=1, passes=(2, 2), keeps=0, decode=(GIB, GIB // 4),

@@ -47,7 +47,8 @@ def replaced(path: Path, content: bytes) -> None:
     "other",
     [
         {"text": "b"}, {"negative": "blur"}, {"metadata": {"text": "HELLO"}}, {"sources": ("blue.png",)},
-        {"references": ("blue.png",)}, {"video": "blue.png"}, {"video": "red.png", "mask": "blue.png"},
+        {"references": ("blue.png",)}, {"videos": {"source_video": "blue.png"}},
+        {"videos": {"source_video": "red.png", "mask_video": "blue.png"}},
     ],
     ids=str,
 )  # fmt: skip
@@ -57,7 +58,13 @@ def test_everything_that_a_row_says_is_part_of_it(
     monkeypatch.chdir(tmp_path)
     for name, colour in (("red", RED), ("blue", BLUE)):
         png(tmp_path / f"{name}.png", colour)
-    row = Prompt(text="a", metadata={}, sources=("red.png",), references=("red.png",), video="red.png", mask="red.png")
+    row = Prompt(
+        text="a",
+        metadata={},
+        sources=("red.png",),
+        references=("red.png",),
+        videos={"source_video": "red.png", "mask_video": "red.png"},
+    )
     changed = replace(row, **other)
     again = replace(changed)
     assert identity(changed) != identity(row)

@@ -93,7 +93,7 @@ def test_keys_tell_images_apart_and_do_not_depend_on_the_machine(folder: Path, t
     assert [row.noise_name for row in read_file(other / "p.jsonl")] == here
     by_hand = [Prompt(text="x", metadata={}, sources=(f"/{place}/a.png",)) for place in ("home", "scratch")]
     assert by_hand[0].noise_name == by_hand[1].noise_name == here[1]
-    assert Prompt(text="x", metadata={}, sources=("/a.png",), video="/b.gif").noise_name != here[1]
+    assert Prompt(text="x", metadata={}, sources=("/a.png",), videos={"source_video": "/b.gif"}).noise_name != here[1]
 
 
 def test_references_and_negative_prompts_are_no_part_of_the_key(folder: Path) -> None:
@@ -108,7 +108,7 @@ def test_a_record_holds_in_another_folder(folder: Path, tmp_path_factory: Any) -
     assert read[0].record == rows[0]
     elsewhere = write(tmp_path_factory.mktemp("run"), "metadata.jsonl", json.dumps(read[1].record))
     (again,) = read_file(elsewhere)
-    assert (again.sources, again.references, again.video) == (read[1].sources, read[1].references, read[1].video)
+    assert (again.sources, again.references, again.videos) == (read[1].sources, read[1].references, read[1].videos)
     assert again.text == "x"
 
 

@@ -53,17 +53,17 @@ def test_what_is_kept_of_images_is_what_the_plan_says(tmp_path: Path, monkeypatc
         "threads=1",
         "progress=false",
         reward_list(tmp_path, "redness"),
-        "prompts_per_step=3",
+        "prompts_per_step=1",
     )
     plans = list[Memory]()
-    for more in "kl_coef=0 prompts_per_step=6 sampler.sde_window_range=[2,3] credit.method=tp_grpo kl_coef=0.1".split():
+    for more in "kl_coef=0 prompts_per_step=2 sampler.sde_window_range=[2,3] credit.method=tp_grpo kl_coef=0.1".split():
         config = load_config(find_config("tiny_grpo_geneval"), [*sizes, GRADIENTS, more])
         quick_run(config, tmp_path)
         plan = gather(config, "tiny", model_family(config.pipeline), processes=1, pace=PACE, processor="CPU")
         assert plan.memory is not None
         plans.append(plan.memory)
-    each = kept[0] // 12
-    assert kept == [12 * each, 24 * each, 12 * each, 3 * 12 * each, 2 * 12 * each]  # images, steps, two terms
+    each = kept[0] // 4
+    assert kept == [4 * each, 8 * each, 4 * each, 3 * 4 * each, 2 * 4 * each]  # images, steps, two terms
     for found, memory in zip(kept, plans, strict=True):
         assert memory.host["gradients of its images"] == found // (4 * each) * pinned(4 * each)
     assert [memory.gradients for memory in plans] == [4 * each] * 4 + [8 * each]
@@ -74,4 +74,4 @@ def test_what_is_kept_of_images_is_what_the_plan_says(tmp_path: Path, monkeypatc
     assert all(peak < one.configured + one.update + own for peak, one, own in zip(peaks, plans, kept, strict=True))
     whole = load_config(find_config("tiny_grpo_geneval"), [*sizes, "keep_graphs=true"])
     quick_run(whole, tmp_path)
-    assert peaks[-1] > 6 * peaks[0]
+    assert peaks[-1] > 2 * peaks[0]  # and more so, the more images there are

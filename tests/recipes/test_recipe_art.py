@@ -18,6 +18,7 @@ from two_processes import close, train_on_two
 
 from flowrl.cli import main
 from flowrl.pipelines import PIPELINES
+from flowrl.pipelines.weights.trained_weights import Held
 from flowrl.recipes import visited
 from flowrl.session.preflight import resolve
 from flowrl.training.draws import Drawn, Request
@@ -188,7 +189,10 @@ class Elsewhere:
         self.loop: Any = None
         self.asked: list[Request] = []
 
-    def submit(self, requests: Sequence[Request], weights: Mapping[str, Tensor]) -> list[int]:
+    def send(self, weights: Mapping[str, Held], split: None) -> None:
+        assert weights
+
+    def submit(self, requests: Sequence[Request], version: None) -> list[int]:
         self.asked += requests
         return list(range(len(self.asked) - len(requests), len(self.asked)))
 

@@ -477,7 +477,7 @@ def test_a_resumed_run_is_the_same_to_the_bit(runs: TinyRuns, overrides: tuple[s
             "adv_std is set to 'global', but objective sft",
         ),
         (named("sft", "objective.options.images=SHOWN", "sampler.solver=dpm2"), "sampler.solver is set to 'dpm2'"),
-        (named("sft", "objective.options.images=SHOWN", "workers.rollouts=1"), "reads its images from a file"),
+        (named("sft", "objective.options.images=SHOWN", "workers.rollouts=1"), "reads its images from files"),
         (named("dgpo", "micro_batch_size=2"), "micro_batch_size (2) must be a multiple of group_size (4)"),
         (named("crd", "prompts_per_step=1", "updates_per_rollout=2"), "make prompts_per_step a multiple of 2"),
     ],

@@ -16,12 +16,17 @@ from tiny_clip import assert_pointwise, clip_inputs, inputs_of, write_tiny_clip
 from torch import Tensor
 
 from flowrl.rewards import build_reward, reward_options, to_uint8
-from flowrl.rewards.aesthetic import apply_head, head_shapes
+from flowrl.rewards.aesthetic import head_of
+from flowrl.rewards.image_reward import linear_head
 
 
 @pytest.fixture(scope="module")
 def tiny_clip(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_clip(tmp_path_factory.mktemp("clip"), projection=768)
+
+
+def head_shapes() -> dict[str, tuple[int, ...]]:
+    return {f"layers.{name}": tuple(weight.shape) for name, weight in linear_head(768).state_dict().items()}
 
 
 def random_head(seed: int = 0) -> dict[str, Tensor]:
@@ -57,11 +62,12 @@ def test_head_has_the_published_names_and_size() -> None:
 
 def test_head_is_one_affine_map() -> None:
     head = {name: tensor.double() for name, tensor in random_head().items()}
+    module = head_of(head)
     x, y = torch.randn(2, 3, 768, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    mixed = apply_head(head, 0.3 * x + 0.7 * y)
-    torch.testing.assert_close(mixed, 0.3 * apply_head(head, x) + 0.7 * apply_head(head, y), rtol=0, atol=1e-12)
+    mixed = module(0.3 * x + 0.7 * y)
+    torch.testing.assert_close(mixed, 0.3 * module(x) + 0.7 * module(y), rtol=0, atol=1e-12)
     vector, offset = affine(head)
-    np.testing.assert_allclose(apply_head(head, x).numpy(), x.numpy() @ vector + offset, atol=1e-12)
+    np.testing.assert_allclose(module(x)[:, 0].numpy(), x.numpy() @ vector + offset, atol=1e-12)
 
 
 @pytest.mark.parametrize("suffix", [".safetensors", ".pth"])

@@ -84,7 +84,7 @@ def test_what_does_not_fit_is_told(options: dict[str, Any], tmp_path: Path) -> N
         reward_options("hpsv3_plus", {"trained": 2.0})
     weights = torch.load(f"{options['model']}/hpsv3++.pth")
     torch.save({k: v for k, v in weights.items() if not k.startswith("cond_")}, tmp_path / "hpsv3++.pth")
-    with pytest.raises(ValueError, match="so it is no HPSv3"):
+    with pytest.raises(ValueError, match="so it is not HPSv3"):
         build_reward("hpsv3_plus", options={**options, "model": str(tmp_path)})
 
 

@@ -55,7 +55,19 @@ def not_finite(images, prompts, metadata):
 def plain_numbers(inputs):
     return [1.0] * len(inputs)
 
+class Scale:
+    def __call__(self, images, prompts, metadata, *, factor=2.0):
+        return factor * images.mean(dim=(1, 2, 3))
+
+scale = Scale()
+
 def two(images, prompts):
+    return []
+
+def alone(images):
+    return images.mean(dim=(1, 2, 3))
+
+def named(*, images, prompts, metadata):
     return []
 
 def swallows(images, prompts, metadata, **options):
@@ -87,6 +99,7 @@ def test_user_functions_of_either_form(user_file: str) -> None:
     torch.testing.assert_close(user_file_reward(user_file, "as_array")(inputs).values, mean, rtol=0, atol=0)
     torch.testing.assert_close(user_file_reward(user_file, "scaled")(inputs).values, 2 * mean)
     torch.testing.assert_close(user_file_reward(user_file, "scaled", factor=3)(inputs).values, 3 * mean)
+    torch.testing.assert_close(user_file_reward(user_file, "scale", factor=3)(inputs).values, 3 * mean)
     output = user_file_reward(user_file, "half_failed")(inputs)
     assert output.valid.tolist() == [True, False, True, False]
     assert output.values.isnan().tolist() == [False, True, False, True]
@@ -166,6 +179,8 @@ def test_what_a_user_function_must_not_do(user_file: str, function: str, message
         ("brightnes", {}, r"unknown function 'brightnes' \(did you mean 'brightness'\?\); allowed: .*as_array"),
         ("constant", {}, "constant is a int, not a function"),
         ("two", {}, r"parameters must be \(images, prompts, metadata\) or \(inputs\).*got \(images, prompts\)"),
+        ("alone", {}, r"must be \(images, prompts, metadata\) or \(inputs\).*got \(images\)"),
+        ("named", {}, r"got \(\*, images, prompts, metadata\)"),
         ("swallows", {}, r"got \(images, prompts, metadata, \*\*options\)"),
         ("positional_option", {}, r"options after a bare \*, got \(images, prompts, metadata, factor=2.0\)"),
         ("scaled", {"facter": 2}, "unknown key 'facter': did you mean 'factor'?"),

@@ -219,6 +219,7 @@ def test_a_long_wait_says_what_for(
     for _ in range(2):
         reward(inputs_of(random_images()))
     assert capsys.readouterr().err.count("mine.py:reward is still at work after 0.02 s") == 1
+    monkeypatch.setattr(user_code_module, "IMPORT_SECONDS", 60.0)
     monkeypatch.setattr(user_code_module, "CALL_SECONDS", 60.0)
     make(body("return [0.0] * 4"), "quick.py")(inputs_of(random_images()))
     time.sleep(0.05)
@@ -246,6 +247,7 @@ def test_a_long_wait_says_what_for(
         ("return 'good'", "got str: "),
         ("return None", r"got NoneType \(is a return missing\?\)"),
         ("return (1.0 for _ in range(4))", r"got generator \(make a list of its numbers"),
+        ("async def later(): return 1\n    return later()", r"got coroutine \(write def, not async def\)"),
         ("return dict.fromkeys(range(4), 1.0)", r"got dict \(make a list of its numbers"),
         ("return [[1.0]] * 4", r"got shape \[4, 1\]"),
         ("return [[1.0], [1.0, 2.0], [], []]", "got list of list: "),

@@ -24,7 +24,7 @@ def test_nobody_at_an_address_is_said_at_once() -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    with pytest.raises(ValueError, match=rf"workers\.address=127\.0\.0\.1:{port}: nobody answers.*ray start --head"):
+    with pytest.raises(ValueError, match=rf"workers\.address=127\.0\.0\.1:{port}: nothing answers.*ray start --head"):
         connect(f"127.0.0.1:{port}", workers=1)
     disconnect()  # without a connection it does nothing
 
@@ -43,14 +43,14 @@ def test_another_server_at_an_address_is_said_at_once(answer: bytes) -> None:
 
         thread = threading.Thread(target=serve)
         thread.start()
-        with pytest.raises(ValueError, match=rf":{port}: what answers there is no Ray cluster.*6379"):
+        with pytest.raises(ValueError, match=rf":{port}: what answers there is not a Ray cluster.*6379"):
             connect(f"127.0.0.1:{port}", workers=1)
         thread.join()
 
 
 def test_a_host_without_a_possible_name_is_said() -> None:
     pytest.importorskip("ray")
-    with pytest.raises(ValueError, match=r"workers\.address=head\.\.lan:6379: nobody answers there"):
+    with pytest.raises(ValueError, match=r"workers\.address=head\.\.lan:6379: nothing answers there"):
         connect("head..lan:6379", workers=1)
 
 

@@ -109,7 +109,7 @@ def test_a_folder_that_could_not_be_made_is_refused(tmp_path: Path, monkeypatch:
     refuse_unwritable(tmp_path / "new" / "deep")
     assert not (tmp_path / "new").exists()
     for folder in (tmp_path / "file", tmp_path / "file" / "run"):
-        with pytest.raises(ValueError, match=f"cannot be a folder, since {tmp_path}/file is none: give another `out`"):
+        with pytest.raises(ValueError, match=f"since {tmp_path}/file is not one: give another `out`"):
             refuse_unwritable(folder)
     monkeypatch.setattr("os.access", lambda path, mode: path != tmp_path)
     with pytest.raises(ValueError, match=f"nothing can be written into {tmp_path}: give another out="):

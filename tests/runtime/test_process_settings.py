@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 
 from flowrl.config.base import config_files
 from flowrl.config.train import load_config
+from flowrl.runtime.private_names import NOTES
 from flowrl.runtime.process_settings import before_libraries_load, deterministic_kernels
 
 
@@ -25,6 +27,15 @@ def test_segments_grow_unless_the_user_says_how_memory_is_taken(given: dict[str,
     before_libraries_load(environment)
     assert environment.get("PYTORCH_ALLOC_CONF") == allocator
     assert given.items() <= environment.items()
+
+
+def test_python_calls_hide_what_torch_says_of_torchaos_classes() -> None:
+    notes = logging.getLogger("torch.utils._pytree")
+    for _ in range(2):
+        before_libraries_load({})
+    said = [logging.LogRecord(notes.name, logging.WARNING, "", 0, text, (), None) for text in ("a", NOTES[notes.name])]
+    assert [bool(notes.filter(record)) for record in said] == [True, False]
+    assert len(notes.filters) == 1
 
 
 @pytest.mark.parametrize("before", [False, True])

@@ -226,7 +226,7 @@ def test_schedule_of_stable_diffusion_1() -> None:
         ({**SD1, "beta_schedule": "sigmoid"}, r"beta_schedule is 'sigmoid'.*scaled_linear"),
         ({**SD1, "clip_sample": True}, r"clip_sample is not supported.*set it to false"),
         ({**SD1, "use_karras_sigmas": True}, r"use_karras_sigmas is not supported"),
-        ({**SD1, "prediction_type": "flow_prediction"}, r"prediction_type 'flow_prediction' is none of epsilon"),
+        ({**SD1, "prediction_type": "flow_prediction"}, r"prediction_type 'flow_prediction' is not one of epsilon"),
         ({**ZERO_SNR, "prediction_type": "epsilon"}, r"noise alone.*v_prediction"),
     ],
 )

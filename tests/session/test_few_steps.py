@@ -10,8 +10,7 @@ from flowrl.config.sections import PipelineConfig
 from flowrl.config.train import load_config
 from flowrl.health.configuration_checks import diagnose_configuration
 from flowrl.pipelines.places.known_checkpoints import checkpoints
-from flowrl.session.few_steps import few_step_advice, is_few_step, undistilled
-from flowrl.session.reference_model import reference_notes
+from flowrl.session.advice import few_step_advice, is_few_step, reference_notes, undistilled
 from flowrl.training.optimizers import rate_note
 
 FEW = {

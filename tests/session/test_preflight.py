@@ -56,3 +56,5 @@ def test_what_no_file_could_hold_is_refused() -> None:
     for value in (len, float("nan"), {1, 2}):
         with pytest.raises(ValueError, match="cannot stand in a configuration"):
             load_config(TINY, {"seed": value})
+    with pytest.raises(ValueError, match=r"rewards\.0=.*a reward of your own is \{'file'"):
+        load_config({"base": str(TINY), "rewards": [lambda images, prompts, metadata: images.mean((1, 2, 3))]})

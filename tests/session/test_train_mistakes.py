@@ -9,8 +9,8 @@ import pytest
 from flowrl.cli import main
 from flowrl.config.train import find_config, load_config
 from flowrl.health.configuration_checks import diagnose_configuration
-from flowrl.health.spoken import divided
-from flowrl.session.batch_sizes import sizes_line
+from flowrl.health.diagnosis import divided
+from flowrl.session.advice import sizes_line
 
 TEXT = """
 base: tiny_flow_grpo

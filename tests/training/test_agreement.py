@@ -197,7 +197,7 @@ def test_names_that_are_no_text_and_secrets_are_told_in_letters_to_all() -> None
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"WORLD_SIZE": "two"}, "WORLD_SIZE='two', which is no whole number"),
+        ({"WORLD_SIZE": "two"}, "WORLD_SIZE='two', which is not a whole number"),
         ({"WORLD_SIZE": "0"}, "WORLD_SIZE=0, and a run has at least one"),
         ({"WORLD_SIZE": "-1"}, "WORLD_SIZE=-1, and a run has at least one"),
         ({"RANK": "1"}, "RANK=1 and WORLD_SIZE=unset"),
@@ -228,7 +228,7 @@ def test_no_variables_are_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("text", ["soon", "0", "-1", "nan"])
 def test_a_wait_that_is_no_number_of_seconds_is_refused(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(meeting.WAIT, text)
-    with pytest.raises(ValueError, match="is no number of seconds"):
+    with pytest.raises(ValueError, match="is not a number of seconds"):
         meeting._limit()
 
 
@@ -323,6 +323,6 @@ def test_who_is_left_says_what_the_other_said_or_that_it_was_killed(toy: Path, h
 
 def test_foreign_words_on_a_lost_process_are_not_shown() -> None:
     said = explain(RuntimeError("[🔥/gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:46"))
-    assert said.startswith("another process of this run ended, or is not reached any more")
+    assert said.startswith("another process of this run ended or cannot be reached")
     assert "gloo" not in said
     assert said.isascii()

@@ -20,7 +20,8 @@ SPENT: dict[str, Any] = {
 
 
 def budget(limits: BudgetConfig, *, eval_every: int = 0, **counters: float) -> Budget:
-    return Budget(limits, SPENT | counters, num_iterations=12, eval_every=eval_every)
+    counted = SPENT | counters
+    return Budget(limits.limits, counted, evals=limits.evals, num_iterations=12, eval_every=eval_every)
 
 
 @pytest.mark.parametrize(

@@ -453,14 +453,14 @@ def test_a_pipe_in_a_run_folder_is_refused(
     new = tmp_path / "new"
     new.mkdir()
     os.mkfifo(new / LOCK)
-    with pytest.raises(ValueError, match=r"\.lock is a pipe or a device, and nothing is written through it"):
+    with pytest.raises(ValueError, match=r"\.lock is a pipe or a device, and flowrl writes nothing through it"):
         refuse_taken(new)
 
 
 def test_a_lock_that_is_somebodys_file_is_left_alone(tmp_path: Path, outside: Path) -> None:
     """A second name of a file cannot be told from the first."""
     os.link(outside / "file", tmp_path / LOCK)
-    with pytest.raises(ValueError, match="is no lock of flowrl"), locked(tmp_path, "another run"):
+    with pytest.raises(ValueError, match="is not a lock of flowrl"), locked(tmp_path, "another run"):
         pass
     assert (outside / "file").read_text() == "precious"
 

@@ -15,18 +15,20 @@ from typing import Any
 
 import pytest
 import torch
-from split_runs import RECIPES, command
+from split_runs import FULL, RECIPES, ROUTED, bytes_of, command, sizes_of_parts
 from tiny_runs import differences, lora_tensors, metrics, model_tensors, state
+from toy_pipeline import REWARDS as TOY_REWARDS
 from toy_pipeline import reward_list, write_toy
 from two_processes import close, train_on_two
 
 from flowrl.cli import main
 from flowrl.pipelines import PIPELINES
+from flowrl.pipelines import family as family_named
 from flowrl.pipelines.families.sd3 import FAMILY
 from flowrl.pipelines.weights import parallelize
 from flowrl.pipelines.weights.quantize import LIBRARIES
-from flowrl.planning.memory import base_bytes
-from flowrl.planning.weights import weights_of
+from flowrl.planning.memory import base_bytes, checkpoint_bytes
+from flowrl.planning.network import weights_of
 from flowrl.rewards import REWARDS
 from flowrl.training.processes.mesh import Shards, in_step
 
@@ -34,7 +36,7 @@ RUNS = {"sd3": "grpo", "wan": "forward", "flux": "preference", "qwen_image": "ba
 FORMS = [form for form, library in LIBRARIES.items() if find_spec(library)]
 BESIDE = {
     **{form: (f"pipeline.quantize={form}", "policy.lora_variant=rslora") for form in FORMS},
-    "kept": ("keep_graphs=true",),
+    "kept-routes": ("keep_graphs=true", *ROUTED),
     "gradients-dora": ("keep_graphs=gradients", "policy.lora_variant=dora"),
 }
 """What GRPO of sd3 is run beside split weights with: two of them at a time, since a fault of one shows in both."""
@@ -45,9 +47,21 @@ FEW_BITS = (
 )
 ROUNDS = ("prompts_per_step=3", "micro_batch_size=2", "rollout_batch_size=2", "num_iterations=2", "optim.lr=0.1",
           "curriculum.max_rounds=3", "sampler.trained_fraction=0.67", "sampler.trained_steps=random")  # fmt: skip
-# Adam divides by the gradient's size: where that is 0 but for rounding, as of biases of keys, so would be its step.
-FULL = ("policy.train=full", "policy.lora_rank=null", "policy.ema_decay=0.5", "optim.lr=1e-3", "optim.eps=0.01")
 FULL_BESIDE = {"kept": ("keep_graphs=true",), "compiled": ("pipeline.compile=blocks",)}
+KILLING = """
+import os, signal
+from pathlib import Path
+from flowrl.training import checkpoints
+
+stock = checkpoints._write_tensors
+def write(path, state):
+    if path.name == "part-001.pt" and path.parent.name == ".000002" and not Path(__file__).with_suffix(".was").exists():
+        path.write_bytes(b"half")
+        Path(__file__).with_suffix(".was").touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return stock(path, state)
+checkpoints._write_tensors = write
+"""
 STOPPING = """
 import os, signal
 calls = []
@@ -160,9 +174,10 @@ def test_a_stop_is_kept_by_both(runs: Path) -> None:
 @pytest.fixture(scope="module")
 def full(tmp_path_factory: pytest.TempPathFactory, warm_python: str) -> Path:
     """A folder with runs that train all weights, of which one process holds all or each of two a half, and those that
-    went on elsewhere: on one process, on two that hold all, and on two halves again; one on four processes."""
+    went on elsewhere: on one process, on two that hold all, and on two halves again; one on four processes, one that
+    four, two, one and four trained for an iteration each, and one of which a process was killed while it saved."""
     folder = tmp_path_factory.mktemp("full")
-    one, two = folder / "one", folder / "two"
+    one, two, chain = folder / "one", folder / "two", folder / "chain"
 
     def told(out: Path, family: str, *more: str) -> tuple[int, bool, list[str]]:
         return 0, False, command(folder, family, RUNS[family], out, *FULL, *more)
@@ -178,7 +193,15 @@ def full(tmp_path_factory: pytest.TempPathFactory, warm_python: str) -> Path:
     half, whole = "parallel.shard=2", "parallel.shard=1"
     commands = [told(one / name, name, *long[name]) for name in RUNS]
     commands += [told(one / name, "sd3", *longer, *settings) for name, settings in FULL_BESIDE.items()]
+    commands += [copied(one / "sd3", one / "longer"), resumed(one / "longer", "num_iterations=4")]
     train_on_two(folder, commands, processes=1, python=warm_python)
+    commands = [told(folder / "four", "sd3", half, *longer), told(two / "tokens", "wan", half, "parallel.context=2")]
+    commands += [copied(folder / "four", chain, "000002", "000003")]
+    train_on_two(folder, commands, processes=4, python=warm_python)
+    (folder / "killing.py").write_text(TOY_REWARDS + KILLING)
+    killing = f"rewards=[{{file: {folder / 'killing.py'}, function: half_fail}}]"
+    with pytest.raises(AssertionError):
+        train_on_two(folder, [told(two / "killed", "sd3", half, *longer, killing)], python=warm_python)
     commands = [told(two / name, name, half, *long[name]) for name in RUNS]
     commands += [told(two / name, "sd3", half, *longer, *settings) for name, settings in FULL_BESIDE.items()]
     narrow = (half, "pipeline.dtype=bfloat16", "optim.offload=true")
@@ -187,12 +210,14 @@ def full(tmp_path_factory: pytest.TempPathFactory, warm_python: str) -> Path:
     commands += [resumed(two / "replicas", whole, "num_iterations=2")]
     commands += [copied(two / "replicas", two / "halves"), resumed(two / "halves", half, "num_iterations=3")]
     commands += [copied(two / "sd3", one / "on-one", "000002", "000003")]
+    commands += [resumed(chain, "num_iterations=2"), resumed(two / "killed")]
     train_on_two(folder, commands, python=warm_python)
-    train_on_two(folder, [resumed(one / "on-one", whole, "num_iterations=2")], processes=1, python=warm_python)
+    commands = [resumed(one / "on-one", whole, "num_iterations=2"), resumed(chain, whole, "num_iterations=3")]
+    train_on_two(folder, commands, processes=1, python=warm_python)
     shutil.copytree(one / "on-one", two / "back")
     train_on_two(folder, [resumed(two / "back", half, "num_iterations=3")], python=warm_python)
-    four = [told(folder / "four", "sd3", half, *longer), told(two / "tokens", "wan", half, "parallel.context=2")]
-    train_on_two(folder, four, processes=4, python=warm_python)
+    quarters = [resumed(chain, "parallel.shard=4", "num_iterations=4")]
+    train_on_two(folder, quarters, processes=4, python=warm_python)
     return folder
 
 
@@ -218,9 +243,18 @@ def test_halves_of_trained_weights_train_what_the_whole_trains(full: Path, famil
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("other", ["two/halves", "two/back", "four"])
+@pytest.mark.parametrize("other", ["two/halves", "two/back", "two/killed", "four"])
 def test_a_run_of_trained_weights_goes_on_however_they_lie(full: Path, other: str) -> None:
+    """Also where one of two processes was killed with half of its part of the second checkpoint on the disk."""
     close(full / "one" / "sd3", full / other)
+    assert (full / "killing.was").exists()
+
+
+@pytest.mark.slow
+def test_four_processes_then_two_then_one_then_four_train_what_one_trains(full: Path) -> None:
+    close(full / "one" / "longer", full / "chain")
+    counts = {path.name: len(list(path.glob("part-*.pt"))) for path in (full / "chain" / "checkpoints").iterdir()}
+    assert counts == {"000001": 2, "000002": 2, "000003": 0, "000004": 4}
 
 
 @pytest.mark.slow
@@ -229,17 +263,15 @@ def test_a_process_holds_and_writes_half_of_the_trained_weights(full: Path, fami
     run = full / "two" / family
     held = json.loads((run / "manifest.json").read_text())["denoiser_bytes"]
     assert held["whole"] / 2 <= held["held"] <= 0.51 * held["whole"]
-    newest = sorted((run / "checkpoints").iterdir())[-1]
-    sizes = [bytes_of(torch.load(path, weights_only=True)) for path in sorted(newest.glob("part-*.pt"))]
+    sizes = sizes_of_parts(run)
     assert len(sizes) == 2
     assert max(sizes) <= 0.51 * bytes_of({key: state(run)[key] for key in ("policy", "slots", "optimizer")})
-
-
-def bytes_of(nest: Any) -> int:
-    """Bytes of the tensors in a nest of mappings."""
-    if isinstance(nest, dict):
-        return sum(map(bytes_of, nest.values()))
-    return nest.numel() * nest.element_size() if isinstance(nest, torch.Tensor) else 0
+    # What a plan says of it: masters in float32, and of each weight 12 bytes and 4 for the average.
+    network = family_named(family).meta_denoiser(str(full / f"model-{family}"))
+    assert network is not None
+    weights = weights_of(network)
+    assert base_bytes(weights, "none", 4) / 2 == pytest.approx(held["held"], rel=0.05)
+    assert checkpoint_bytes(weights.parameters, 1) / 2 == pytest.approx(max(sizes), rel=0.05)
 
 
 @pytest.mark.slow

@@ -112,7 +112,7 @@ def test_an_entry_cut_short_is_made_again(runs: TinyRuns, plain: Path, capsys: p
     entry.write_bytes(whole[: len(whole) // 2])
     capsys.readouterr()
     equal(runs.train("after-cut", FREED, f"prompts.cache={cache}"), plain)
-    assert f"Note: {entry} is no embedding that can be used" in capsys.readouterr().out
+    assert f"Note: {entry} cannot be used as an embedding" in capsys.readouterr().out
     head = 8 + int.from_bytes(whole[:8], "little")  # the library writes what it says in any order
     assert entry.read_bytes()[head:] == whole[head:]
 

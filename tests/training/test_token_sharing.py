@@ -8,13 +8,14 @@ from __future__ import annotations
 import math
 import shutil
 from contextlib import nullcontext
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from config_files import as_launched
-from split_runs import command
+from split_runs import ROUTED, command
 from tiny_runs import differences, lora_tensors, metrics, model_tensors, state
 from two_processes import train_on_two
 
@@ -25,6 +26,7 @@ from flowrl.pipelines.arithmetic.compiling import first_expert
 from flowrl.pipelines.places.known_checkpoints import checkpoints
 from flowrl.pipelines.shared.cards import Size
 from flowrl.pipelines.shared.context_parallel import SPLIT_FAMILIES, image_tokens, refuse_unsplit
+from flowrl.pipelines.weights.quantize import LIBRARIES
 from flowrl.session.preflight import preflight
 from flowrl.training.processes.mesh import Layout
 from flowrl.training.run import Run
@@ -34,12 +36,15 @@ METRICS, WEIGHTS = 1e-5, 1e-6
 # Adam divides by the gradient's size: where that is nearly 0 a step of 1e-8 would be one of rounding.
 SMOOTH = "optim.eps=0.01"
 FULL = ("policy.train=full", "policy.lora_rank=null", "policy.ema_decay=0.5", "optim.lr=1e-3")
+SHORT = ("num_iterations=1", "eval_every=0")
 RUNS: dict[str, tuple[str, ...]] = {
     "wan": ("wan", "grpo", "pipeline.gradient_checkpointing=true"),
     "qwen_image": ("qwen_image", "forward", "eval.height=24"),
     "full": ("flux", "grpo", *FULL, "keep_graphs=true"),
     "compiled": ("flux", "grpo", "pipeline.compile=blocks"),
     "gradients": ("flux", "grpo", "keep_graphs=gradients", "policy.lora_variant=dora"),
+    **{form: ("flux", "grpo", f"pipeline.quantize={form}", *ROUTED, *SHORT) for form, library in LIBRARIES.items()
+       if find_spec(library)},
 }  # fmt: skip
 
 

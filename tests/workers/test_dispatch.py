@@ -189,7 +189,7 @@ def test_a_piece_that_ends_every_worker_ends_the_run() -> None:
         while dispatcher.workers[0].state == "away":
             answered(dispatcher, backend, 1)
         answered(dispatcher, backend, 0, WorkerReady(0))
-    with pytest.raises(WorkersLost, match=r"lost 5 times, so that it would end any worker.*out of memory"):
+    with pytest.raises(WorkersLost, match=r"lost 5 times, so it would end any worker.*out of memory"):
         answered(dispatcher, backend, 0, WorkerGone(0, "it ran out of memory"))
 
 
@@ -200,6 +200,18 @@ def test_an_error_of_drawing_or_of_the_first_load_is_the_runs() -> None:
         answered(dispatcher, backend, 1, PieceFailed(0, 0, ZeroDivisionError()))
     with pytest.raises(FileNotFoundError):
         answered(dispatcher, backend, 1, PieceFailed(1, None, FileNotFoundError("no such model")))
+
+
+def test_a_piece_that_another_has_drawn_may_fail() -> None:
+    dispatcher, backend, _ = dispatcher_of(2)
+    dispatcher.add("ab")
+    answered(dispatcher, backend, 2, PieceDone(0, 0, "A"))
+    answered(dispatcher, backend, 11)  # the other one draws it too
+    answered(dispatcher, backend, 1, PieceDone(0, 1, "B"))
+    answered(dispatcher, backend, 1, PieceFailed(1, 1, OSError("its weights are gone")))
+    assert dispatcher.take(1) == "B"
+    dispatcher.add("cd")
+    assert [worker for worker, _, _ in backend.new()][-2:] == [0, 1]
 
 
 def test_a_worker_that_cannot_load_where_it_starts_again_is_only_away() -> None:

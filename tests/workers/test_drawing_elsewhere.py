@@ -14,9 +14,11 @@ import torch
 from tiny_runs import tiny_runs
 
 from flowrl.config.train import load_config
+from flowrl.pipelines.weights.trained_weights import Held
 from flowrl.training import paths
 from flowrl.training.draws import Drawn
 from flowrl.workers.actor import Duty, RolloutWorker
+from flowrl.workers.parcels import lay_down
 
 
 @pytest.mark.slow
@@ -29,9 +31,17 @@ def test_no_worker_reads_a_text_encoder(tmp_path: Path, tiny_sd3_folder: Path) -
         file.write_bytes(b"nobody reads this")
     config = load_config(tiny_runs(tmp_path, model).config, [])
     worker = RolloutWorker()
-    worker.load(Duty(config=config, learners=1, device="cpu", threads=torch.get_num_threads(), folder=os.getcwd()))
+    probe, _ = lay_down({}, [], str)
+    given: dict[str, Any] = {
+        "config": config,
+        "learners": 1,
+        "device": "cpu",
+        "threads": torch.get_num_threads(),
+        "probe": probe,
+    }
+    worker.load(Duty(**given, folder=os.getcwd()))
     assert sum(parameter.numel() for parameter in worker.pipeline.denoiser.parameters()) > 0
-    assert worker.policy.tensors()
+    assert worker.own
 
 
 class Asked:
@@ -40,12 +50,19 @@ class Asked:
     def __init__(self) -> None:
         self.weights = list[tuple[int, float]]()
 
-    def submit(self, requests: list[int], weights: dict[str, torch.Tensor]) -> list[int]:
-        self.weights += [(iteration, float(weights["w"])) for iteration in requests]
+    def send(self, weights: dict[str, Held], split: None) -> float:
+        return float(weights["w"].values)
+
+    def submit(self, requests: list[int], version: float) -> list[int]:
+        self.weights += [(iteration, version) for iteration in requests]
         return requests
 
     def collect(self, tickets: list[int]) -> Iterator[Drawn]:
         yield from ()
+
+
+def held(number: float) -> Held:
+    return Held(values=torch.tensor(number), dtype=torch.float32, shape=())
 
 
 def drawn_with(
@@ -59,7 +76,7 @@ def drawn_with(
         config=SimpleNamespace(
             workers=SimpleNamespace(staleness=staleness), num_iterations=total, sampler=sampler, seed=0
         ),
-        policy=SimpleNamespace(tensors=lambda: {"w": torch.tensor(float(now[0]))}),
+        policy=SimpleNamespace(split=None, held=lambda: {"w": held(float(now[0]))}),
         batch=lambda iteration: SimpleNamespace(iteration=iteration),
     )  # fmt: skip
     how: Any = SimpleNamespace(steps=(0,), keep_means=False)

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from kept_workers import Kept, without_toy
-from tiny_runs import TinyRuns, lasting, lora, metrics, tiny_runs
+from tiny_runs import TinyRuns, differences, lasting, lora, metrics, model_tensors, tiny_runs
 from toy_pipeline import toy_in_place
 
 import flowrl.runtime.cluster
 from flowrl.cli import main
 from flowrl.runtime.cluster import connect, disconnect
-from flowrl.workers import rollouts
+from flowrl.workers import parcels, rollouts
 from flowrl.workers.dispatch import PieceDone
+from flowrl.workers.ray_backend import RayBackend
 
 pytestmark = pytest.mark.slow
 
@@ -126,6 +129,39 @@ def test_plans_and_copies_of_the_policy_are_drawn_alike(toy: TinyRuns, settings:
 def test_a_tiny_model_is_drawn_alike(tiny: TinyRuns) -> None:
     sizes = ("rollout_batch_size=2", "sampler.guidance_scale=3", "pipeline.dtype=bfloat16")
     assert_same(tiny.train("here", *sizes), tiny.train("there", *sizes, WORKERS))
+
+
+def test_all_weights_come_by_memory_or_through_ray(
+    tiny: TinyRuns, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A worker is killed; none is on the learner's machine; the machine has no memory left."""
+    sizes = ("rollout_batch_size=2", "pipeline.dtype=bfloat16", "policy.train=full", "policy.lora_rank=null")
+    here = tiny.train("here", *sizes, "threads=1")
+    monkeypatch.setattr(parcels, "BUNDLE", 2**15)
+    monkeypatch.setattr(Kept, "dies_at", 2)
+    by_ray = mock.Mock(side_effect=RayBackend.put)
+    monkeypatch.setattr(RayBackend, "put", lambda backend, data: by_ray(backend, data))
+    runs, calls = [tiny.train("near", *sizes, "threads=1", WORKERS)], [by_ray.call_count]
+    monkeypatch.setattr(Kept, "far", True)
+    runs.append(tiny.train("far", *sizes, "threads=1", WORKERS))
+    calls.append(by_ray.call_count)
+    assert "no room" not in capsys.readouterr().err
+    monkeypatch.setattr(Kept, "far", False)
+    room = os.posix_fallocate
+
+    def scarce(fd: int, offset: int, size: int) -> None:
+        if size > 2**12:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        room(fd, offset, size)
+
+    monkeypatch.setattr(os, "posix_fallocate", scarce)
+    runs.append(tiny.train("full", *sizes, "threads=1", WORKERS))
+    calls.append(by_ray.call_count)
+    assert calls[0] == 0 < calls[1] < calls[2]
+    assert "Weights go to workers through Ray from now on: there is no room" in capsys.readouterr().err
+    for run in runs:
+        assert rows(here) == rows(run)
+        assert differences(model_tensors(here), model_tensors(run)) == 0
 
 
 def test_stale_rollouts_are_scored_again_and_a_resumed_run_draws_them_again(toy: TinyRuns) -> None:

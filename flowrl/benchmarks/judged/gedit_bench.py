@@ -45,10 +45,9 @@ _CONSTANTS = {
 _IMAGES = {"gedit_semantics": 2 * IMAGE, "gedit_quality": IMAGE}
 
 
-def read_gedit(given: str, images_dir: Path | None, *, language: Language) -> CaseFile:
+def read_gedit(given: str, _: Path | None, *, language: Language) -> CaseFile:
     """The cases of one language of the dataset: a folder with its parquet files, or dataset:stepfun-ai/GEdit-Bench.
     Raises ValueError: no such dataset, columns that are missing, or a row of another kind."""
-    del images_dir
     rows = read_edits(given if is_dataset(given) else f"{PREFIX}{given}", "input_image", COLUMNS)
     found: dict[str, Case] = {}
     for number, row in enumerate(rows):
@@ -92,9 +91,8 @@ def gedit_words(folders: Sequence[Path]) -> dict[str, Words]:
     }
 
 
-def read_scores(name: str, text: str) -> dict[str, float] | None:
+def read_scores(_: str, text: str) -> dict[str, float] | None:
     """The two ratings of 0 to 10 and their minimum, `score`."""
-    del name
     ratings = rating_list(text, 2, 10)
     return None if ratings is None else {"first": ratings[0], "second": ratings[1], "score": min(ratings)}
 

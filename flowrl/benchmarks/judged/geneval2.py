@@ -42,20 +42,14 @@ def expected_forms(question: str, answer: str) -> tuple[str, ...]:
     return (word, str(NUMBERS.index(word) + 1)) if word in NUMBERS else (word,)
 
 
-def am(scores: Sequence[float]) -> float:
-    """Soft-TIFA AM: the arithmetic mean."""
-    return fmean(scores)
-
-
 def gm(scores: Sequence[float]) -> float:
     """Soft-TIFA GM: `(prod_i s_i)^(1/n)`, 0 if any is 0."""
     return math.exp(fmean(math.log(score) for score in scores)) if min(scores) > 0 else 0.0
 
 
-def read_geneval2(given: str, images_dir: Path | None) -> CaseFile:
+def read_geneval2(given: str, _: Path | None) -> CaseFile:
     """The cases of `geneval2_data.jsonl`. Raises ValueError: no such file, or a line without prompt, atom_count,
     vqa_list and skills that fit."""
-    del images_dir
     found: dict[str, Case] = {}
     for number, record in enumerate(read_json_lines(Path(given)), start=1):
         where = f"{given}, record {number}"
@@ -93,9 +87,8 @@ def _of_skill(case: Case, values: Values, *, skill: str) -> list[float] | None:
     return [100 * score for score, of in scores if of == skill] or None
 
 
-def result_files(judgements: Sequence[Judgement], name: str) -> dict[str, str]:
+def result_files(judgements: Sequence[Judgement], _: str) -> dict[str, str]:
     """`image_paths.json` and `score_lists.json` of the published scripts; null for a case without scores."""
-    del name
     # The script takes any path, by the prompt.
     paths = {one.case.prompt: f"{one.case.key}.png" for one in judgements}
     lists = [None if one.values is None else scores_of(one.case, one.values) for one in judgements]
@@ -111,7 +104,7 @@ GENEVAL2 = Protocol(
     scores=(
         Score(name="soft_tifa_gm", low=0.0, high=100.0, of=lambda case, values: 100 * gm(scores_of(case, values))),
         Score(name="soft_tifa_am", low=0.0, high=100.0, tasks=False,
-              of=lambda case, values: 100 * am(scores_of(case, values))),
+              of=lambda case, values: 100 * fmean(scores_of(case, values))),
         *(Score(name=skill, low=0.0, high=100.0, of=partial(_of_skill, skill=skill), tasks=False, subset=True)
           for skill in SKILLS),
     ),

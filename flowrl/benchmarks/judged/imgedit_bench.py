@@ -35,7 +35,9 @@ def read_imgedit(given: str, images_dir: Path | None) -> CaseFile:
     records = read_json(path)
     first = next(iter(records.values()), None)
     name = first.get("id") if isinstance(first, dict) else None
-    root = images_dir or _root(path.parent, name if isinstance(name, str) else "")
+    nearby = [path.parent, *sorted(place for place in path.parent.iterdir() if place.is_dir())]
+    has_first = (place for place in nearby if isinstance(name, str) and name and (place / name).is_file())
+    root = images_dir or next(has_first, path.parent)
     cases, missing = list[Case](), list[str]()
     for key, record in records.items():
         where = f"{path}, key {key!r}"
@@ -57,12 +59,6 @@ def read_imgedit(given: str, images_dir: Path | None) -> CaseFile:
     return CaseFile(cases=tuple(cases))
 
 
-def _root(folder: Path, name: str) -> Path:
-    """The folder, or the one in it or beside it, that has the first source image."""
-    places = [folder, *sorted(path for path in folder.iterdir() if path.is_dir())]
-    return next((place for place in places if name and (place / name).is_file()), folder)
-
-
 def imgedit_words(folders: Sequence[Path]) -> dict[str, Words]:
     """The published rubrics, one of each kind, out of `prompts.json`. Raises ValueError: it is not an object of texts
     that hold `<edit_prompt>`."""
@@ -78,9 +74,8 @@ def imgedit_words(folders: Sequence[Path]) -> dict[str, Words]:
     }
 
 
-def read_ratings(name: str, text: str) -> dict[str, float] | None:
+def read_ratings(_: str, text: str) -> dict[str, float] | None:
     """The three ratings of 1 to 5."""
-    del name
     ratings = labelled_ratings(text, 3, 1, 5)
     return None if ratings is None else dict(zip(_RATINGS, ratings, strict=True))
 
@@ -102,9 +97,8 @@ def remarks(judgements: Sequence[Judgement]) -> list[str]:
     ]
 
 
-def result_files(judgements: Sequence[Judgement], name: str) -> dict[str, str]:
+def result_files(judgements: Sequence[Judgement], _: str) -> dict[str, str]:
     """`result.json`, the judge's replies by key, as the published scripts that add up read it; unread ones left out."""
-    del name
     replies = {one.case.key: one.replies[_EDIT] for one in judgements if one.values is not None}
     return {"result.json": json.dumps(replies, indent=4) + "\n"}
 

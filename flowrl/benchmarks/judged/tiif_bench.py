@@ -33,10 +33,9 @@ SYSTEM = "You are a professional image critic."
 _ASKED, _ENDING = "answers", "_prompts.jsonl"
 
 
-def read_tiif(given: str, images_dir: Path | None, *, length: Length) -> CaseFile:
+def read_tiif(given: str, _: Path | None, *, length: Length) -> CaseFile:
     """The cases of `data/testmini_prompts` or `data/test_prompts`, with the questions of the folder beside it. Raises
     ValueError: folders or files that are missing, or prompts and questions that do not belong together."""
-    del images_dir
     place = Path(given)
     beside = place.with_name(place.name.replace("_prompts", "_eval_prompts"))
     files = sorted(place.glob(f"*{_ENDING}")) if place.is_dir() else []
@@ -109,9 +108,8 @@ def tiif_words(folders: Sequence[Path]) -> dict[str, Words]:
     return {"tiif": Words(system=SYSTEM, user=text.replace("##YNQuestions##", "{questions}") + IMAGE)}
 
 
-def read_answers(name: str, text: str) -> dict[str, float] | None:
+def read_answers(_: str, text: str) -> dict[str, float] | None:
     """1 for yes and 0 for no of every line that begins with one of them, by the line's number."""
-    del name
     found = yes_no_lines(text)
     return {str(place): float(answer == "yes") for place, answer in enumerate(found)} or None
 

@@ -48,10 +48,9 @@ def wiscore(consistency: float, realism: float, aesthetic: float) -> float:
     return (0.7 * consistency + 0.2 * realism + 0.1 * aesthetic) / 2
 
 
-def read_wise(given: str, images_dir: Path | None, *, verified: bool) -> CaseFile:
+def read_wise(given: str, _: Path | None, *, verified: bool) -> CaseFile:
     """The cases of a folder with the three published files, or of one file. Raises ValueError: nothing there, a record
     that is not one of WISE's, or the other version's files."""
-    del images_dir
     place = Path(given)
     last = VERIFIED_LAST if verified else LEGACY_LAST
     files = [place / name for name in _names(verified=verified)[verified:]] if place.is_dir() else [place]
@@ -109,9 +108,8 @@ def wise_words(folders: Sequence[Path], *, verified: bool) -> dict[str, Words]:
     return {} if file is None else {"wise": messages(file, "build_evaluation_messages")}
 
 
-def read_verdict(name: str, text: str) -> dict[str, float] | None:
+def read_verdict(_: str, text: str) -> dict[str, float] | None:
     """0 or 1."""
-    del name
     found = verdict(text)
     return None if found is None else {"score": found}
 
@@ -120,9 +118,8 @@ def _rating(case: Case, values: Values, *, name: str) -> float:
     return values["score"][name]
 
 
-def result_files(judgements: Sequence[Judgement], name: str) -> dict[str, str]:
+def result_files(judgements: Sequence[Judgement], _: str) -> dict[str, str]:
     """`scores.jsonl`, as the published scripts that add up read it; cases without scores are left out."""
-    del name
     lines = [
         {
             "prompt_id": int(one.case.key),

@@ -175,7 +175,11 @@ def carry_out(asked: SweepPlan, page: Page | None) -> Sweep:
         )
         write_atomically(asked.folder / "sweep.json", json.dumps(as_json(results), indent=1) + "\n")
         if page is not None:
-            page(results, rows=strip_of(asked, journals), facts=facts_of(asked, versions), command=call_words())
+            rows_shown: StripRows = [
+                (prompt.text, [(setting, image_path(journal, place)) for setting, journal in journals.items()])
+                for place, prompt in strip_prompts(asked)
+            ]
+            page(results, rows=rows_shown, facts=facts_of(asked, versions), command=call_words())
     return results
 
 
@@ -347,14 +351,6 @@ def strip_prompts(asked: SweepPlan) -> list[tuple[int, Prompt]]:
 def image_path(journal: Journal, place: int) -> Path:
     """File of a prompt's first image."""
     return journal.path.with_name(journal.path.stem.replace("journal", "images")) / f"{place:04d}.png"
-
-
-def strip_of(asked: SweepPlan, journals: Journals) -> StripRows:
-    """Images of the page: one row per prompt, one column per setting."""
-    return [
-        (prompt.text, [(setting, image_path(journal, place)) for setting, journal in journals.items()])
-        for place, prompt in strip_prompts(asked)
-    ]
 
 
 def notes_of(asked: SweepPlan) -> list[str]:

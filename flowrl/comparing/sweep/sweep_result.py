@@ -34,7 +34,6 @@ class SettingResult:
     """The result of one setting."""
 
     setting: Setting
-    """The setting."""
     evaluations: int
     """Network evaluations for each image that is kept."""
     drift: float
@@ -274,9 +273,14 @@ def results_of(
                     f"reward {measure.name} failed on every image of {one.setting.label}: do the prompts have what it "
                     f"reads (GenEval's records for geneval and attributes), and does it work (flowrl reward score)?"
                 )
-    found = _compare_to_ends(plain)
-    judge = next((measure for measure in measures if measure.role == "heldout"), None)
-    judge = judge or next(measure for measure in measures if measure.role == "target")
+    by_scale = {one.setting.scale: one for one in plain if one.setting.kind == "rlg"}
+
+    def beside(one: SettingResult, scale: float) -> dict[str, Interval]:
+        end = by_scale.get(scale, one)
+        return {} if end is one else differences(one, end)
+
+    found = [replace(one, to_tuned=beside(one, 1.0), to_base=beside(one, 0.0)) for one in plain]
+    judge = min(measures, key=lambda measure: measure.role)  # the first held-out one, or else the first target
     rlg = [one for one in found if one.setting.kind == "rlg"]
     peak = max(rlg, key=lambda one: one.means[judge.name].mean)
     level = may_be_best(rlg, peak, judge.name)
@@ -290,20 +294,6 @@ def results_of(
         folder=folder,
         notes=(*notes, *_notes(found, measures, judge, peak)),
     )
-
-
-def _compare_to_ends(plain: Sequence[SettingResult]) -> list[SettingResult]:
-    """The settings with their differences to the tuned and the base model, where those were drawn."""
-    scales = [one for one in plain if one.setting.kind == "rlg"]
-    base, tuned = (next((one for one in scales if one.setting.scale == scale), None) for scale in (0.0, 1.0))
-    return [
-        replace(
-            one,
-            to_tuned={} if tuned is None or tuned is one else differences(one, tuned),
-            to_base={} if base is None or base is one else differences(one, base),
-        )
-        for one in plain
-    ]
 
 
 def _notes(

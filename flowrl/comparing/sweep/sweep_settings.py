@@ -39,7 +39,6 @@ class Setting:
     plan: Pruning = SINGLE
     """Candidates and cuts; one candidate if there is no search."""
     run: str = ""
-    """Name of the other run."""
 
     @property
     def key(self) -> str:

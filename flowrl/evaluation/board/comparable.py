@@ -14,12 +14,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from flowrl.benchmarks import temporal
+from flowrl.config.options import unknown_name
 from flowrl.evaluation.board.finished import BoardEntry
 from flowrl.evaluation.board.row_values import DIVERSITY, prompt_of
 
 SAMPLED = (
     "num_steps", "guidance_scale", "grid", "shift", "dtype", "quantize", "max_sequence_length", "height", "width",
-    "training_size", "options", "negative",
+    "training_size", "options", "negative", "first_block_cache",
 )  # fmt: skip
 """Keys of `drawn.json` on how images were sampled."""
 OUTCOMES = {
@@ -68,9 +69,7 @@ def group_entries(entries: Sequence[BoardEntry], across: Sequence[str] = ()) -> 
             tables.setdefault((entry.benchmark, metric), []).append((entry, known))
     everything = {key for listed in tables.values() for _, known in listed for key in known}
     if strange := [name for name in across if name not in everything]:
-        raise ValueError(
-            f"`across` {strange[0]}: no result has such a condition; they have {', '.join(sorted(everything))}."
-        )
+        raise ValueError(f"`across`: {unknown_name('condition of these results', strange[0], everything)}")
     groups = []
     for (benchmark, metric), listed in tables.items():
         parts: dict[str, list[tuple[BoardEntry, Conditions]]] = {}

@@ -56,7 +56,6 @@ class BoardEntry:
     judged: Mapping[str, Any]
     """Facts about the judge in the journal of answers, besides its name."""
     version: str | None
-    """Version of flowrl."""
 
 
 def find_entries(given: Sequence[str]) -> list[BoardEntry]:
@@ -144,7 +143,9 @@ def _is_result(file: Path) -> bool:
 
 def entries_of(file: Path, pool: str = "") -> list[BoardEntry]:
     """The model of a result.json, and its base if it has one."""
-    found = read_result(file)
+    found = read_json(file, "run the evaluation again, or leave it out.")
+    if missing := [key for key, kind in NEEDED.items() if not isinstance(found.get(key), kind)]:
+        raise ValueError(f"{file} lacks {', '.join(missing)}: it is no result of `flowrl eval`; leave it out.")
     names = [str(name) for name in found["names"]]
     entries = []
     for place, (side, prefix) in enumerate(SIDES.items()):
@@ -157,15 +158,6 @@ def entries_of(file: Path, pool: str = "") -> list[BoardEntry]:
     if not entries:
         raise ValueError(f"{file} holds no numbers: the evaluation drew images and judged none.")
     return entries
-
-
-def read_result(file: Path) -> dict[str, Any]:
-    """The content of a result.json."""
-    found = read_json(file, "run the evaluation again, or leave it out.")
-    missing = [key for key, kind in NEEDED.items() if not isinstance(found.get(key), kind)]
-    if missing:
-        raise ValueError(f"{file} lacks {', '.join(missing)}: it is no result of `flowrl eval`; leave it out.")
-    return found
 
 
 def _entry(

@@ -73,13 +73,6 @@ def name_of(standing: Standing) -> str:
     return standing.name if count == 1 else f"{standing.name} \u00d7{count}"
 
 
-def conditions_text(ranking: Ranking) -> str:
-    """The conditions that all lines of a table share."""
-    known = dict(describe_conditions(ranking.group.conditions))
-    first = f"{plural(int(known.pop(PROMPTS)), 'prompt')}, {known.pop(SAMPLES)} samples each"
-    return "; ".join([first, *(f"{key.replace('_', ' ')} {value}" for key, value in known.items())])
-
-
 def pairing_text(ranking: Ranking) -> str:
     """Says which images the differences are taken over."""
     if not ranking.images:
@@ -101,7 +94,10 @@ def table_of(ranking: Ranking) -> Table:
         score = format_value(line.score.mean, digits), range_of(line.score, digits)
         rows.append((name_of(line), rank_text(line), *score, behind, range_of(line.behind, digits, sign=True)))
     apart = f"Apart from the table above: {ranking.group.apart}. " if ranking.group.apart else ""
-    said = " ".join([f"{apart}{conditions_text(ranking)}.", pairing_text(ranking), *ranking.notes]).replace("  ", " ")
+    known = dict(describe_conditions(ranking.group.conditions))
+    same = [f"{plural(int(known.pop(PROMPTS)), 'prompt')}, {known.pop(SAMPLES)} samples each"]
+    same += [f"{key.replace('_', ' ')} {value}" for key, value in known.items()]
+    said = " ".join([f"{apart}{'; '.join(same)}.", pairing_text(ranking), *ranking.notes]).replace("  ", " ")
     return Table(title=title(ranking), head=HEAD, rows=tuple(rows), note=said.strip())
 
 

@@ -64,7 +64,6 @@ class Basis:
     images: int = 0
     notes: tuple[str, ...] = ()
     ends: Range | None = None
-    """Of differences."""
 
 
 def rank(group: Group) -> Ranking:

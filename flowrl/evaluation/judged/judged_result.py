@@ -22,7 +22,7 @@ from flowrl.evaluation.summing import (
     training_notes,
 )
 from flowrl.generation.subject import Settings
-from flowrl.prompts.loading import Prompt
+from flowrl.prompts.loading import Prompt, spread
 from flowrl.prompts.overlap import request
 from flowrl.rendering.embedded_images import image_element
 from flowrl.rendering.markup import bounds, esc, number, plural, section
@@ -220,9 +220,7 @@ def is_model(given: str, known: str) -> bool:
 
 def examples(protocol: Protocol, parts: Sequence[SubjectVerdicts[CaseVerdicts]]) -> str:
     """Images spread evenly over the cases, with their sources, scores and the judge's words."""
-    cases = len(parts[0].found.judgements)
-    count = min(EXAMPLES, cases)
-    places = [(2 * k + 1) * cases // (2 * count) for k in range(count)]
+    places = spread(len(parts[0].found.judgements), EXAMPLES)
     figures = "".join(_figure(protocol, parts, place) for place in places)
     lead = "Spread evenly over the prompts in their order, not picked by looks or score."
     if protocol.edits:

@@ -65,7 +65,7 @@ def reward_card(
     """Measures a reward on images of a folder, or on images that a model draws.
 
     Args:
-        reward: its name, or a YAML file with a list of one reward.
+        reward: its name, FILE.py:FUNCTION, or a YAML file with a list of one reward.
         folder: a folder of images, several per prompt.
         options: options of the reward.
         prompt: the prompt of all images.

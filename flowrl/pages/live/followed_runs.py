@@ -135,20 +135,16 @@ class Watched:
                 for folder in _runs_below(root, DEEPEST):
                     if folder not in known and len(self.found) < MOST_RUNS:
                         known.add(folder)
-                        self.found.append(
-                            Followed(folder=folder, name=_name(folder, root, self.given), number=len(self.found))
-                        )
+                        name, inside = folder.resolve().name, folder.relative_to(root).as_posix()
+                        if folder != root:
+                            name = f"{root.resolve().name}/{inside}" if len(self.given) > 1 else inside
+                        self.found.append(Followed(folder=folder, name=name, number=len(self.found)))
             return list(self.found)
 
 
-def is_run(folder: Path) -> bool:
-    """Whether a folder is a run's: it holds a configuration and metrics, or the manifest that a run begins with."""
-    config = (folder / "config.yaml").is_file()
-    return config and ((folder / METRICS).is_file() or (folder / "manifest.json").is_file())
-
-
 def _runs_below(root: Path, deep: int) -> Iterator[Path]:
-    if is_run(root):
+    """Folders with a configuration and metrics, or the manifest that a run begins with."""
+    if (root / "config.yaml").is_file() and any((root / name).is_file() for name in (METRICS, "manifest.json")):
         yield root
         return
     if deep == 0:
@@ -163,11 +159,3 @@ def _runs_below(root: Path, deep: int) -> Iterator[Path]:
         return
     for name in inside:
         yield from _runs_below(root / name, deep - 1)
-
-
-def _name(folder: Path, root: Path, given: Sequence[Path]) -> str:
-    """A run's path within the given folder, with that folder's name if there are several."""
-    inside = folder.relative_to(root).as_posix()
-    if inside == ".":
-        return folder.resolve().name
-    return f"{root.resolve().name}/{inside}" if len(given) > 1 else inside

@@ -1,11 +1,13 @@
-"""The views of a run: its row in the list, its curves and vital signs, its log and its commands."""
+"""The views of the page: its frame, the list of runs; of a run its row, curves, vital signs, samples, log, commands."""
 
 from __future__ import annotations
 
 import math
+import re
 import shlex
 import socket
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,9 +16,11 @@ from flowrl.pages.health_section import health, time_by_stage
 from flowrl.pages.live.followed_runs import Followed
 from flowrl.pages.run_curves import curves, summary, tasks, tiles
 from flowrl.rendering.charts import NARROW, draw_lines, finite_ends, smooth_series
+from flowrl.rendering.document import document
 from flowrl.rendering.markup import DASH, card, duration, esc, number, plural, section
+from flowrl.rewards.serving.own_page import POLICY
 from flowrl.runs.held_out_result import held_out
-from flowrl.runs.run_data import Row, RunData, column, keys_below
+from flowrl.runs.run_data import Row, RunData, column, iteration_of, keys_below, shown_prompts
 from flowrl.runs.vital_signs import RECENT
 from flowrl.runtime.failures import LOG
 from flowrl.runtime.scrubbing import without_secrets
@@ -187,3 +191,68 @@ def traceback_of(followed: Followed) -> str:
     except OSError:
         return ""
     return without_secrets("\n".join(text.splitlines()[-SAID:]))
+
+
+FOOTER = "Served by <code>flowrl watch</code> to this machine only. It reads run folders and changes nothing."
+HEAD = ("Run", "State", "Iterations", "Reward", "Curve", "Per iteration", "Warnings")
+
+
+def page() -> str:
+    """The frame of the page."""
+    body = (Path(__file__).parent / "frame.html").read_text(encoding="utf-8").removesuffix("\n")
+    return document("flowrl watch", body, footer=FOOTER, policy=POLICY)
+
+
+def list_of(rows: Sequence[str]) -> str:
+    """The table of runs; rows are HTML."""
+    if not rows:
+        return (
+            '<p class="muted">There is no run yet. It appears here when <code>flowrl train</code> has made its '
+            "folder.</p>"
+        )
+    head = "".join(f'<th scope="col">{esc(text)}</th>' for text in HEAD)
+    counted = plural(len(rows), "run")
+    return f"<table><caption>{counted}</caption><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
+
+
+def command_list(commands: Sequence[tuple[str, str]]) -> str:
+    """Commands with what they do, each with a button that copies it."""
+    items = "".join(
+        f'<div><dt>{esc(words)}</dt><dd><pre tabindex="0"><code>{esc(command)}</code></pre>'
+        '<button type="button" class="copy">Copy</button></dd></div>'
+        for words, command in commands
+    )
+    return f'<dl class="commands">{items}</dl>'
+
+
+MOST_PROMPTS = 64
+_FILE = re.compile(r"\d{1,6}\.(png|mp4)")
+
+
+def samples_of(folder: Path) -> dict[str, Any]:
+    """`prompts`, texts with seeds by number, and `iterations`, the names of files of each sampling that is there."""
+    samples = folder / "samples"
+    found: dict[int, list[str]] = {}
+    for path in samples.glob("iteration_*"):
+        number = iteration_of(path)
+        if number is not None and path.is_dir() and not path.is_symlink():
+            names = sorted(file.name for file in path.iterdir() if _FILE.fullmatch(file.name))
+            if names:
+                found[number] = [name for name in names if int(name.partition(".")[0]) < MOST_PROMPTS]
+    prompts = shown_prompts(samples, [])[:MOST_PROMPTS]
+    return {
+        "prompts": [
+            {"prompt": str(entry.get("prompt", number)), "seed": str(entry.get("seed", ""))}
+            for number, entry in enumerate(prompts)
+        ],
+        "iterations": {str(number): found[number] for number in sorted(found)},
+    }
+
+
+def sample_file(folder: Path, iteration: int, name: str) -> Path | None:
+    """The file of a sample; None if there is none, or if it lies outside the folder."""
+    if not _FILE.fullmatch(name):
+        return None
+    path = folder / "samples" / f"iteration_{iteration:06d}" / name
+    inside = path.resolve().is_relative_to((folder / "samples").resolve()) and not (folder / "samples").is_symlink()
+    return path if inside and path.is_file() else None

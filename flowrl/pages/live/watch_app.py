@@ -22,9 +22,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flowrl.pages.live.followed_runs import Followed, Watched
-from flowrl.pages.live.kept_samples import sample_file, samples_of
-from flowrl.pages.live.live_page import command_list, list_of, page
-from flowrl.pages.live.run_view import commands, list_row, log_lines, traceback_of, view, waiting_row
+from flowrl.pages.live.run_view import (
+    command_list,
+    commands,
+    list_of,
+    list_row,
+    log_lines,
+    page,
+    sample_file,
+    samples_of,
+    traceback_of,
+    view,
+    waiting_row,
+)
 from flowrl.pages.live.two_runs import view_of_two
 
 if TYPE_CHECKING:

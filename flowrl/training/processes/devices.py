@@ -1,8 +1,8 @@
 """The device of a run, as its configuration names it, and the group of its processes.
 
-Processes on GPUs have two ways to each other: NCCL for what lies on a GPU, which are gradients and weights, and gloo
-for what lies on the host, which are agreements, objects and barriers. One that waits for another's work on disks or in
-the network, a checkpoint of all weights say, holds no kernel on its GPU meanwhile.
+Processes on GPUs use NCCL for what is on a GPU (gradients, weights) and gloo for what is on the host (agreements,
+objects, barriers). So one that waits for another's work on disks or in the network, such as a checkpoint of all
+weights, holds no kernel on its GPU meanwhile.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ process need not have written 130 GB of weights, or read as many."""
 
 def check_device(device: str, key: str = "pipeline.device=", model: str = "asset:") -> None:
     """Refuses a device that this machine does not have, one GPU by number for several processes, and what
-    `refuse_unused_gpu` does of a model. `key` is what the device was given as, for the message."""
+    `refuse_unused_gpu` refuses. `key` names the device's setting, for the message."""
     refuse_unused_gpu(device, model)
     gpus = [f"cuda:{number}" for number in range(torch.cuda.device_count())]
     usable = ["auto", "cpu", *(["cuda", *gpus] if gpus else [])]
@@ -46,9 +46,9 @@ def check_device(device: str, key: str = "pipeline.device=", model: str = "asset
 
 
 def refuse_unused_gpu(device: str, model: str) -> None:
-    """Refuses `auto` where it means the CPU beside an NVIDIA GPU that torch cannot use, of which nobody would know. The
-    embedded models may train there all the same: minutes on a CPU. So may anything where CUDA_VISIBLE_DEVICES hides all
-    GPUs, which somebody has set."""
+    """Refuses `auto` if it would silently mean the CPU beside an NVIDIA GPU that torch cannot use. The embedded models
+    may still train there: they take minutes on a CPU. So may anything if the user hid all GPUs with
+    CUDA_VISIBLE_DEVICES."""
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip() in ("", "-1")
     if device != "auto" or device_kind(device) != "cpu" or model.startswith("asset:") or hidden:
         return
@@ -69,21 +69,20 @@ def device_words(device: torch.device, processes: int = 1) -> str:
 
 
 def device_kind(device: str) -> str:
-    """The kind of device that a word means here: "cpu", "cuda" or "mps"; the CPU where it means a GPU that is not."""
+    """The kind of device that a word means here: "cpu", "cuda" or "mps"; the CPU for a GPU that is missing."""
     gpu = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
     kind = device.partition(":")[0]
     return gpu if kind in ("auto", gpu) else "cpu"
 
 
 def wait_for(device: torch.device) -> None:
-    """Returns when a GPU has done all that was asked of it; at once on the CPU."""
+    """Returns when a GPU has done all its work; at once on the CPU."""
     if device.type != "cpu":
         torch.accelerator.synchronize(device)
 
 
 def accelerator_of(device: str) -> Accelerator:
-    """The processes of a run on a device. Raises ValueError: the device is not there, or not all that were launched are
-    found."""
+    """The processes of a run on a device. Raises ValueError: the device or some launched processes are missing."""
     from accelerate import Accelerator
     from accelerate.utils import InitProcessGroupKwargs
 
@@ -100,7 +99,7 @@ def accelerator_of(device: str) -> Accelerator:
         raise ValueError(
             f"pipeline.device={device}, but accelerate chose {accelerator.device}: check ACCELERATE_USE_CPU"
         )
-    if accelerator.num_processes != world:  # a launcher that sets variables of its own, or half of the usual ones
+    if accelerator.num_processes != world:  # a launcher with its own variables, or only half of the usual ones
         raise ValueError(
             f"accelerate found {accelerator.num_processes} processes of this run, and WORLD_SIZE in the environment is "
             f"{world}: start it with torchrun or 'accelerate launch', or set RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR "
@@ -110,7 +109,7 @@ def accelerator_of(device: str) -> Accelerator:
 
 
 def wait_for_everyone() -> None:
-    """Returns when all processes of the run have come here; by gloo, which leaves their GPUs alone."""
+    """Returns when all processes of the run have called it; by gloo, which leaves their GPUs alone."""
     from accelerate import PartialState
 
     if PartialState().num_processes > 1:
@@ -118,8 +117,8 @@ def wait_for_everyone() -> None:
 
 
 def on_main(function: Callable[[], T]) -> T:
-    """Calls a function on the main process alone; every process gets what it returns. Raises ValueError: on every
-    process where the function raised one, or an OSError, on the main one."""
+    """Calls a function only on the main process; every process gets its result. Raises ValueError: on every process, if
+    the function raised one, or an OSError, on the main one."""
     from accelerate import PartialState
     from accelerate.utils import broadcast_object_list
 

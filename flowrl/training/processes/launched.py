@@ -1,4 +1,4 @@
-"""What a launcher (torchrun, accelerate, srun with the same variables) has told this process of the others."""
+"""What a launcher (torchrun, accelerate, srun with the same variables) tells this process about the others."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _HOW = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Launched:
-    """A process among several: its number, how many there are, and where process 0 is reached."""
+    """A process among several: its number, how many there are, and the address of process 0."""
 
     rank: int
     world: int
@@ -22,14 +22,14 @@ class Launched:
 
 
 def num_launched() -> int:
-    """Processes of the run, as launchers say it to each before any of them starts. Raises ValueError: as `launched`."""
+    """Number of the run's processes, from the launcher's variables. Raises ValueError: as `launched`."""
     found = launched()
     return 1 if found is None else found.world
 
 
 def launched() -> Launched | None:
-    """What the launcher's variables say; None for a process on its own. Raises ValueError: a variable is missing or
-    makes no sense; says which, what it is and who sets it."""
+    """What the launcher's variables say; None for a single process. Raises ValueError: a variable is missing or makes
+    no sense; names it, its value and who sets it."""
     world, rank = _whole("WORLD_SIZE", 1), _whole("RANK", 0)
     if world < 1:
         raise ValueError(f"the environment has WORLD_SIZE={world}, and a run has at least one process: {_HOW}")
@@ -53,4 +53,4 @@ def _whole(name: str, default: int) -> int:
     try:
         return int(text) if text else default
     except ValueError:
-        raise ValueError(f"the environment has {name}={text!r}, which is no whole number: {_HOW}") from None
+        raise ValueError(f"the environment has {name}={text!r}, which is not a whole number: {_HOW}") from None

@@ -1,14 +1,14 @@
-"""Where the processes of a run meet before anything loads: each says what it was given, and hears the same verdict.
+"""The processes of a run meet before anything loads: each says what it was given, and gets the same verdict.
 
-Process 0 takes the answers and gives the verdict; the others wait for it. All of it goes by the key-value store of the
-launcher, at MASTER_ADDR:MASTER_PORT, so that a process which never comes has a number and can be named:
+Process 0 takes the answers and gives the verdict; the others wait for it. They use the launcher's key-value store at
+MASTER_ADDR:MASTER_PORT, so process 0 can name a process that never comes by its number:
 
 | key | who writes it | what it is |
 |---|---|---|
 | `said/RANK` | each | what it was given, or why it cannot take part |
 | `verdict` | process 0 | empty, or why nobody goes on |
 | `heard/RANK` | each but process 0 | that it has read the verdict, before process 0 may take the store away |
-| `ended/RANK` | one that an error stops later | its last words, for those that notice it |
+| `ended/RANK` | one that an error stops later | its last words, for the others |
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from flowrl.training.processes.launched import Launched, launched
 WAIT = "FLOWRL_PROCESS_WAIT"
 """Environment variable: seconds that the processes of a run wait for each other before they end."""
 _SECONDS = 300.0  # without it
-_QUIET, _EVERY = 15.0, 60.0  # seconds until it is first said what is waited for, and between later lines
+_QUIET, _EVERY = 15.0, 60.0  # seconds until the first line about waiting, and between later ones
 _FAREWELL = 20.0  # seconds that one which cannot take part tries to say so, and that process 0 lets itself be heard
 _LOOK = 0.1  # seconds between two looks
-_ANSWERS = 20.0  # seconds in which a store that accepts connections has to answer
+_ANSWERS = 20.0  # seconds that a store has to answer once it accepts connections
 
 Said = Mapping[str, Any]
 Judge = Callable[[Sequence[Said]], str]
@@ -44,7 +44,7 @@ Judge = Callable[[Sequence[Said]], str]
 
 
 class Store(Protocol):
-    """What is used of `torch.distributed.Store`."""
+    """The used part of `torch.distributed.Store`."""
 
     def set(self, key: str, value: str) -> None:
         """Writes a value."""
@@ -63,18 +63,16 @@ class Meeting:
     store: Store
     """That all of them reach."""
     who: Launched
-    """This process."""
     limit: float
     """Seconds to wait for the others."""
     hosts: bool
     """Whether the store ends with this process."""
     tell: Callable[[str], None]
-    """Is told in a line whom this process waits for."""
+    """Gets a line that names whom this process waits for."""
 
     def agree(self, said: Said, judge: Judge) -> None:
         """Says what this process was given; returns when all of them have come and the judge has nothing against it.
-        Raises ValueError: on every process: what differs, who could not take part and why, or who did not come in
-        time."""
+        Raises ValueError, on every process: what differs, who could not take part and why, or who never came."""
         try:
             self.store.set(f"said/{self.who.rank}", json.dumps(dict(said)))
             verdict = self._reach_verdict(judge) if self.who.rank == 0 else self._hear_verdict()
@@ -87,13 +85,13 @@ class Meeting:
             raise ValueError(verdict)
 
     def leave(self, reason: str) -> None:
-        """Says that this process cannot take part; the others then end with its reason."""
+        """Tells the others that this process cannot take part; they then end with its reason."""
         self.store.set(f"said/{self.who.rank}", json.dumps({"failed": reason}))
         if self.who.rank == 0:
             self._give(_failed(0, reason))
 
     def _reach_verdict(self, judge: Judge) -> str:
-        """The verdict of process 0, when it has what it needs for one."""
+        """The verdict of process 0, once it has all it needs."""
         said: dict[int, Said] = {}
         waiting = _Waiting(self)
         while len(said) < self.who.world:
@@ -108,8 +106,8 @@ class Meeting:
         return self._give(judge([said[rank] for rank in range(self.who.world)]))
 
     def _give(self, verdict: str, gone: Sequence[int] = ()) -> str:
-        """Writes the verdict, and of a bad one waits until those that are not gone have read it."""
-        verdict = printable(without_secrets(verdict))  # names of files need not be text, which a store takes alone
+        """Writes the verdict; after a bad one it waits until the remaining processes have read it."""
+        verdict = printable(without_secrets(verdict))  # names of files need not be text, but a store takes only text
         self.store.set("verdict", verdict or "-")
         end = time.monotonic() + _FAREWELL
         left = set(range(1, self.who.world)) - set(gone) if verdict and self.hosts else set[int]()
@@ -119,7 +117,7 @@ class Meeting:
         return verdict
 
     def _hear_verdict(self) -> str:
-        """The verdict, as any other process hears it."""
+        """The verdict, as any other process gets it."""
         waiting = _Waiting(replace(self, limit=self.limit + _FAREWELL))  # process 0 tells first who is missing
         while not self.store.check(["verdict"]):
             missing = [0] if not self.store.check(["said/0"]) else []
@@ -131,7 +129,7 @@ class Meeting:
 
 
 class _Waiting:
-    """A look that found nothing: pauses, says now and then who is missing, and knows when it was too long."""
+    """After a look without news: pauses, sometimes prints who is missing, and notices when the wait was too long."""
 
     def __init__(self, meeting: Meeting) -> None:
         self.meeting, self.begun, self.tells = meeting, time.monotonic(), _QUIET
@@ -157,7 +155,7 @@ _met = [0]  # meetings so far: each has keys of its own
 def meet(said: Said, judge: Judge, *, patience: float = 0.0) -> None:
     """`Meeting.agree` with the processes that were launched beside this one; nothing for a process on its own.
 
-    The others are waited for for `patience` seconds at least.
+    It waits for the others for at least `patience` seconds.
 
     Raises ValueError: as `Meeting.agree`; process 0 is not reached, or cannot be; the launcher's variables make no
     sense.
@@ -168,8 +166,8 @@ def meet(said: Said, judge: Judge, *, patience: float = 0.0) -> None:
 
 @contextmanager
 def telling_others() -> Iterator[None]:
-    """What an error inside says is told to the processes that were launched beside this one, if they can be reached.
-    Before they have met, they end with it; later they find it when they notice that this process is gone."""
+    """Tells an error inside to the processes launched beside this one, if they can be reached. Before the meeting they
+    end with it; later they read it when they notice that this process is gone."""
     met = _met[0]
     try:
         yield
@@ -184,7 +182,7 @@ def telling_others() -> Iterator[None]:
 
 
 def words_left(seconds: float = 2.0) -> dict[int, str]:
-    """What other processes have said before an error ended them, by their ranks; waits a moment for the first."""
+    """The last words of other processes that an error ended, by rank; waits a moment for the first."""
     found: dict[int, str] = {}
     if not _opened or (who := launched()) is None:
         return found
@@ -204,7 +202,7 @@ def _limit() -> float:
     except ValueError:
         seconds = -1.0
     if not 0 < seconds < 1e7:
-        raise ValueError(f"{WAIT}={text!r} is no number of seconds: give one above 0, or leave it out for {_SECONDS:g}")
+        raise ValueError(f"{WAIT}={text!r} is not a number of seconds: give one above 0, or none for {_SECONDS:g}")
     return seconds
 
 
@@ -263,13 +261,13 @@ def _store(who: Launched, limit: float, tell: Callable[[str], None], *, hosts: b
             "launch/, --master-port with torchrun), the same for all processes"
         ) from cause
     raise ValueError(
-        f"what answers at {_place(who)} is not a process of this run: another program listens there. Choose another "
+        f"the program at {_place(who)} is not a process of this run: another program listens there. Choose another "
         "MASTER_PORT, the same for all processes"
     ) from cause
 
 
 def _reach(who: Launched, limit: float, tell: Callable[[str], None]) -> None:
-    """Waits until somebody listens where process 0 is to be; refuses after the limit."""
+    """Waits until something listens at the address of process 0; refuses after the limit."""
     begun, tells = time.monotonic(), _QUIET
     while True:
         try:

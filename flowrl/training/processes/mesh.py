@@ -1,14 +1,11 @@
-"""How the processes of a run lie: copies of the model (replicate), parts of one (shard), of an image (context).
+"""The layout of a run's processes: copies of the model (replicate), parts of one (shard), of an image (context).
 
 Processes are numbered row by row, `rank = (replicate * S + shard) * C + context`: those that share an image's tokens
-stand next to each other, then those that share a copy of the weights, so that both lie on one machine where it has
-enough cards, and only gradients and numbers travel between copies.
+are neighbours, then those that share a copy of the weights. So both are on one machine if it has enough cards, and only
+gradients and numbers travel between copies.
 
-Processes that hold one copy of the weights between them take their network calls together. Each draws and trains images
-of its own, and some have less to do than others: micro-batches without a row that is trained, groups without a pair, a
-shorter share of an evaluation. Where another process of the group is still at work, such a process takes an idle turn
-(`in_step`): the same calls, on a row of its own, with a loss of nothing. Idle turns are counted nowhere, and what they
-add to a gradient is exactly 0.
+Processes that hold one copy of the weights between them take their network calls together (docs/sharding.md). One that
+has less to do takes idle turns (`in_step`): the same calls, on a row of its own, with a loss of nothing.
 """
 
 from __future__ import annotations
@@ -50,11 +47,11 @@ class Layout:
 
     @property
     def data(self) -> int:
-        """Groups of processes that draw images of their own; those of a group draw the same ones together."""
+        """Groups of processes that draw different images; the processes of a group draw the same ones together."""
         return self.replicate * self.shard
 
     def place(self, rank: int) -> tuple[int, int, int]:
-        """Where a process stands along each of `AXES`."""
+        """A process's place along each of `AXES`."""
         copy, rest = divmod(rank, self.shard * self.context)
         return copy, rest // self.context, rest % self.context
 
@@ -79,8 +76,8 @@ def layout_of(settings: ParallelConfig, world: int) -> Layout:
 
 
 def data_ranks(config: TrainConfig) -> int:
-    """Groups of processes that draw images of their own, of a run that is launched as this process was. Where fewer
-    were launched than one copy of the model takes, as for `flowrl plan`, they are those of one copy."""
+    """Groups of processes that draw different images, in a run launched as this process was. If fewer were launched
+    than one copy of the model takes, as for `flowrl plan`, they are those of one copy."""
     settings = config.parallel
     return settings.shard * max(1, num_launched() // (settings.shard * settings.context))
 
@@ -105,7 +102,7 @@ def device_mesh(layout: Layout, device: str) -> DeviceMesh:
 class Shards:
     """The processes that hold one copy of the weights between them, this one among them.
 
-    What they ask each other lies on the host and goes by gloo, so that no GPU is waited for.
+    Their questions to each other are on the host and use gloo, so they wait for no GPU.
     """
 
     def __init__(self, mesh: DeviceMesh) -> None:
@@ -120,38 +117,34 @@ class Shards:
         dist.all_reduce(mine, op=dist.ReduceOp.MAX, group=self._group)
         return [bool(flag) for flag in mine.tolist()]
 
-    def each(self, number: float) -> list[float]:
-        """The number that each of the processes has, in their order."""
+    def gather(self, mine: T) -> list[T]:
+        """What each of the processes has, in their order."""
         import torch.distributed as dist
 
-        found = torch.zeros(self.mesh.size(), dtype=torch.float64)
-        found[self.mesh.get_local_rank()] = number
-        dist.all_reduce(found, group=self._group)
-        return list(found.tolist())
+        found = [mine] * self.mesh.size()
+        dist.all_gather_object(found, mine, group=self._group)
+        return found
 
     def most(self, counts: Mapping[int, int]) -> dict[int, int]:
         """For each key the largest count of any of the processes, keys ascending."""
-        import torch.distributed as dist
-
-        found: list[Mapping[int, int]] = [{}] * self.mesh.size()
-        dist.all_gather_object(found, dict(counts), group=self._group)
+        found = self.gather(dict(counts))
         keys = sorted({key for each in found for key in each})
         return {key: max(each.get(key, 0) for each in found) for key in keys}
 
 
 def shards_of(layout: Layout, device: torch.device) -> Shards | None:
-    """The processes that share a copy with this one; None where each has the whole."""
+    """The processes that share a copy with this one; None if each has the whole."""
     return None if layout.shard == 1 else Shards(device_mesh(layout, device.type)["shard"])
 
 
 def in_step(
     shards: Shards | None, turns: Sequence[T], idle: Callable[[int], T], key: Callable[[T], int] = lambda turn: 0
 ) -> Iterator[tuple[T, bool]]:
-    """This process's turns, each with True, and idle ones, with False, up to the most that a process of its group has.
+    """This process's turns, each with True, and idle ones with False, up to the most of any process in its group.
 
-    Where weights are split all processes of the group come here together, and take turns of one key together, keys
-    ascending: `key` is what the calls of a turn depend on besides its rows. Else the turns are given as they are.
-    `idle` makes an idle turn of a key.
+    If weights are split, all processes of the group call this together and take turns of one key together, keys
+    ascending: the calls of a turn depend only on `key` and its rows. Otherwise it yields the turns unchanged. `idle`
+    makes an idle turn of a key.
     """
     if shards is None:
         yield from ((turn, True) for turn in turns)

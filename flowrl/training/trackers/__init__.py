@@ -1,1 +1,1 @@
-"""Where a run's numbers, samples and report go beside its own files: TensorBoard, Weights & Biases, trackio."""
+"""Where a run's numbers, samples and report go besides its own files: TensorBoard, Weights & Biases, trackio."""

@@ -1,4 +1,4 @@
-"""`metrics.jsonl` of a run: written row by row, sealed by checkpoints, and looked at before a run goes on from them."""
+"""`metrics.jsonl` of a run: written row by row, sealed by checkpoints, and checked before a run continues."""
 
 from __future__ import annotations
 
@@ -20,22 +20,21 @@ ROWS = "metrics.jsonl"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sealed:
-    """The rows that belong to a checkpoint: bytes from the file's start, and their SHA-256 (None: an older version
-    kept none)."""
+    """The rows of a checkpoint: bytes from the file's start, and their SHA-256 (None: an older version kept none)."""
 
     size: int = 0
     digest: str | None = None
 
 
 class MetricRows:
-    """The rows of a run that is at work.
+    """The rows of a run at work.
 
-    It knows all that it wrote, compressed: where somebody removes the file, replaces or cuts it, the next row puts it
-    back and says so.
+    It keeps all that it wrote, compressed: if the file is removed, replaced or cut, the next row restores it and says
+    so.
     """
 
     def __init__(self, folder: Path, kept: bytes = b"") -> None:
-        """Begins a file; `kept` are the rows that it goes on from, which are all that the file holds now."""
+        """Begins a file; `kept` are the rows to continue from, which are all that the file holds now."""
         self.path, self.size = folder / ROWS, 0
         self._digest, self._packer, self._packed = hashlib.sha256(), zlib.compressobj(1), bytearray()
         self._note(kept)
@@ -49,7 +48,7 @@ class MetricRows:
         self._note(line)
 
     def seal(self) -> Sealed:
-        """Has the disk keep all rows; what a checkpoint says of them."""
+        """Waits until the disk keeps all rows; returns what a checkpoint records of them."""
         self._look()
         if self.size:
             sync(self.path)
@@ -62,7 +61,7 @@ class MetricRows:
         self._packed += self._packer.compress(data)
 
     def _look(self) -> None:
-        """Puts the file back where it is not what was written, as far as its length tells."""
+        """Restores the file if it is not what was written, judging by its length."""
         there = self.path.exists() or self.path.is_symlink()
         if self.path.is_file() and not self.path.is_symlink():
             size = self.path.stat().st_size
@@ -88,8 +87,8 @@ class MetricRows:
 
 
 def rows_fault(data: bytes | None, sealed: Sealed) -> str:
-    """What is wrong with the rows that belong to a checkpoint, in words; "" where they are whole. `data` is what
-    `metrics.jsonl` holds, None where it is not there, and `sealed` what the checkpoint says of its rows."""
+    """What is wrong with the rows of a checkpoint, in words; "" if they are whole. `data` is the content of
+    `metrics.jsonl`, None if it is missing, and `sealed` what the checkpoint records of its rows."""
     if data is None and sealed.size:
         return f"{ROWS} is not there"
     data = data or b""
@@ -109,13 +108,13 @@ def readable(data: bytes) -> bytes:
 
 
 def tail_fault(data: bytes, size: int) -> bool:
-    """Whether something after the first `size` bytes is no row."""
+    """Whether something after the first `size` bytes is not a row."""
     tail = data[size:]
     return bool(tail) and bool(_first_unreadable(tail))
 
 
 def _first_unreadable(data: bytes) -> int:
-    """The number of the first line that is no whole row, from 1; 0 where all are."""
+    """The number of the first line that is not a whole row, from 1; 0 if all are."""
     *lines, rest = data.split(b"\n")
     bad = next((number for number, line in enumerate(lines, start=1) if not _is_row(line)), 0)
     return bad or (len(lines) + 1 if rest else 0)
@@ -123,7 +122,7 @@ def _first_unreadable(data: bytes) -> int:
 
 def _is_row(line: bytes) -> bool:
     if not line.strip():
-        return True  # between rows that a person has looked at
+        return True  # between rows, from an editor
     try:
         return isinstance(parse_json(line.decode(), ROWS), dict)
     except ValueError:  # also where it is not UTF-8
@@ -131,8 +130,8 @@ def _is_row(line: bytes) -> bool:
 
 
 def set_aside(run_folder: Path, paths: list[Path]) -> Path:
-    """Puts what lies in a run folder into a new `damaged-<n>` in it, where each keeps its place; returns that. Folders
-    move. Files are copied, for their own places to be written next: a cut between the two loses nothing."""
+    """Puts things of a run folder into a new `damaged-<n>` in it, under their relative paths; returns that folder.
+    Folders move. Files are copied, and then overwritten in place: a power cut in between loses nothing."""
     number = 1
     while (place := run_folder / f"damaged-{number}").exists():
         number += 1

@@ -26,13 +26,19 @@ from flowrl.training.trackers.tracker import TENSORBOARD, Numbers, Sample, Track
 
 
 def check_trackers(wandb: str, trackio: str, tensorboard: bool | None = None) -> None:
-    """Refuses trackers of the section `logging` that cannot be had, before anything loads."""
+    """Refuses trackers of the section `logging` that cannot work, before anything loads."""
     if tensorboard:
         check_extra("tensorboard", "logging.tensorboard=true")
     if wandb != "none":
         check_wandb(wandb)
     if trackio != "none":
-        check_trackio(trackio)
+        if importlib.util.find_spec("trackio") is None:
+            raise ValueError(
+                f"logging.trackio={trackio} needs the package trackio, which is not installed: docs/trackers.md says "
+                "how to install it beside flowrl, or logging.trackio=none"
+            )
+        if trackio != LOCAL and (trackio.count("/") != 1 or not all(trackio.split("/"))):
+            raise ValueError(f"logging.trackio={trackio}: allowed are none, local, or a Space of the hub as OWNER/NAME")
 
 
 def open_trackers(settings: Mapping[str, Any], text: str, folder: Path, *, run: str, resumed: bool) -> Trackers:
@@ -103,7 +109,7 @@ class TensorBoardTracker:
                 threading.excepthook = self._hook
 
     def _of_thread(self, raised: threading.ExceptHookArgs) -> None:
-        """Prints nothing of the thread that writes: what it met is raised by the next call here, and told then."""
+        """Prints nothing of the writing thread: the next call here raises its error."""
         frames = traceback.walk_tb(raised.exc_traceback)
         if not any(str(frame.f_globals.get("__name__", "")).startswith("tensorboard.") for frame, _ in frames):
             self._hook(raised)
@@ -122,7 +128,7 @@ LOCAL = "local"
 
 
 class TrackioTracker:
-    """A run by its folder's name; `trackio show --project PROJECT` opens it. The report has no place in it."""
+    """A run by its folder's name; `trackio show --project PROJECT` opens it. It cannot hold the report."""
 
     name = "trackio"
 
@@ -155,22 +161,11 @@ class TrackioTracker:
         self._run.finish()
 
 
-def check_trackio(space: str) -> None:
-    """Refuses a tracker that is not there. Raises ValueError: it is not installed, or the name of a Space is none."""
-    if importlib.util.find_spec("trackio") is None:
-        raise ValueError(
-            f"logging.trackio={space} needs the package trackio, which is not installed: docs/trackers.md says how to "
-            "install it beside flowrl, or logging.trackio=none"
-        )
-    if space != LOCAL and (space.count("/") != 1 or not all(space.split("/"))):
-        raise ValueError(f"logging.trackio={space}: allowed are none, local, or a Space of the hub as OWNER/NAME")
-
-
 class WandbTracker:
-    """A run by the identity in the manifest, so that one that is continued goes on there.
+    """A run by the identity in the manifest, so that a continued run goes on there.
 
-    Numbers lie over `iteration` and not over W&B's own count of calls: iterations that are done again after a stop fall
-    on the same place, where W&B would drop what comes late. Neither code nor terminal output is sent.
+    Numbers are plotted over `iteration`, not over W&B's own count of calls: iterations done again after a stop fall on
+    the same place, where W&B would drop them as late. It sends neither code nor terminal output.
     """
 
     name = "Weights & Biases"
@@ -218,7 +213,7 @@ class WandbTracker:
 
 
 def check_wandb(mode: str) -> None:
-    """Refuses what W&B would ask about on a terminal, or fail at, in the middle of a start. Raises ValueError: it is
+    """Refuses what W&B would ask about on a terminal, or fail at, during a start. Raises ValueError: it is
     not installed, or `online` has no key."""
     try:
         import wandb

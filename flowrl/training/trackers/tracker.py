@@ -1,4 +1,4 @@
-"""What a tracker is told of a run, and what a run does with those that it has."""
+"""What a tracker gets of a run, and what a run does with its trackers."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ FOLDERS = (TENSORBOARD, "wandb")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sample:
-    """A file that an evaluation has left in `samples/`, the same prompt and start noise at each of them."""
+    """A file that an evaluation left in `samples/`, of the same prompt and start noise each time."""
 
     number: int
     prompt: str
     image: Path
     """A PNG: the image, or a row of a video's frames."""
     video: Path | None
-    """The MP4, with sound where it has any."""
+    """The MP4, with sound if there is any."""
 
 
 class Tracker(Protocol):
-    """One place that numbers and samples are sent to."""
+    """One place that gets numbers and samples."""
 
     name: str
 
@@ -42,17 +42,17 @@ class Tracker(Protocol):
         """What an evaluation has drawn."""
 
     def close(self, report: Path | None, *, failed: bool) -> None:
-        """The end, with the run's page where it could be written."""
+        """The end, with the run's page if it could be written."""
 
 
 class Trackers:
-    """The trackers of a run. One that fails is told of once and left out: a run outlives what watches it."""
+    """The trackers of a run. If one fails, a note says so once and it is left out: the run goes on."""
 
     def __init__(self, trackers: Sequence[Tracker]) -> None:
         self._left = list(trackers)
 
     def log(self, row: Mapping[str, Any]) -> None:
-        """Hands on a row of `metrics.jsonl`; what is no finite number stays there alone."""
+        """Hands on a row of `metrics.jsonl`, except what is not a finite number."""
         finite = {key: value for key, value in row.items() if isinstance(value, int | float)}
         numbers = {key: value for key, value in finite.items() if not isinstance(value, bool) and key != "iteration"}
         self._each(lambda tracker: tracker.log(int(row["iteration"]), numbers))
@@ -78,7 +78,7 @@ class Trackers:
 
 
 def samples_of(folder: Path, iteration: int) -> list[Sample]:
-    """The samples of one evaluation of a run folder, in the order of its prompts; none where it kept none."""
+    """The samples of one evaluation of a run folder, in the order of its prompts; empty if it kept none."""
     listed, samples = folder / "samples" / "prompts.json", folder / "samples" / f"iteration_{iteration:06d}"
     if not listed.is_file():
         return []

@@ -122,7 +122,6 @@ def test_wiscore_by_hand() -> None:
 
 
 def test_soft_tifa_by_hand() -> None:
-    assert geneval2.am([0.9, 0.4, 0.5]) == pytest.approx(0.6)
     assert geneval2.gm([0.9, 0.4, 0.6]) == pytest.approx(0.6)  # 0.216 ** (1 / 3)
     assert geneval2.gm([0.9, 0.0]) == 0
     assert geneval2.expected_forms("How many cows are in the image?", "three") == ("three", "3")

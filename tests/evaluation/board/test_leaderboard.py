@@ -126,7 +126,7 @@ def test_embedded_images_are_bounded(four: Path, tmp_path: Path, monkeypatch: py
     ("change", "said"),
     [
         ({"num_steps": 8}, "num_steps 8, not 20"),
-        ({"guidance_scale": 1.0, "height": 64}, "guidance_scale 1.0, not 4.5; height 64, not none"),
+        ({"height": 64, "first_block_cache": 0.1}, "height 64, not none; first_block_cache 0.1, not none"),
         ({"samples": 2}, "2 images per prompt, not 4"),
     ],
 )
@@ -161,7 +161,9 @@ def test_conditions_may_differ_where_that_is_asked_for(four: Path, tmp_path: Pat
     other = evaluation(tmp_path, "mostly-2", num_steps=8)
     (table,) = board(tmp_path / "out", four / "good", other, across=("num_steps",))["tables"]
     assert table["conditions"]["num_steps"] == "20 or 8"
-    with pytest.raises(ValueError, match=r"--across steps: no result has such a condition; they have dtype, flowrl,"):
+    with pytest.raises(
+        ValueError, match=r"--across: .* 'steps' \(did you mean 'num_steps'\?\); allowed: dtype, flowrl,"
+    ):
         flowrl_eval("--compare", four, "--across", "steps", "--out", tmp_path / "out")
 
 

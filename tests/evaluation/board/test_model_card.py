@@ -133,7 +133,7 @@ def test_any_card_keeps_its_text(results: Path, tmp_path: Path, text: str, mark:
     ("text", "said"),
     [
         ("---\nlicense: mit\n", "has no second --- that ends it"),
-        ("---\na: [1\n---\n", "its front matter is no YAML"),
+        ("---\na: [1\n---\n", "its front matter is not YAML"),
         ("---\n- a\n---\n", "is no mapping"),
         ("---\nmodel-index: x\n---\n", "the hub does not understand its model-index"),
         ("---\nmodel-index:\n- name: a\nmodel-index:\n- name: b\n---\n", "understand|2 times"),

@@ -8,13 +8,15 @@ from typing import Any
 
 TINY = {
     "chroma": "tiny_flux:save_tiny_chroma", "cogvideox": "tiny_cogvideox", "flux": "tiny_flux", "flux2": "tiny_flux2",
-    "flux_fill": "tiny_flux:save_tiny_flux_fill", "hunyuan_video": "tiny_hunyuan_video",
+    "flux_fill": "tiny_flux:save_tiny_flux_fill", "hunyuan_image": "tiny_hunyuan_image",
+    "hunyuan_video": "tiny_hunyuan_video",
     "hunyuan_video15": "tiny_hunyuan_video15",
     "kontext": "tiny_flux:save_tiny_kontext", "krea2": "tiny_krea2", "ltx2": "tiny_ltx2", "ltx_video": "tiny_ltx_video",
     "lumina2": "tiny_lumina2", "qwen_image": "tiny_qwen_image", "qwen_image_21": "tiny_qwen_image_21",
     "qwen_image_edit": "tiny_qwen_image:save_tiny_qwen_image_edit", "sana": "tiny_sana",
     "sana_video": "tiny_sana_video", "sd": "tiny_sd",
     "sd3": "tiny_models:save_tiny_sd3", "sdxl": "tiny_sd:save_tiny_sdxl", "wan": "tiny_wan",
+    "wan_animate": "tiny_wan:save_tiny_wan_animate",
     "wan_vace": "tiny_wan:save_tiny_wan_vace", "z_image": "tiny_z_image",
 }  # fmt: skip
 """Family -> module in tests/ that writes its smallest folder, and the function where it is not `save_tiny_<family>`."""
@@ -22,7 +24,8 @@ _CLIP = {"height": 32, "width": 48, "num_frames": 5, "fps": 8.0, "max_sequence_l
 SETTINGS: dict[str, dict[str, Any]] = {
     "chroma": {"height": 32, "width": 32, "max_sequence_length": 16},
     "cogvideox": {**_CLIP, "num_frames": 9}, "hunyuan_video": _CLIP, "hunyuan_video15": _CLIP, "wan": _CLIP,
-    "wan_vace": _CLIP,
+    "wan_animate": _CLIP, "wan_vace": _CLIP,
+    "hunyuan_image": {"height": 32, "width": 48, "max_sequence_length": 32},
     "ltx2": {**_CLIP, "height": 64, "width": 64, "num_frames": 9},
     "ltx_video": {**_CLIP, "width": 64, "num_frames": 9},
     "flux": {"height": 32, "width": 32, "max_sequence_length": 16},

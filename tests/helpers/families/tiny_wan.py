@@ -9,6 +9,8 @@ import torch
 from diffusers import (
     AutoencoderKLWan,
     UniPCMultistepScheduler,
+    WanAnimatePipeline,
+    WanAnimateTransformer3DModel,
     WanImageToVideoPipeline,
     WanPipeline,
     WanTransformer3DModel,
@@ -19,7 +21,7 @@ from transformers import CLIPImageProcessor, CLIPVisionConfig, CLIPVisionModel, 
 
 from flowrl.pretraining.tiny_sd3 import CONTEXT, t5_tokenizer
 
-Kind = Literal["t2v", "t2v-a14b", "ti2v-5b", "i2v", "i2v-a14b", "vace", "vace-a14b"]
+Kind = Literal["t2v", "t2v-a14b", "ti2v-5b", "i2v", "i2v-a14b", "vace", "vace-a14b", "animate"]
 OPTIONS: dict[str, Any] = {
     "height": 32, "width": 48, "num_frames": 5, "fps": 8.0, "max_sequence_length": CONTEXT, "device": "cpu",
 }  # fmt: skip
@@ -37,28 +39,39 @@ def save_tiny_wan(folder: Path, kind: Kind = "t2v") -> Path:
                 is_encoder_decoder=False, tie_word_embeddings=True,
             )
         )  # fmt: skip
-        vace = kind.startswith("vace")
+        vace, animate = kind.startswith("vace"), kind == "animate"
         layers: dict[str, Any] = {
-            "dim_mult": [1, 1, 2], "temperal_downsample": [True, True], "in_channels": 12, "out_channels": 12,
+            "dim_mult": [1, 1, 2],
+            "temperal_downsample": [True, True],
+            "in_channels": 12,
+            "out_channels": 12,
             "patch_size": 2,
-        }  # fmt: skip
-        if vace:  # whose stock class counts an autoencoder's levels alone
+        }
+        if vace or animate:  # whose stock class counts an autoencoder's levels alone
             layers = {"dim_mult": [1, 1, 1, 2], "temperal_downsample": [False, True, True]}
         vae = AutoencoderKLWan(
             base_dim=4, z_dim=CHANNELS, num_res_blocks=1, latents_mean=[0.1, -0.2, 0.3, 0.0],
             latents_std=[1.5, 0.5, 2.0, 1.0], scale_factor_temporal=4, scale_factor_spatial=8, **layers,
         )  # fmt: skip
-        beside = kind in ("i2v", "i2v-a14b")
+        beside = kind in ("i2v", "i2v-a14b", "animate")
         config: dict[str, Any] = {
             "patch_size": (1, 2, 2), "num_attention_heads": 2, "attention_head_dim": 12,
             "in_channels": 2 * CHANNELS + 4 if beside else CHANNELS, "out_channels": CHANNELS, "text_dim": WIDTH,
             "freq_dim": 16, "ffn_dim": 32, "num_layers": 2, "rope_max_seq_len": 16,
         }  # fmt: skip
-        if kind == "i2v":
+        if kind in ("i2v", "animate"):
             config |= {"image_dim": 16, "added_kv_proj_dim": WIDTH}
         if vace:
             config |= {"num_layers": 3, "vace_layers": [0, 2], "vace_in_channels": 2 * CHANNELS + 64}
-        network: Any = WanVACETransformer3DModel if vace else WanTransformer3DModel
+        if animate:
+            config |= {
+                "latent_channels": CHANNELS, "motion_encoder_channel_sizes": {"4": 8, "8": 8, "16": 8},
+                "motion_encoder_size": 16, "motion_style_dim": 8, "motion_dim": 4, "motion_encoder_dim": 16,
+                "face_encoder_hidden_dim": 16, "face_encoder_num_heads": 2, "inject_face_latents_blocks": 2,
+            }  # fmt: skip
+        network: Any = (
+            WanVACETransformer3DModel if vace else WanAnimateTransformer3DModel if animate else WanTransformer3DModel
+        )
         experts = {"transformer": network(**config)}
         if kind.endswith("a14b"):
             experts["transformer_2"] = network(**config)
@@ -66,15 +79,20 @@ def save_tiny_wan(folder: Path, kind: Kind = "t2v") -> Path:
             torch.nn.init.normal_(expert.proj_out.weight, std=0.3)
             torch.nn.init.normal_(expert.condition_embedder.time_proj.weight, std=0.3)
         parts: dict[str, Any] = {
-            "tokenizer": tokenizer, "text_encoder": text_encoder, "vae": vae, **experts,
+            "tokenizer": tokenizer,
+            "text_encoder": text_encoder,
+            "vae": vae,
+            **experts,
             "scheduler": UniPCMultistepScheduler(
                 prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=3.0, num_train_timesteps=1000
             ),
             "boundary_ratio": BOUNDARY if kind.endswith("a14b") else None,
-        }  # fmt: skip
-        if not vace:
+        }
+        if animate:
+            del parts["boundary_ratio"]
+        elif not vace:
             parts["expand_timesteps"] = kind == "ti2v-5b"
-        if kind == "i2v":
+        if kind in ("i2v", "animate"):
             parts["image_encoder"] = CLIPVisionModel(
                 CLIPVisionConfig(
                     hidden_size=16, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2, image_size=16,
@@ -84,6 +102,7 @@ def save_tiny_wan(folder: Path, kind: Kind = "t2v") -> Path:
             size = {"height": 16, "width": 16}
             parts["image_processor"] = CLIPImageProcessor(size=size, crop_size=size)
     stock: Any = WanVACEPipeline if vace else WanImageToVideoPipeline if beside else WanPipeline
+    stock = WanAnimatePipeline if animate else stock
     stock(**parts).save_pretrained(folder)
     return folder
 
@@ -91,3 +110,8 @@ def save_tiny_wan(folder: Path, kind: Kind = "t2v") -> Path:
 def save_tiny_wan_vace(folder: Path) -> Path:
     """A VACE pipeline of one network; two of its three blocks have a control block."""
     return save_tiny_wan(folder, "vace")
+
+
+def save_tiny_wan_animate(folder: Path) -> Path:
+    """An Animate pipeline of two blocks, the first of which reads the face."""
+    return save_tiny_wan(folder, "animate")

@@ -21,12 +21,16 @@ DIFFUSION = {
     "beta_schedule": "scaled_linear", "beta_start": 0.00085, "beta_end": 0.012, "clip_sample": False, "steps_offset": 1,
     "skip_prk_steps": True, "set_alpha_to_one": False, "snr_shift_scale": 1.0,
 }  # fmt: skip
-CONFIGS = {"plain": {}, "flow": FLOW} | {f"spaced {one}": {**DIFFUSION, "timestep_spacing": one}
-                                         for one in ("leading", "trailing", "linspace")}  # fmt: skip
+CONFIGS = {"plain": {}, "flow": FLOW} | {
+    f"spaced {one}": {**DIFFUSION, "timestep_spacing": one} for one in ("leading", "trailing", "linspace")
+}
 KINDS = [name for name in sorted(dir(diffusers)) if name.endswith("Scheduler") and not name.startswith("Flax")]
 STEPS = 6
 DIFFUSERS = ("sd", "sdxl", "cogvideox")
-MULTISTEP = ("sd3", "sana", "sana_video", "wan", "wan_vace", "hunyuan_video", "hunyuan_video15", "ltx_video", "ltx2")
+MULTISTEP = (
+    "sd3", "sana", "sana_video", "wan", "wan_animate", "wan_vace", "hunyuan_video", "hunyuan_video15", "ltx_video",
+    "ltx2",
+)  # fmt: skip
 
 
 @cache

@@ -22,6 +22,7 @@ from train_command import train
 
 from flowrl.config.base import config_files
 from flowrl.config.train import load_config
+from flowrl.media.videos import save_mp4
 from flowrl.pipelines import PIPELINES, Pipeline, family, family_name, family_of
 from flowrl.pipelines.shared.family_pipeline import FamilyPipeline
 from flowrl.runtime.randomness import counter_normal
@@ -159,10 +160,15 @@ def test_one_training_iteration(name: str, tmp_path: Path, capsys: pytest.Captur
     sources = _sources(tmp_path)
     loaded = family(name).load(str(folder), dtype=torch.float32, **SETTINGS.get(name, {}))
     least = loaded.num_sources[0]
-    given = [[torch.rand(3, 32, 40)] * least] if least else None
+    clips = family(name).clips[:2] if name == "wan_animate" else ()
+    given = [[*[torch.rand(5, 3, 32, 48)] * len(clips), *[torch.rand(3, 32, 40)] * least]] if least else None
     check_plan_calls_the_network_as_it_is_called(name, folder, loaded, given)
     check_the_negative_half_is_trained_as_told(loaded, given and given * 2)
-    rows = [{"prompt": text, **({"sources": sources[:least]} if least else {})} for text in ("a red fox", "a blue cat")]
+    for clip in clips:
+        save_mp4(torch.rand(5, 3, 64, 96), tmp_path / f"{clip}.mp4", 8.0)
+    named = {"sources": sources[:least]} if least else {}
+    named |= {clip: f"{clip}.mp4" for clip in clips}
+    rows = [{"prompt": text, **named} for text in ("a red fox", "a blue cat")]
     (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (tmp_path / "rewards.py").write_text(REWARDS)
     config: dict[str, Any] = {

@@ -240,7 +240,7 @@ def _index(folder: Path, name: str, **parts: Any) -> str:
     [
         ("NoSuchPipeline", "nor has diffusers .* a pipeline of this name"),
         ("LTX2Pipeline", "two schedulers"),
-        ("WanModularPipeline", "modular pipeline"),
+        ("WanModularPipeline", "nor has diffusers .* a pipeline of this name"),
         ("DDPMPipeline", "has no prompt"),
         ("StableDiffusion3Img2ImgPipeline", "begins at a given image"),
         ("AutoencoderKL", "nor has diffusers .* a pipeline"),

@@ -200,6 +200,9 @@ def test_a_path_that_reads_like_an_id_is_answered_with_the_nearest_beside_it(
         family_of("runs/frist-1")
     with pytest.raises(ValueError, match=r"no run or folder zzz here, and no model of that id is known: give a run"):
         family_of("zzz")
+    monkeypatch.chdir(tmp_path / "runs" / "first-1")  # not where the runs are
+    with pytest.raises(ValueError, match=r"no run or folder runs/first-1 here, and no model of that id is known"):
+        family_of("runs/first-1")
 
 
 def test_a_revision_travels_with_the_model(hub: FakeHub, tmp_path: Path) -> None:
@@ -210,7 +213,7 @@ def test_a_revision_travels_with_the_model(hub: FakeHub, tmp_path: Path) -> None
     assert split_revision("me/juggernaut@v2") == ("me/juggernaut", "v2")
     assert split_revision(at_revision(XL, None)) == (XL, None)
     for place in (str(tmp_path), "./absent", "asset:tiny-sd3"):
-        with pytest.raises(ValueError, match=r"pipeline.revision \(v2\) is of models on the hub"):
+        with pytest.raises(ValueError, match=r"pipeline.revision \(v2\) is for models on the hub"):
             at_revision(place, "v2")
 
 

@@ -151,7 +151,7 @@ def stated(model: Path, path: str, **changes: Any) -> None:
     ("path", "changes", "said"),
     [
         ("vae/config.json", {"latent_channels": 4}, "latents have 4 channels, and the denoiser of .* takes 8"),
-        ("vae/config.json", {"scaling_factor": "1.5"}, "scaling_factor '1.5', which is no such number"),
+        ("vae/config.json", {"scaling_factor": "1.5"}, "scaling_factor '1.5', which is not such a number"),
         ("vae/config.json", {"shift_factor": True}, "shift_factor True"),
         ("vae/config.json", {"latents_std": [1.0]}, "has 1 latents_std for 8 channels"),
         (

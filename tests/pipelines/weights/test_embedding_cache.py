@@ -176,7 +176,7 @@ def test_damaged_and_foreign_entries_are_noticed(
     path.write_bytes(damage[how])
     assert not cache.has(key)
     assert cache.read(key) is None
-    assert capsys.readouterr().out.count(f"Note: {path} is no embedding that can be used") == 2
+    assert capsys.readouterr().out.count(f"Note: {path} cannot be used as an embedding") == 2
     cache.write(key, row)
     assert cache.has(key)
 

@@ -185,7 +185,7 @@ KINDS: list[tuple[dict[str, Tensor], str]] = [
     ({"transformer.a.lora_B.bias": torch.ones(2)}, r"holds biases of lora_B \(lora_bias\)"),
     ({"transformer.norm_out.weight": torch.ones(2)}, r"holds whole weights beside the LoRA \(modules_to_save"),
     ({"transformer.b.bias": torch.ones(2)}, r"holds whole weights beside the LoRA"),
-    ({"transformer.b.strange": torch.ones(2)}, r"holds 1 tensors that nobody knows \(first: b\.strange\)"),
+    ({"transformer.b.strange": torch.ones(2)}, r"holds 1 unknown tensors \(first: b\.strange\)"),
     ({"text_encoder.l.q_proj.lora_B.weight": torch.ones(2, 2)}, r"also trains text encoders \(1 of its 3 tensors"),
     ({"lora_te1_text_model_q.lora_up.weight": torch.ones(2, 2)}, r"also trains text encoders"),
     ({"transformer.b.lora_A.other.weight": torch.ones(2, 2), "transformer.b.lora_A.more.weight": torch.ones(2, 2)},

@@ -16,9 +16,8 @@ from tiny_models import load_tiny, probe
 from torch import Tensor
 
 from flowrl.pipelines.weights.lora import VARIANTS, Policy, add_saved_lora
-from flowrl.publishing import merged_model
 from flowrl.publishing.lora_exports import saved_loras
-from flowrl.publishing.merged_model import MergedModel, merge_files, merge_weight
+from flowrl.publishing.merge import MergedModel, merge_files, merge_weight, weights_of
 from flowrl.runtime.randomness import counter_normal
 
 RANK = 2
@@ -142,5 +141,5 @@ def test_files_of_a_variant_are_told_apart(tmp_path: Path) -> None:
     names = ["model.fp16.safetensors", "model.safetensors", "big.fp16-00001-of-00002.safetensors"]
     for name in names:
         (tmp_path / name).touch()
-    assert [path.name for path in merged_model.weights_of(tmp_path, None)] == ["model.safetensors"]
-    assert [path.name for path in merged_model.weights_of(tmp_path, "fp16")] == sorted(set(names) - {names[1]})
+    assert [path.name for path in weights_of(tmp_path, None)] == ["model.safetensors"]
+    assert [path.name for path in weights_of(tmp_path, "fp16")] == sorted(set(names) - {names[1]})

@@ -25,7 +25,7 @@ from flowrl.rewards.judges.answers import (
     parse_word,
     yes_no,
 )
-from flowrl.rewards.judges.asking import geometric_mean, mean
+from flowrl.rewards.judges.asking import geometric_mean
 from flowrl.rewards.judges.chat import Answer, Question
 
 LEVELS = {"excellent": 5.0, "good": 4.0, "fair": 3.0, "poor": 2.0, "bad": 1.0}
@@ -107,8 +107,7 @@ def test_answer_mass_of_a_word_that_is_several_tokens() -> None:
     assert answer_mass({"10": -0.1, "1": -0.2, "b": -0.1}, ("100", "blue")) == 0.0
 
 
-def test_soft_tifa_means() -> None:
-    assert mean([0.9, 0.8, 0.5]) == pytest.approx(0.733333, abs=5e-7)
+def test_soft_tifa_mean() -> None:
     assert geometric_mean([0.9, 0.8, 0.5]) == pytest.approx(0.711379, abs=5e-7)
     assert geometric_mean([0.9, 0.0, 0.5]) == 0.0
 

@@ -204,7 +204,7 @@ def test_version_tells_weights_and_dtypes_apart(tiny_vlm: Path) -> None:
 def test_local_judge_errors(tiny_vlm: Path, tmp_path: Path) -> None:
     for options, message in (
         ({"model": "./no-such-folder"}, "there is no folder"),
-        ({"model": str(tiny_vlm), "batch_size": 0}, "batch_size must be 1 or more"),
+        ({"model": str(tiny_vlm), "batch_size": 0}, "batch_size must be at least 1"),
         ({"model": str(tiny_vlm), "dtype": "int8"}, "dtype must be one of float32, bfloat16, float16"),
     ):
         with pytest.raises(ValueError, match=message):

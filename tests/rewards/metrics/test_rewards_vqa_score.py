@@ -148,11 +148,11 @@ def test_what_is_missing_is_named(options: dict[str, Any], tmp_path: Path) -> No
     with pytest.raises(ValueError, match=r"holds none of model\.safetensors\.index\.json"):
         build_reward("vqa_score", options=given)
     torch.save({"shared.weight": torch.zeros(4, 4)}, folder / "pytorch_model.bin")
-    with pytest.raises(ValueError, match="is no CLIP-FlanT5"):
+    with pytest.raises(ValueError, match="is not a CLIP-FlanT5"):
         build_reward("vqa_score", options=given)
     weights = torch.load(Path(options["model"]) / "pytorch_model-0.bin")
     weights |= torch.load(Path(options["model"]) / "pytorch_model-1.bin")
-    for lost, words in (("lm_head.weight", "is no CLIP-FlanT5"), ("encoder.final_layer_norm.weight", "first: encoder")):
+    for lost, words in (("lm_head.weight", "not a CLIP-FlanT5"), ("encoder.final_layer_norm.weight", "first: encoder")):
         torch.save({name: w for name, w in weights.items() if name != lost}, folder / "pytorch_model.bin")
         with pytest.raises(ValueError, match=words):
             build_reward("vqa_score", options=given)

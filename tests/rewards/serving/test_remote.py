@@ -362,8 +362,8 @@ def wrong_options() -> Iterator[tuple[dict[str, Any], str]]:
     yield {**good, "protocol": "unirl", "reward": "a", "needs": ["videos"]}, "protocol unirl cannot send videos"
     yield {**good, "batch_size": 0}, "batch_size must be at least 1, got 0"
     yield {**good, "concurrency": 0}, "concurrency must be at least 1"
-    yield {**good, "retries": -1}, "retries must be 0 or more, got -1"
-    yield {**good, "timeout": 0}, "timeout must be a positive number of seconds, got 0"
+    yield {**good, "retries": -1}, "retries must be at least 0, got -1"
+    yield {**good, "timeout": 0}, "timeout must be above 0, got 0"
     yield {**good, "deadline": float("inf")}, "deadline must be a finite number, got inf"
 
 

@@ -369,7 +369,7 @@ def test_what_cannot_be_served_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
     for limits, message in (
         ({"queue_size": 0}, "queue_size must be at least 1"),
         ({"max_pixels": 0}, "max_pixels must be at least 1"),
-        ({"body_timeout": 0.0}, "body_timeout must be a positive number of seconds"),
+        ({"body_timeout": 0.0}, "body_timeout must be above 0"),
     ):
         with pytest.raises(ValueError, match=message):
             Limits(**limits)

@@ -397,7 +397,7 @@ def test_json_of_many_values_is_not_read() -> None:
 
 
 def test_a_key_that_stands_twice_is_refused() -> None:
-    with pytest.raises(WireError, match="a key stands twice") as refused:
+    with pytest.raises(WireError, match="a mapping has a key twice") as refused:
         decode_request(b'{"items": [{"id": 0, "prompt": "one", "prompt": "two", "images": []}]}', Limits())
     assert refused.value.status == 422
 

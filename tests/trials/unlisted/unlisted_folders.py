@@ -349,7 +349,7 @@ def hard_link(folder: Path) -> Outcome:
     code, said = train(f"resume={place}", _LATER)
     if (outside / "file").read_bytes() != b"theirs":
         raise Silent(f"the file has changed: {(outside / 'file').read_bytes()[:80]!r}")
-    return refused(code, said, "no lock of flowrl")
+    return refused(code, said, "not a lock of flowrl")
 
 
 def run_is_a_link(folder: Path) -> Outcome:

@@ -1,15 +1,41 @@
-"""Checkpoints distilled to few steps: how to recognise them, what is known about tuning them, and what helps."""
+"""What a run is told at its start: its batch sizes, and what is known of few-step checkpoints and a KL's reference."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from flowrl.config.sections import PipelineConfig
-from flowrl.config.train import TrainConfig
+from flowrl.config.train import Geometry, TrainConfig
 from flowrl.pipelines.places.known_checkpoints import checkpoints, published
 from flowrl.pipelines.shared.cards import read_part
 from flowrl.session.preflight import recipe_of
 from flowrl.training.model_files import location_of
+
+
+def geometry_of(config: TrainConfig, ranks: int) -> Geometry:
+    """How one process splits its images of an iteration; only processes that draw images of their own count as `ranks`.
+    Raises ValueError: the images do not divide by these processes, or a group would be split."""
+    geometry = config.resolve_batch(ranks)
+    micro = recipe_of(config).counts(config).micro_batch_size
+    if micro is None:
+        return geometry
+    size = micro(ranks)
+    count = geometry.images_per_process // size // config.updates_per_rollout
+    return replace(geometry, micro_batch_size=size, micro_batches_per_update=count)
+
+
+def sizes_line(config: TrainConfig, ranks: int) -> str:
+    """Names the batch sizes that are smaller than configured, with the reason; empty if there are none."""
+    geometry = geometry_of(config, ranks)
+    own = geometry.images_per_process
+    found = []
+    for key, images in (("rollout_batch_size", own), ("micro_batch_size", own // config.updates_per_rollout)):
+        given, taken = getattr(config, key), getattr(geometry, key)
+        if given is not None and taken != given:
+            found.append(f"{key} is {taken}, the largest up to {given} that divides {images} images")
+    return "; ".join(found)
+
 
 FEW = 8
 """Largest published number of steps of a few-step checkpoint."""
@@ -78,3 +104,14 @@ def few_step_advice(config: TrainConfig) -> tuple[str, ...]:
 def watches_sharpness(config: TrainConfig) -> bool:
     """Whether a reward measures fine detail: an image with little of it makes a small JPEG file."""
     return any((reward.name or "").startswith("jpeg_") for reward in (*config.rewards, *config.eval.rewards))
+
+
+def reference_notes(config: TrainConfig) -> tuple[str, ...]:
+    """A note that the reference of a run from a LoRA is the model without that LoRA; empty for other runs."""
+    lora, beyond = config.policy.init_lora, config.num_iterations + 1
+    if lora is None or config.kl_coef == 0 or config.kl_reference != "base":
+        return ()
+    return (
+        f"kl_reference=base is the model without {lora}, so the KL pulls back past the LoRA that the run starts from. "
+        f"To stay near that LoRA, set kl_reference={beyond}, which no iteration reaches",
+    )

@@ -1,0 +1,72 @@
+"""First-Block Cache in a run, in `flowrl sample` and in an evaluation: what is drawn, resumed, said and kept apart."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_runs import TinyRuns, differences, lasting, lora, metrics, tiny_runs
+
+import flowrl
+from flowrl.cli import main
+from flowrl.config.train import resolve_path
+from flowrl.generation.models import EMBEDDED, find_source
+from flowrl.generation.rlg import rlg_settings
+from flowrl.generation.sample import load_drawing
+from flowrl.generation.sampling_options import SamplingOptions
+
+FORWARD = (
+    "recipe=forward",
+    "objective.name=nft",
+    "sampler.kernel=ode",
+    "sampler.noise_level=null",
+    "num_iterations=2",
+    "sampler.num_steps=8",
+)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> TinyRuns:
+    return tiny_runs(tmp_path_factory.mktemp("cached"), resolve_path(EMBEDDED))
+
+
+@pytest.fixture(scope="module")
+def cached(runs: TinyRuns) -> Path:
+    return runs.train("cached", *FORWARD, "sampler.first_block_cache=1")
+
+
+def test_a_run_with_a_cache_resumes_to_the_bit(runs: TinyRuns, cached: Path) -> None:
+    run = runs.train("resumed", *FORWARD, "sampler.first_block_cache=1", "num_iterations=1")
+    assert main(["train", f"resume={run}", "num_iterations=2"]) == 0
+    assert metrics(run) == metrics(cached)
+    assert lora(run) == lora(cached)
+    assert differences(lasting(run), lasting(cached)) == 0
+    whole = runs.train("whole", *FORWARD, "num_iterations=1")
+    assert metrics(whole)[0]["reward"] != metrics(cached)[0]["reward"]
+    assert "first_block_cache: 1.0" in (run / "config.yaml").read_text()
+    assert main(["train", f"resume={whole}", "sampler.first_block_cache=0.5"]) == 1
+
+
+def test_samples_and_evaluations_say_so_and_lie_apart(tmp_path: Path) -> None:
+    how: dict[str, Any] = {"steps": 8, "show": False, "device": "cpu"}
+    drawn = [flowrl.sample(EMBEDDED, "a red circle", first_block_cache=one, **how) for one in (None, 0, 1e-9, 1)]
+    pixels = [one.images[0].tobytes() for one in drawn]
+    assert pixels[0] == pixels[1] == pixels[2] != pixels[3]
+    assert [", First-Block Cache" in one.drawn_with for one in drawn] == [False, False, True, True]
+    with pytest.raises(flowrl.FlowrlError, match=r"`first_block_cache` must lie in \[0, 1\], got 2"):
+        flowrl.sample(EMBEDDED, "a red circle", first_block_cache=2, **how)
+    source = find_source(EMBEDDED, sampling=SamplingOptions(first_block_cache=0.1))
+    settings = rlg_settings([tmp_path], 2.0)
+    with pytest.raises(ValueError, match="`rlg` mixes networks"):
+        load_drawing(source, settings, "cpu")
+
+    out = tmp_path / "out"
+    asked: dict[str, Any] = {"num_prompts": 1, "samples": 1, "steps": 3, "device": "cpu", "show": False}
+    found = flowrl.evaluate(out=out, first_block_cache=0.5, **asked)
+    assert any("Drawn with First-Block Cache 0.5: images are not those" in note for note in found.notes)
+    told = [json.loads((out / name).read_text()) for name in ("result.json", "model/images/drawn.json")]
+    assert told[0]["facts"]["first_block_cache"] == told[1]["first_block_cache"] == 0.5
+    with pytest.raises(flowrl.FlowrlError, match=r"drawn with other settings: first_block_cache 0.5 \(now None\)"):
+        flowrl.evaluate(out=out, **asked)
