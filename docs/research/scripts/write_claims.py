@@ -2,8 +2,8 @@
 
     .venv/bin/python docs/research/scripts/write_claims.py
 
-Evidence is a file of docs/research/claims: what `flowrl compare` wrote as `results.json`, or what a script of
-tests/trials/claims wrote. The verdict is computed, by the page's rules:
+Evidence is a file of docs/research/claims, or one named from there: what `flowrl compare` wrote as `results.json`, or
+what a script of tests/trials/claims wrote. The verdict is computed, by the page's rules:
 
 - The interval of the effect lies above 0, below 0, or holds 0; it is cut to the effect's range (`most`).
 - A verdict needs Holm's p below 0.05 as well, over all rows of the page. Rows that have no verdict of their own stay
@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import json
 import math
+import posixpath
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -216,7 +217,7 @@ def rows_of(claims: Sequence[Claim]) -> list[list[str]]:
             claim.effect.seeds,
             f"{claim.effect.detectable:.3f}",
             claim.why,
-            f"[{claim.evidence.removesuffix('.json')}](claims/{claim.evidence})",
+            f"[{Path(claim.evidence).stem}]({posixpath.normpath(f'claims/{claim.evidence}')})",
         ]
         for claim in claims
     ]
@@ -249,7 +250,7 @@ def draw(claims: Sequence[Claim], path: Path) -> None:
     )
     for verdict, color in COLORS.items():
         axes.plot([], [], marker="o", color=color, label=verdict)
-    axes.legend(frameon=False, fontsize=8, loc="lower left")
+    axes.legend(frameon=False, fontsize=8, loc="lower right")
     axes.grid(axis="x", alpha=0.25)
     axes.spines[["top", "right", "left"]].set_visible(False)
     figure.savefig(path, dpi=110)
