@@ -231,8 +231,7 @@ def check_same_metric(question: ComparisonQuestion, metric: str | None) -> None:
 
 
 def check_methods(folder: Path, question: ComparisonQuestion) -> None:
-    """Refuses now what a later training would refuse, before you spend hours on the earlier ones. Raises ValueError: a
-    setting cannot work, or something is missing; the message names the configuration."""
+    """Refuses now what a later training would refuse. Raises ValueError: names the configuration and the fault."""
     to_come = [pair for pair in question.runs if not is_finished(folder / run_name(*pair))]
     for method, seed in dict(to_come).items():
         try:

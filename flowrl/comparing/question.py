@@ -51,13 +51,11 @@ class ComparisonQuestion:
 def ask(
     words: Sequence[str], known: Mapping[str, Any], *, budget: str | None, num_seeds: int | None, evals: int | None
 ) -> ComparisonQuestion:
-    """The question of a call, joined with the one in the folder.
+    """The question of a call, joined with the one in the folder, whose values stand for those that are None.
 
     Args:
         words: configurations, and `key=value` settings of all runs.
         known: the folder's journal.
-        budget: as text; None takes the folder's, also for the next two.
-        num_seeds: seeds of each method.
         evals: evaluations spread over the budget.
 
     Raises ValueError: an option is missing or wrong, or the two questions differ in more than added methods or seeds.
@@ -174,8 +172,7 @@ def is_finished(run: Path) -> bool:
 
 
 def read_journal(folder: Path) -> dict[str, Any]:
-    """Reads the folder's journal; empty if there is none. Raises ValueError: it is unreadable, or the folder holds
-    other files."""
+    """The folder's journal; empty if there is none. Raises ValueError: unreadable, or the folder holds other files."""
     path = folder / JOURNAL
     if not path.exists():
         if is_taken(folder):

@@ -75,12 +75,8 @@ class ComparisonRuns:
         self.working: list[Training] = []
 
     def run(self, jobs: int) -> tuple[str, ...]:
-        """Trains all unfinished runs, `jobs` at a time; returns the runs that failed.
-
-        Raises:
-            ValueError: another comparison uses the folder.
-            KeyboardInterrupt: it was interrupted, and all have been saved.
-        """
+        """Trains all unfinished runs, `jobs` at a time; returns those that failed. Raises ValueError: another
+        comparison uses the folder. Raises KeyboardInterrupt: it was interrupted, and all have been saved."""
         busy = "another comparison, or a training that it started,"
         with (
             locked(self.folder, busy) as lock,
@@ -108,8 +104,7 @@ class ComparisonRuns:
         return self._tell()
 
     def _tell(self) -> tuple[str, ...]:
-        """Prints the finished and failed runs, and returns the failed ones. Raises KeyboardInterrupt: it was
-        interrupted."""
+        """Prints the finished and failed runs; returns the failed. Raises KeyboardInterrupt: it was interrupted."""
         states = {name: entry["state"] for name, entry in self._runs().items()}
         failed = tuple(name for name, state in states.items() if state == "failed")
         done = sum(state == "finished" for state in states.values())

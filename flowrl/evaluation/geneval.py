@@ -113,10 +113,8 @@ def judge_name(given: str | None, records: Sequence[Mapping[str, Any]]) -> str:
 def judge_images(
     images: Sequence[ImageFile], judge: Detector, subject: Subject, *, files: Mapping[str, str] | None = None
 ) -> list[Row]:
-    """Judges images, one row per image in order; answers of an earlier run come from the journal.
-
-    `files` are digests of the files that the judge's options name.
-    """
+    """Judges images, one row per image in order; answers of earlier runs come from the journal. `files` are digests of
+    the files that the judge's options name."""
     identity = {"benchmark": "geneval", "version": _VERSION, "judge": judge.version} | (
         {"files": files} if files else {}
     )

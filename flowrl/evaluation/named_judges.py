@@ -61,12 +61,8 @@ def load_judge(settings: Settings, plan: Any) -> Any:
 
 
 def weights_of(judge: Mapping[str, Any], version: str) -> dict[str, Any]:
-    """Identity of the weights of a judge in this process, because a folder may later hold other weights.
-
-    Args:
-        judge: as `read_judge` returns it; a judge on a server has only its name.
-        version: version that the loaded judge states.
-    """
+    """Identity of the weights of a judge in this process, because a folder may later hold other weights; a judge on a
+    server has only its name. `version` is what the loaded judge states."""
     return {} if is_server(judge) else {"weights": version, "files": named_files(judge)}
 
 

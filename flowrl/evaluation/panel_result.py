@@ -59,10 +59,8 @@ def panel_result(
     """Means, intervals and tables of a subject, or of a subject and a base.
 
     Args:
-        parts: the subject, and then the base.
         spread: their diversity; empty if not measured.
-        own_scorers: whether they are the benchmark's own.
-        notes: further facts for the reader.
+        own_scorers: whether the scorers are the benchmark's own.
     """
     scored, labels = [part.found for part in parts], [part.label for part in parts]
     subject = scored[0]

@@ -115,11 +115,10 @@ def score_table(
     paired_by: str = "prompts and samples",
     extra: tuple[str, Mapping[str, str]] = ("", {}),
 ) -> Table:
-    """Table of a subject's scores with intervals; with a base, the scores of both and the paired change.
+    """Table of a subject's scores with intervals; with a base, the scores of both and the paired change, without scores
+    that have none.
 
     Args:
-        labels: names of the subject and the base.
-        lines: the scores; with a base, scores without a difference are left out.
         paired_by: what the two have in common.
         extra: head and cells, by name, of a further column of a subject alone.
     """

@@ -262,8 +262,7 @@ def lora_hash(lora: Path) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SweepJob:
-    """Settings that are drawn together, keys of their missing prompts, and the cost of a prompt relative to a plain
-    one."""
+    """Settings that are drawn together, keys of missing prompts, and the cost of a prompt relative to a plain one."""
 
     settings: tuple[Setting, ...]
     missing: tuple[str, ...]

@@ -38,8 +38,7 @@ Row = dict[str, Any]
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TunedModels:
     """A base model with LoRAs side by side, and how it is sampled. `adapters` are their names: "" for the swept model,
-    else the run's.
-    """
+    else the run's."""
 
     pipeline: Pipeline
     adapters: Mapping[str, str]

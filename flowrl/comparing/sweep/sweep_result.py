@@ -186,8 +186,7 @@ class Sweep:
 
 
 def columns_of(rows: Sequence[Mapping[str, Any]], measures: Sequence[Measure]) -> dict[str, Column]:
-    """Columns of a setting from its journal rows, which are in the order of the prompts. Raises ValueError: a reward
-    has no such sub-score."""
+    """Columns of a setting from its journal rows, in the prompts' order. Raises ValueError: a sub-score is missing."""
     found: dict[str, Column] = {}
     for measure in measures:
         if measure.column not in rows[0]["values"]:

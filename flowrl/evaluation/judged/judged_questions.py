@@ -79,10 +79,8 @@ def ask_cases(
     chat: Chat, protocol: Protocol, cases: Sequence[Case], images: Sequence[ImageFile], words: WordsOf, asking: Asking,
     journal: Journal, *, label: str,
 ) -> tuple[list[Judgement], list[Row]]:  # fmt: skip
-    """Asks every question about every image that the journal does not answer yet.
-
-    Returns the verdicts on each case, and the journal's rows of all questions.
-    """
+    """Asks what the journal does not answer yet; returns the verdicts on each case, and the journal's rows of all
+    questions."""
     work = [(case, image, ask) for case, image in zip(cases, images, strict=True) for ask in case.asks]
 
     def build(place: int, attempt: int, temperature: float) -> Question:

@@ -160,12 +160,8 @@ def _notes(reward: Reward, group: np.ndarray) -> tuple[str, ...]:
 
 @torch.no_grad()
 def judge_order(comparator: Mapping[str, Any], items: Sequence[ImageFile], *, device: torch.device = CPU) -> OrderBias:
-    """Shows a judge each image with two others of its prompt, in both orders.
-
-    Args:
-        comparator: the option of that name of a pairwise reward.
-        device: where a model in this process runs.
-    """
+    """Shows a judge, the option `comparator` of a pairwise reward, each image with two others of its prompt, in both
+    orders."""
     from flowrl.rewards.comparing.comparators import comparator_options
 
     compares = comparator_options(comparator).build(device)

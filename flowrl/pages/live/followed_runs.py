@@ -50,21 +50,13 @@ class Followed:
         return bool(self.version)
 
     def refuse_links(self) -> None:
-        """Refuses a run with a link out of its folder, without reading it.
-
-        Raises:
-            ValueError: names the part.
-        """
+        """Refuses a run with a link out of its folder, without reading it. Raises ValueError: names the part."""
         if found := leads_out(self.folder, _PARTS, deep=1):
             raise ValueError(f"{found}, which is not followed")
 
     def refresh(self) -> None:
-        """Reads new data since the last time.
-
-        Raises:
-            ValueError: a link leads out of the folder.
-            OSError: the folder is gone, or cannot be read.
-        """
+        """Reads new data. Raises ValueError: a link leads out of the folder; OSError: the folder is gone, or cannot be
+        read."""
         with self.lock:
             self.refuse_links()
             self._read_on()
