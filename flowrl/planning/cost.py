@@ -82,10 +82,8 @@ def cost_of(
 
 
 def decode_flops(model: str, parts: Parts | None, size: tuple[int, int, int | None]) -> float | None:
-    """FLOPs of decoding one image or video of (height, width, frames); None if the decoder is unknown.
-
-    It measures a folder's `AutoencoderKL`; published decoders have a known cost per pixel.
-    """
+    """FLOPs of decoding one image or video of (height, width, frames), counted in a folder's `AutoencoderKL` or from a
+    published decoder's known cost per pixel; None if unknown."""
     height, width, frames = size
     path = Path(model) / "vae" / "config.json"
     if path.is_file():

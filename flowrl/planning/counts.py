@@ -17,10 +17,8 @@ from flowrl.training.drift import KL_PROMPTS, KL_SIGMAS
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunCounts:
-    """A whole run: iterations until its end or the end of its budget, their sum, and evaluations with the rows of one.
-
-    `base_rows` count once, at the first evaluation, for the base that policies are compared with.
-    """
+    """A whole run: its iterations, their sum, and evaluations with the rows of one. `base_rows` count once, at the
+    first evaluation, for the base that policies are compared with."""
 
     iterations: int
     total: Counts
@@ -31,18 +29,13 @@ class RunCounts:
 
 
 def of_iteration(config: TrainConfig, iteration: int, passes: Passes, geometry: Geometry) -> Counts:
-    """One iteration over all processes; with `curriculum.max_rounds` above 1, one of its rounds.
-
-    `geometry` is `config.resolve_batch` of the run's processes.
-    """
+    """An iteration (or one of its rounds) over all processes; `geometry` is `config.resolve_batch` of these."""
     return recipe_of(config).counts(config).of_iteration(iteration, passes, geometry)
 
 
 def of_run(config: TrainConfig, passes: Passes, processes: int, num_eval_items: int | None) -> RunCounts:
-    """All iterations within the budget (which cannot foresee seconds), and the evaluations between them.
-
-    `num_eval_items` are the images of an evaluation; None if unknown.
-    """
+    """All iterations in the budget (seconds cannot be foreseen), and evaluations of `num_eval_items` images, None if
+    unknown."""
     geometry, total, done = config.resolve_batch(processes), Counts(), 0
     recipe = recipe_of(config).counts(config)
     counters: dict[str, Any] = {"images": 0, "seconds": 0.0, "evals": 0, "evaluated": -1}

@@ -78,11 +78,8 @@ class Work:
 
 
 def speed_of(plan: Plan, card: int | None, cards: int) -> Speed | None:
-    """The pace of a card of so many GB; a measured or given pace counts for every card. None if unknown.
-
-    Args:
-        card: memory in GB; stands for the usual GPU with the most memory up to this.
-    """
+    """The pace of a card of so many GB: a measured or given one, or that of the usual GPU with the most memory up to
+    this; None if unknown."""
     if plan.pace.range is not None:
         slow, fast = plan.pace.range
         return Speed(name=plan.processor, slow=slow, fast=fast, cards=cards)

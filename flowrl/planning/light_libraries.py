@@ -83,8 +83,7 @@ def import_lightly() -> None:
 @contextmanager
 def without_compiler() -> Iterator[None]:
     """A context in which torch imports neither its compiler (to keep it away from operations on the meta device) nor
-    SymPy (to ask whether sizes are expressions). Only together do the stand-ins save 500 modules and 0.4 s.
-    """
+    SymPy (to ask whether sizes are expressions). Only together do the stand-ins save 500 modules and 0.4 s."""
     if COMPILER in sys.modules or not set(LIGHT_MODULES) <= sys.modules.keys():  # which import it for themselves
         yield
         return

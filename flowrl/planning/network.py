@@ -117,12 +117,8 @@ class FewBlocks:
 
 
 def few_blocks(family: ModelFamily, model: str, targets: Sequence[str]) -> FewBlocks | None:
-    """The networks from which a model's denoiser is measured; None if the model is unknown.
-
-    Args:
-        model: folder or hub id.
-        targets: layers of the LoRA; if they name a block, the network has all blocks.
-    """
+    """The networks from which a model's denoiser is measured; None if the model is unknown. If `targets`, the LoRA's
+    layers, name a block, the network has all blocks."""
     kinds = {} if names_a_block(targets) else family.block_kinds(model)
     few = fewest(kinds)
     least = family.meta_denoiser(model, few)

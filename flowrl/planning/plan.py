@@ -258,13 +258,8 @@ def told(made: Plan, found: Obstacles, outlook: Outlook, configuration: str | No
 def planned_settings(
     given: str | Mapping[str, Any], card: int | None, settings: Mapping[str, Any]
 ) -> Iterator[tuple[TrainConfig, str, str | None, tuple[int, ...]]]:
-    """A context with light stand-ins of libraries; gives a run's settings, name, base, and further LoRA ranks to try.
-
-    Args:
-        given: a configuration, or a model for its first run.
-        card: memory of a card in GB.
-        settings: replace the configuration's own.
-    """
+    """A context with light stand-ins of libraries; gives the settings of a run (or of a model's first run), name, base,
+    and further LoRA ranks to try."""
     if isinstance(given, str) and not Path(given).is_file() and is_model(given):
         with light_libraries(None):
             from flowrl.planning.first_run import first_run

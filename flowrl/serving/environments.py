@@ -127,8 +127,7 @@ class Environments:
         asked: settings of the server.
         specs: the rewards and where they run.
 
-    Raises:
-        ValueError: an entry is wrong, as far as this Python can tell.
+    Raises ValueError: an entry is wrong, as far as this Python can tell.
     """
 
     def __init__(self, asked: ServerSettings, specs: Sequence[Mapping[str, Any]]) -> None:

@@ -61,8 +61,7 @@ def recipe_of(config: TrainConfig) -> Any:
 
 
 def load_checked(path: str | Path | Mapping[str, Any], overrides: Settings = (), *, here: bool = True) -> TrainConfig:
-    """Loads a configuration like `load_config`. Raises ConfigError: as `load_config`; the message adds what `preflight`
-    would refuse in the valid sections."""
+    """Loads like `load_config`. Raises ConfigError: adds what `preflight` would refuse in the valid sections."""
     try:
         return load_config(path, overrides)
     except ConfigError as error:
@@ -139,11 +138,9 @@ def resolve(config: TrainConfig, prompts: RunPrompts, looked: Looked | None = No
 def look(
     config: TrainConfig | Mapping[str, Any], *, here: bool = True, only_here: bool = False, fitting: bool = True
 ) -> Looked:
-    """Looks for all faults of a configuration, or of the sections that could be read.
+    """Looks for all faults of a configuration, or of the top-level keys that could be read.
 
     Args:
-        config: the settings, or top-level keys with their values.
-        here: whether this machine trains.
         only_here: whether to skip prompt files that are not on this machine.
         fitting: whether to check that prompts fit the model and the rewards.
     """
