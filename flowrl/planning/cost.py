@@ -54,10 +54,8 @@ def cost_of(
 
     Args:
         network: one evaluation.
-        run: the run's evaluations.
         eval_forward: FLOPs of a network evaluation at the size of evaluation images.
-        decode: FLOPs of decoding one image, None where not known.
-        eval_decode: the same for evaluations.
+        decode, eval_decode: FLOPs of decoding one image, in training and evaluations; None where not known.
         recomputed: forward passes that are repeated for a row of the backward pass.
     """
     total = run.total

@@ -34,8 +34,7 @@ def of_iteration(config: TrainConfig, iteration: int, passes: Passes, geometry: 
 
 
 def of_run(config: TrainConfig, passes: Passes, processes: int, num_eval_items: int | None) -> RunCounts:
-    """All iterations in the budget (seconds cannot be foreseen), and evaluations of `num_eval_items` images, None if
-    unknown."""
+    """All iterations in a budget (but for seconds), and evaluations of `num_eval_items` images, None if unknown."""
     geometry, total, done = config.resolve_batch(processes), Counts(), 0
     recipe = recipe_of(config).counts(config)
     counters: dict[str, Any] = {"images": 0, "seconds": 0.0, "evals": 0, "evaluated": -1}
@@ -72,9 +71,8 @@ def of_run(config: TrainConfig, passes: Passes, processes: int, num_eval_items: 
 def graph_rows(config: TrainConfig, passes: Passes) -> int:
     """Network rows whose activations a trained image holds at once.
 
-    Recipes run the backward pass of each call before they build the next graph. backprop keeps the graphs of all
-    trained calls, and `keep_graphs` those of the whole rollout, for all its images. A recomputed negative half takes
-    the place of a freed positive one.
+    Recipes run each call's backward pass before they build the next graph. backprop keeps all trained calls' graphs,
+    and `keep_graphs` the whole rollout's, for all images. A recomputed negative half replaces a freed positive one.
     """
     rows = passes(recipe_of(config).trained_scale(config)) if config.sampler.train_negative is True else 1
     return rows * recipe_of(config).counts(config).graphs()

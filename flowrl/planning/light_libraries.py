@@ -47,8 +47,7 @@ def import_lightly() -> None:
     """Imports what is needed to build and count the networks of all model families, if this process is the command.
 
     Some packages are hidden during the import. Later everything can be imported as usual, but diffusers no longer sees
-    those packages. So this does nothing in your own script, which may load a model later, or once torch or diffusers is
-    imported.
+    those packages. So this does nothing in your own script, or once torch or diffusers is imported.
     """
     command = Path(sys.argv[0]).parts[-2:]
     if {"torch", "diffusers"} & set(sys.modules) or not (command[-1:] == ("flowrl",) or command == _MODULE):

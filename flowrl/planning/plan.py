@@ -191,8 +191,6 @@ def in_time(
     """The run that fits cards of so many GB and ends within so many hours, and the settings, `key=value`, for this.
 
     Args:
-        config: configuration of the run as it is.
-        card: memory of a card.
         hours: None keeps the length.
         ranks: ranks of the LoRA, descending, to try if nothing else makes the run fit.
         make: makes its plan; None is `make_plan`.
@@ -276,11 +274,9 @@ def planned_settings(
 def for_card(config: TrainConfig, name: str, card: int) -> tuple[str, ...]:
     """The least settings, as `key=value`, with which a process of a run fits a card of so many GB; none if it fits.
 
-    If text encoders are freed, a folder keeps the embeddings, so that another run need not encode the prompts.
-
-    Raises:
-        RefusedError: `flowrl train` would refuse the configuration.
-        ValueError: no setting makes it fit, or nothing is known of the model.
+    If text encoders are freed, a folder keeps the embeddings, so that another run need not encode the prompts. Raises
+    RefusedError: `flowrl train` would refuse the configuration. Raises ValueError: no setting makes it fit, or nothing
+    is known of the model.
     """
     from flowrl.planning.verdict import changes_for
     from flowrl.training.processes.launched import num_launched
@@ -295,12 +291,8 @@ def for_card(config: TrainConfig, name: str, card: int) -> tuple[str, ...]:
 def make_plan(
     config: TrainConfig, name: str, processes: int, *, tflops: float | None = None, bench: str | None = None
 ) -> tuple[Plan, Obstacles]:
-    """The plan of a run with so many processes, and its obstacles.
-
-    Raises:
-        RefusedError: `flowrl train` would refuse the configuration.
-        ValueError: processes do not fit together, or the model cannot draw the configured size.
-    """
+    """The plan of a run with so many processes, and its obstacles. Raises RefusedError: `flowrl train` would refuse the
+    configuration. Raises ValueError: processes do not fit together, or the model cannot draw the configured size."""
     from flowrl.planning.gather import gather
     from flowrl.planning.refusals import obstacles
     from flowrl.training.parts import model_family

@@ -134,15 +134,8 @@ def length_settings(config: TrainConfig, found: Length, within: float, evaluated
 
 
 def settings_in_time(plan: Plan, card: int, hours: float | None) -> tuple[str, ...]:
-    """Settings, as `key=value`, with which a run fits cards of so many GB and ends within so many hours.
-
-    Args:
-        plan: of the run as it is.
-        card: memory of a card.
-        hours: None leaves the length.
-
-    Raises ValueError: it does not fit, nothing ends in time, or the model's dimensions are unknown.
-    """
+    """Settings, as `key=value`, with which a run fits cards of so many GB and ends within so many hours (None leaves
+    the length). Raises ValueError: it does not fit, nothing ends in time, or the model's dimensions are unknown."""
     overrides = changes_for(plan, card)
     if hours is None:
         return overrides

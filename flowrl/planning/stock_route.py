@@ -133,8 +133,7 @@ def stock_route(
 
 
 def stock_decoding(found: Recorded, *, dtype: str, videos: bool) -> tuple[float, tuple[int, int]]:
-    """FLOPs and peak bytes of decoding one image or clip in `pipeline.vae_dtype`, whole and in tiles, as only `videos`
-    can be."""
+    """FLOPs and peak bytes of decoding one image or clip in `pipeline.vae_dtype`, whole and (`videos`) tiled."""
     low = torch.bfloat16 if dtype == "bfloat16" else torch.float32
     vae: Any = found.vae
     given = (*found.decoded[0], *found.decoded[1].values())  # made of latents beside them, and there until the end

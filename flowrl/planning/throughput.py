@@ -85,12 +85,7 @@ def measured_tflops(
     """TFLOP/s on the clock of the newest bench of the same model on this machine, and the bench: least, median, most.
 
     Its dtype, `pipeline.compile` and `threads` must equal those of the run. A bench with fewer blocks (`--layers`) is
-    not used, because its pace belongs to no model.
-
-    Args:
-        config: of the run that is planned.
-        damaged: gets the files that cannot be read.
-        folder: whose folders hold benches.
+    not used, because its pace belongs to no model. Benches lie in folders of `folder`; `damaged` gets unreadable files.
     """
     wanted = _wanted(config)
     found = []

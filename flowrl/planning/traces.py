@@ -224,7 +224,6 @@ class Saved:
         total: bytes that it saves.
         outside: bytes that checkpointing keeps outside blocks.
         largest: bytes that are saved within a block, the most of one.
-        blocks: that were called.
     """
 
     def __init__(self, network: nn.Module) -> None:
