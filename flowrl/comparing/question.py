@@ -136,8 +136,7 @@ def settings_of(question: ComparisonQuestion, method: str, seed: int) -> TrainCo
 
 
 def evaluated_rewards(config: TrainConfig) -> tuple[str, ...]:
-    """Names of the rewards that a run's evaluations measure (`flowrl.training.parts.evaluation_rewards`); if two have
-    one name, the second gets a number."""
+    """Names of a run's `flowrl.training.parts.evaluation_rewards`; the second of one name gets a number."""
     trained = [entry for entry in config.rewards if "groups" not in aspects_of(entry.name)]
     entries = [*trained, *config.eval.rewards]
     names = [entry.called for entry in entries]

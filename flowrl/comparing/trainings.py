@@ -47,8 +47,7 @@ _LOOK_EVERY = 0.2  # seconds between looks at the trainings
 
 @dataclass(kw_only=True, slots=True, eq=False)
 class Training:
-    """A run in training, in one of the slots 0 .. jobs - 1; when it was started (monotonic seconds), and the share of
-    its budget that it had spent by then."""
+    """A run in training: its slot, 0 .. jobs - 1, its start (monotonic seconds), and the budget share spent then."""
 
     name: str
     slot: int
@@ -223,9 +222,7 @@ def start_process(
     arguments: Sequence[str], log: Path, lock: IO[Any], environment: Mapping[str, str]
 ) -> subprocess.Popen[bytes]:
     """Starts `flowrl <arguments>` in its own process and group, so that Ctrl-C reaches it only through this process.
-
-    Its output goes to the log. It inherits the open lock file, and this environment with some variables set.
-    """
+    Output goes to the log; it inherits the open lock file and, with some variables set, this environment."""
     with log.open("ab") as output:
         return subprocess.Popen(
             [sys.executable, "-m", "flowrl", *arguments],

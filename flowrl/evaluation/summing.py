@@ -115,8 +115,7 @@ def score_table(
     paired_by: str = "prompts and samples",
     extra: tuple[str, Mapping[str, str]] = ("", {}),
 ) -> Table:
-    """Table of a subject's scores with intervals; with a base, the scores of both and the paired change, without scores
-    that have none.
+    """Table of a subject's scores with intervals; with a base, the scores that have a paired change, and it.
 
     Args:
         paired_by: what the two have in common.

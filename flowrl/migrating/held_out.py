@@ -18,8 +18,7 @@ LEAST, MOST = 4, 64
 
 
 def hold_out(prompts: str) -> tuple[str, str] | None:
-    """Splits a file of prompts (.txt, .jsonl, .csv or asset:NAME) into those to train on, and every tenth; None if too
-    few.
+    """Splits prompts (a .txt, .jsonl or .csv, or asset:NAME) into those to train on and every tenth; None if too few.
 
     They lie beside it, so that images in its lines are found. A repeated prompt is on one side only. Shipped prompts
     ship in pairs. Raises ValueError: one of the two exists with other contents, or the folder cannot be written.
@@ -47,8 +46,7 @@ def hold_out(prompts: str) -> tuple[str, str] | None:
 
 
 def split_lines(path: Path) -> dict[str, str] | None:
-    """The lines to train on and the held-out ones (of a .csv file rows, each side with the header), each prompt on one
-    side only; None if there are too few."""
+    """Lines (of a .csv header and rows) to train on and held-out ones, each prompt on one side; None if too few."""
     head, keys = list[str](), dict[str, str]()
     if path.suffix == ".csv":
         head, keys = csv_rows(path)
@@ -67,8 +65,7 @@ def split_lines(path: Path) -> dict[str, str] | None:
 
 
 def csv_rows(path: Path) -> tuple[list[str], dict[str, str]]:
-    """The lines of the header, and the text of each row (one of equal ones) with its prompt; a row may go over several
-    lines."""
+    """The lines of the header, and the text of each different row, which may go over several lines, with its prompt."""
     lines = read_text(path).rstrip("\n").split("\n")
     marked = SEPARATOR.match(f"{lines[0]}\n")
     first = 1 if marked else 0

@@ -160,8 +160,7 @@ def _ends(run: RunData) -> tuple[float, float]:
 
 
 def training_series(run: RunData, *, label: str = "training reward", color: int = 1) -> tuple[Series, float] | None:
-    """The smoothed training reward with its 95 % band over prompts, and how many iterations a point behind it averages;
-    None before the first iteration."""
+    """The smoothed training reward, its 95 % band over prompts, and iterations per point; None before the first."""
     iteration, reward = column(run.train, "reward")
     if not len(reward):
         return None

@@ -1,7 +1,6 @@
 """Refuses what cannot train before anything loads; `plan`, `doctor` and other commands use the same checks.
 
-Reports all faults at once. Each section is checked by itself; the sections are checked together only if the whole
-configuration could be read.
+Reports all faults at once: each section by itself, and the whole if all of it could be read.
 """
 
 from __future__ import annotations
@@ -86,14 +85,11 @@ def more_faults(
 
 
 def preflight(config: TrainConfig, *, here: bool = True, stand_in: bool = False) -> Ready:
-    """Resolves a configuration once; checks what needs no weights: prompts, rewards, model folder, LoRA targets,
-    device.
+    """Resolves a configuration; checks what needs no weights: prompts, rewards, model folder, LoRA targets, device.
 
-    Args:
-        here: whether this machine trains; otherwise it may lack the device and the attention kernel.
-        stand_in: whether other prompts replace those of the run; whether they fit is then not checked.
-
-    Raises ValueError: all faults, each with what was given, what is allowed and what to change.
+    If another machine trains (not `here`), this one may lack device and attention kernel; with `stand_in` prompts, it
+    is not checked whether they fit. Raises ValueError: all faults, each with what was given, what is allowed and what
+    to change.
     """
     looked = look(config, here=here, fitting=not stand_in)
     if looked.faults:

@@ -50,8 +50,7 @@ class Setting:
         return f"{search}rlg_{self.scale:g}"
 
     def evaluations(self, num_steps: int, guidance: float, base_guidance: float) -> int:
-        """Network evaluations per kept image. A guided model (a scale other than 1) takes 2 a step; RLG takes those of
-        both models."""
+        """Network evaluations per kept image. A guided model (scale not 1) takes 2 a step; RLG takes both models'."""
         rows = network_rows([self.scale], base_guidance_scale=base_guidance, rl_guidance_scale=guidance)
         return self.plan.evaluations(num_steps) * rows
 

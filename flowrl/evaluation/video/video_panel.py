@@ -101,8 +101,7 @@ def result(
 
 
 def with_columns(parts: Sequence[SubjectVerdicts[ClipScores]]) -> list[SubjectVerdicts[ScoredImages]]:
-    """Clips of all subjects, with sub-scores (but those that equal the reward) and diagnostics, as values and in
-    rows."""
+    """All subjects' clips with sub-scores (unless equal to the reward) and diagnostics, as values and in rows."""
     scored = [part.found.scored for part in parts]
     columns: list[dict[str, Any]] = [{} for _ in scored]
     for name in scored[0].values:
