@@ -283,10 +283,8 @@ class Display:
 
 
 def standing(runs: Mapping[str, Mapping[str, Any]], working: Sequence[tuple[str, float, float, float]]) -> list[str]:
-    """Lines on all active runs, each (name, share spent, share spent when started, seconds since), and on the whole.
-
-    The time left covers active and waiting runs, at the mean measured pace.
-    """
+    """Lines on all active runs, each (name, share spent, share spent when started, seconds since), and on the whole:
+    the time left of active and waiting runs, at the mean measured pace."""
     width = max((len(name) for name, *_ in working), default=0)
     lines, paces, shares = [], [], 0.0
     for name, share, before, seconds in working:

@@ -96,12 +96,8 @@ def result_of(
     tables: Sequence[Table], notes: Sequence[str] = (), facts: Mapping[str, Any], claim: str = "",
     sections: Sequence[str] = (),
 ) -> Result:  # fmt: skip
-    """The result of a subject, or of a subject and a base.
-
-    Args:
-        notes: facts without which the numbers mislead.
-        claim: what the intervals cover; empty for prompts of this kind.
-    """
+    """The result of a subject, or of a subject and a base. `notes` are facts without which the numbers mislead; `claim`
+    is what the intervals cover, empty for prompts of this kind."""
     named = [{f"eval/{benchmark}/{name}": value for name, value in side.metrics.items()} for side in sides]
     base = sides[1:]
     return Result(

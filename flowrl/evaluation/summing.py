@@ -37,8 +37,7 @@ def option_values(settings: Settings) -> dict[str, Any]:
 
 
 def trained_on(settings: Settings, prompts: Iterable[str]) -> Overlap | None:
-    """Which prompts the subject was trained on; None if its training prompts are unknown. `prompts` are texts, or
-    `flowrl.prompts.overlap.request` of prompts about images."""
+    """Prompts of the subject's training; None if unknown. `prompts` are texts, or `flowrl.prompts.overlap.request`."""
     if settings.train_prompts is None:
         return None
     return overlap(map(request, read_prompts(settings.train_prompts)), prompts)

@@ -47,7 +47,6 @@ def render(rankings: Sequence[Ranking], *, heading: str, command: str, out: Path
 
 
 def _overview(rankings: Sequence[Ranking]) -> str:
-    """Models by tables."""
     if len(rankings) < 2:
         return ""
     names = dict.fromkeys(line.name for ranking in rankings for line in ranking.standings)

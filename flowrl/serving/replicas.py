@@ -48,10 +48,8 @@ class _Replica:
 
 
 class Replicas:
-    """The processes and the port; see the module. A context manager that ends all processes, whatever happens.
-
-    `bound` is the port's socket, which listens by the time `serve` is called; clients send `token`.
-    """
+    """The processes and the port; a context manager that ends all processes, whatever happens. `bound` is the port's
+    socket, which listens by the time `serve` is called; clients send `token`."""
 
     def __init__(
         self,

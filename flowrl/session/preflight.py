@@ -72,11 +72,8 @@ def load_checked(path: str | Path | Mapping[str, Any], overrides: Settings = (),
 def more_faults(
     path: str | Path | Mapping[str, Any], overrides: Settings, error: ConfigError, *, here: bool = True
 ) -> list[str]:
-    """Further faults of a configuration that could be read only in part.
-
-    A shipped configuration has none. If every setting on top of one is refused already, this checks nothing: you learn
-    of a misspelt key at once, not after seconds of imports.
-    """
+    """Further faults of a configuration that could be read only in part. If every setting on top of a shipped one,
+    which has none, is refused already, it checks nothing: you learn of a misspelt key before seconds of imports."""
     shipped = not isinstance(path, Mapping) and Path(path) in config_files().values()
     if not error.rest or (shipped and all(key in str(error) for key in setting_keys(overrides))):
         return []
@@ -134,12 +131,8 @@ def resolve(config: TrainConfig, prompts: RunPrompts, looked: Looked | None = No
 def look(
     config: TrainConfig | Mapping[str, Any], *, here: bool = True, only_here: bool = False, fitting: bool = True
 ) -> Looked:
-    """Looks for all faults of a configuration, or of the top-level keys that could be read.
-
-    Args:
-        only_here: whether to skip prompt files that are not on this machine.
-        fitting: whether to check that prompts fit the model and the rewards.
-    """
+    """Looks for all faults of a configuration, or of the top-level keys that could be read. `only_here` skips prompt
+    files that are not on this machine; `fitting` checks that prompts fit the model and the rewards."""
     given = config if isinstance(config, Mapping) else {one.name: getattr(config, one.name) for one in fields(config)}
     looked = Looked()
     if "prompts" in given:

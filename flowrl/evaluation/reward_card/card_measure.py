@@ -88,12 +88,8 @@ def measure(
     spec: Mapping[str, Any] | None = None,
     device: torch.device = CPU,
 ) -> CardMeasures:
-    """Measures the first of the rewards, and compares the others with it.
-
-    Args:
-        changes: names of `PERTURBATIONS`.
-        spec: of the first reward; its option `comparator`, if set, says whose bias to test, on `device`.
-    """
+    """Measures the first of the rewards, under `changes` (names of `PERTURBATIONS`), and compares the others with it.
+    If `spec`, the first's, has a `comparator`, that one's bias is tested, on `device`."""
     (name, reward), *rest = rewards.items()
     group = np.array([item.index for item in items])
 
