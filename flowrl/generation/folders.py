@@ -36,10 +36,8 @@ _NUMBER = re.compile(r"\d+")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ImageFile:
-    """One image: `file` is its path within the folder, `index` the number of its prompt, whose images are a group.
-
-    `sample` is its number in that group, `record` the facts in the folder or a file about it or its prompt.
-    """
+    """One image: `file` is its path in the folder, `index` its prompt's number (its group), `sample` its number in the
+    group, `record` the facts in the folder or a file about it or its prompt."""
 
     file: str
     path: Path

@@ -353,10 +353,8 @@ def label_of(model: str, lora: Path | None = None) -> str:
 
 
 def fingerprint(source: Source) -> str | None:
-    """A hash of the model's files and the LoRA's; None for a hub id that is not on this machine yet.
-
-    Of each file it covers what `flowrl.training.model_files.add_file` does. A hub id is known by its commit.
-    """
+    """A hash of the model's and LoRA's files as `flowrl.training.model_files.add_file` reads them, or a hub id's
+    commit; None if the id is not on this machine yet."""
     from flowrl.pipelines.places.lora_places import files_of_lora
     from flowrl.training.model_files import model_location
 

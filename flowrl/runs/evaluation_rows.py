@@ -38,10 +38,8 @@ def main_metric(keys: Iterable[str]) -> str | None:
 
 
 def score_rows(rows: Sequence[Mapping[str, Any]], metric: str = SCORE) -> list[ScoreRow]:
-    """The images of an evaluation with their values of a metric; images without a value are left out.
-
-    If rows share task, prompt and seed, the last one counts.
-    """
+    """An evaluation's images with their values of a metric, if they have one; of rows with one task, prompt and seed
+    the last counts."""
     found = {}
     for row in rows:
         task, value = str(row.get("task")), row.get("correct")
