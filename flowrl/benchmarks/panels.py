@@ -53,12 +53,8 @@ class ScorerMean:
 
 
 def panel_means(values: Mapping[str, ArrayLike], prompts: Sequence[Hashable]) -> dict[str, ScorerMean]:
-    """The mean of each scorer over all images, with its interval over prompts, of a single prompt over its images.
-
-    Args:
-        values: [N] by scorer, NaN for failures, which are in no mean, and are counted.
-        prompts: [N] what tells the prompts apart.
-    """
+    """The mean of each scorer over all images (`values` [N]; NaN, a failure, is counted and in no mean), with its
+    interval over `prompts` [N], labels; of a single prompt over its images."""
     return {name: _mean(name, given, prompts, VERDICTS) for name, given in values.items()}
 
 

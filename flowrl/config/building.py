@@ -30,13 +30,8 @@ Setting = TypeVar("Setting")
 
 
 def build_settings(cls: type[Setting], overrides: Sequence[str], *, command: str) -> Setting:
-    """Builds the settings of a command without a file from `key=value` texts, as strictly as a configuration.
-
-    Args:
-        command: name of the command in messages.
-
-    Raises ConfigError: as `build`.
-    """
+    """Builds the settings of a command without a file from `key=value` texts, as strictly as a configuration; messages
+    name `command`. Raises ConfigError: as `build`."""
     data: dict[str, Any] = {}
     for text in overrides:
         apply_override(data, text)

@@ -231,12 +231,8 @@ def lora_of(source: Source, model: str, command: str) -> Path:
 
 
 def check_source(source: Source, *, judging: str | None = None, videos: bool = False) -> None:
-    """Refuses a missing or invalid model or LoRA, as far as it can tell without loading weights.
-
-    Args:
-        judging: the command that judges the samples, which takes models of one kind; None takes any.
-        videos: the kind: videos, or images.
-    """
+    """Refuses a missing or invalid model or LoRA, as far as it can tell without loading weights. `judging` is the
+    command that judges the samples, which takes models of videos or of images alone (`videos`); None takes any."""
     from flowrl.pipelines import family, family_for
     from flowrl.training.model_files import model_location
     from flowrl.training.parts import check_cached

@@ -60,12 +60,8 @@ def score_rows(rows: Sequence[Mapping[str, Any]], metric: str = SCORE) -> list[S
 
 
 def score_interval(rows: Sequence[ScoreRow], metric: str, *, base: Sequence[ScoreRow] | None = None) -> Interval:
-    """The mean of a metric with its interval: the GenEval score over tasks, all others over images.
-
-    Args:
-        rows: `score_rows` of the metric.
-        base: rows of another evaluation; the mean is then that of the differences to it, image by image.
-    """
+    """The mean of a metric's `score_rows`, or of the differences to those of another evaluation (`base`) image by
+    image, with its interval: the GenEval score over tasks, all others over images."""
     return (stratified_score if metric == SCORE else pooled)(rows, base=base)
 
 

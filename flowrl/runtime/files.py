@@ -321,7 +321,7 @@ def parse_json(text: str, where: str, *, finite: bool = True) -> Any:
         where: file, or file and line, for messages.
         finite: refuse NaN and infinity, which JSON does not have; files of diffusers hold them (Sana's scheduler).
 
-    Raises ValueError: not JSON, a key twice, NaN, infinity, half a character (a lone surrogate), or nests too deep.
+    Raises ValueError: not JSON, a key twice, NaN, infinity, half a character (a lone surrogate), or nested too deep.
     """
     try:
         value = json.loads(text, object_pairs_hook=_each_key_once, parse_constant=_no_constant if finite else None)
@@ -344,14 +344,8 @@ def parse_json(text: str, where: str, *, finite: bool = True) -> Any:
 
 
 def read_json(path: Path, advice: str = "", *, finite: bool = True) -> dict[str, Any]:
-    """The object that a JSON file holds.
-
-    Args:
-        advice: what to do about a bad file, for the message.
-        finite: as for `parse_json`.
-
-    Raises ValueError: as `read_text` and `parse_json`, or it does not hold an object.
-    """
+    """The object that a JSON file holds; `advice` tells what to do about a bad file, `finite` is as for `parse_json`.
+    Raises ValueError: as `read_text` and `parse_json`, or it does not hold an object."""
     try:
         value = parse_json(read_text(path), str(path), finite=finite)
         if not isinstance(value, dict):

@@ -60,13 +60,8 @@ def counter_normal(shape: Sequence[int], *parts: Part) -> Float[Tensor, " *shape
 
 
 def sample_normals(shape: Sequence[int], keys: Sequence[tuple[Part, ...]]) -> Float[Tensor, " b *shape"]:
-    """Draw one standard normal tensor per sample, each from its own counters.
-
-    Args:
-        keys: One tuple of counters per sample. A sample's numbers do not depend on who else is in the batch.
-
-    Raises ValueError: `keys` is empty.
-    """
+    """Draw one standard normal tensor per sample, each from its own tuple of counters in `keys`, so that its numbers do
+    not depend on who else is in the batch. Raises ValueError: `keys` is empty."""
     if not keys:
         raise ValueError("sample_normals needs one key per sample, got none: pass at least one tuple of counters")
     return torch.stack([counter_normal(shape, *key) for key in keys])
