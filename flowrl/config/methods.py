@@ -1,7 +1,6 @@
 """The sections of a configuration that choose methods: credit, advantages, objective, training times, curriculum.
 
-A method with its own settings takes them as ``options``, the fields of its class; they are checked before a model
-loads.
+A method with its own settings takes them as ``options``, the fields of its class; checked before a model loads.
 """
 
 from __future__ import annotations
@@ -154,8 +153,7 @@ class BudgetConfig:
     """Ends a run once it has spent this much, without evaluations; the first limit reached counts."""
 
     nfe: int | None = None
-    """Network evaluations of one image: forward passes of rollout, completions, update and reference, and backward
-    passes."""
+    """Network evaluations per image: forward passes of rollout, completions, update, reference, and backward passes."""
     seconds: float | None = None
     """Seconds of training."""
     images: int | None = None
