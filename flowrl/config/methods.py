@@ -153,7 +153,8 @@ class BudgetConfig:
     """Ends a run once it has spent this much, without evaluations; the first limit reached counts."""
 
     nfe: int | None = None
-    """Network evaluations per image: forward passes of rollout, completions, update, reference, and backward passes."""
+    """Network evaluations of one image: forward passes of rollout, completions, update and reference, and backward
+    passes."""
     seconds: float | None = None
     """Seconds of training."""
     images: int | None = None
