@@ -10,7 +10,7 @@ import pytest
 from house import ROOT, circles, complexities, measure
 
 LIMITS: dict[str, int] = {
-    "lines": 92549,
+    "lines": 92679,
     "lines of commands": 1473,
     "loose modules": 4,
     "circles of files": 0,
