@@ -78,15 +78,15 @@ class Work:
 
 
 def speed_of(plan: Plan, card: int | None, cards: int) -> Speed | None:
-    """The pace of a card of so many GB: a measured or given one, or that of the usual GPU with the most memory up to
-    this; None if unknown."""
+    """The pace of a card of so many GB: a measured or given one, or that of its `usual_card`; None if unknown."""
     if plan.pace.range is not None:
         slow, fast = plan.pace.range
         return Speed(name=plan.processor, slow=slow, fast=fast, cards=cards)
     if plan.processor == "CPU":
         return None
-    name = usual_card(card)
-    slow, fast = (PEAKS[name] * share for share in SHARES)
+    usual = usual_card(card)
+    slow, fast = (PEAKS[usual] * share for share in SHARES)
+    name = usual if card in (None, *USUAL) else f"{usual}-class card"
     return Speed(name=name, slow=slow, fast=fast, cards=cards)
 
 

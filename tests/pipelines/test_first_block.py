@@ -23,6 +23,7 @@ CACHED = {
     "cogvideox",
     "flux",
     "flux_fill",
+    "hunyuan_image",
     "hunyuan_video",
     "kontext",
     "ltx_video",
