@@ -134,10 +134,10 @@ def test_any_card_keeps_its_text(results: Path, tmp_path: Path, text: str, mark:
     [
         ("---\nlicense: mit\n", "has no second --- that ends it"),
         ("---\na: [1\n---\n", "its front matter is not YAML"),
-        ("---\n- a\n---\n", "is no mapping"),
+        ("---\n- a\n---\n", "is not a mapping"),
         ("---\nmodel-index: x\n---\n", "the hub does not understand its model-index"),
         ("---\nmodel-index:\n- name: a\nmodel-index:\n- name: b\n---\n", "understand|2 times"),
-        ("---\nmodel-index:\n- name: &n a\n  results: []\nother: *n\n---\n", "cannot be changed without loss|no YAML"),
+        ("---\nmodel-index:\n- name: &n a\n  results: []\nother: *n\n---\n", "cannot be changed without loss|not YAML"),
     ],
 )
 def test_cards_that_cannot_be_changed_are_refused(results: Path, tmp_path: Path, text: str, said: str) -> None:
