@@ -63,11 +63,9 @@ _FOREIGN = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Adversarial:
-    """Adv-GRPO's discriminator on an image: `class_weight D(class token) + patch_weight mean D(patches)`.
-
-    Unbounded; trained by the hinge loss it stays within about [-2, 2]. With `backbone: clip` the value is
-    exp(logit_scale) cos / 26, PickScore's, with weights that drift. Images are read as 8 bits, so no gradient flows.
-    """
+    """Adv-GRPO's discriminator on an image: `class_weight D(class token) + patch_weight mean D(patches)`. Unbounded;
+    the hinge loss keeps it within about [-2, 2]. With `backbone: clip` it is exp(logit_scale) cos / 26, PickScore's,
+    with weights that drift. Images are read as 8 bits, so no gradient flows."""
 
     references: str
     """A folder of images or `asset:NAME` (they serve every prompt), a .json file {prompt: file or files}, or `world`,

@@ -105,10 +105,8 @@ class ClipScore(ClipOptions):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PickScore(ClipOptions):
-    """PickScore under a published scaling, in float32; differentiable with `preprocess` bilinear or bicubic.
-
-    Half precision changes the third decimal, and scores of a group differ by 0.005 to 0.02.
-    """
+    """PickScore under a published scaling, differentiable with `preprocess` bilinear or bicubic. In float32: half
+    precision changes the third decimal, and scores of a group differ by 0.005 to 0.02."""
 
     model: str = PICK_SCORE_MODEL
     """A CLIP of transformers with tokenizer and preprocessor, a local folder or an id on the hub."""

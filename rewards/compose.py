@@ -138,10 +138,8 @@ class WeightedSum:
             return term.reward(inputs)
 
     def start(self, inputs: RewardInputs, executor: Executor) -> Callable[[], RewardOutput]:
-        """Starts the rewards that wait for another program, runs the others, and returns how to get the result.
-
-        A reward that waits gets a copy of the images on the host, so it holds no memory of the device.
-        """
+        """Starts the rewards that wait for another program, with copies of the images on the host, which hold no device
+        memory; runs the others, and returns how to get the result."""
         videos = None if inputs.videos is None else inputs.videos.detach().cpu()
         sounds = None if inputs.sounds is None else inputs.sounds.detach().cpu()
         away = replace(inputs, images=inputs.images.detach().cpu(), videos=videos, sounds=sounds)
@@ -221,10 +219,8 @@ def _merge(value_KB: Tensor, valid_KB: Tensor, weight_K: Tensor, merge: Merge) -
 
 
 def close_gates(total_B: Tensor, closed_B: Tensor, group_B: Tensor) -> Tensor:
-    """Totals in which a gated image gets the lowest total of the group's other images (of the group if all are gated).
-
-    A large penalty instead would swell the group's standard deviation and drown the other rewards.
-    """
+    """Totals in which a gated image gets the lowest of the group's other totals (of all if all are gated); a large
+    penalty would swell the group's standard deviation and drown the other rewards."""
     result = total_B.clone()
     for group in group_B[closed_B].unique():
         members = (group_B == group) & ~total_B.isnan()
@@ -296,10 +292,8 @@ def build_weighted_sum(
     partial: Partial = "drop",
     rests: bool = False,
 ) -> WeightedSum:
-    """Checks all specs, then makes the rewards, loading their weights on `device`, and sums them.
-
-    With `rests` their networks stay on the host except while they score; each is there before the next is made.
-    """
+    """Checks all specs, then makes the rewards on `device` one after another, and sums them. With `rests` their
+    networks stay on the host except while they score."""
     checked, parts, device = validate_reward_specs(specs), dict[Hashable, Any](), torch.device(device)
     members, known = list[tuple[Reward, RewardConfig]](), dict[int, Resting]()
     for one in checked:

@@ -101,10 +101,8 @@ def fit_size(height: int, width: int, size: int = 224) -> tuple[int, int]:
 
 
 def pad_pixels(images: Float[Tensor, " b 3 h w"], *, size: int = 224) -> Float[Tensor, " b 3 size size"]:
-    """HPSv2's input: 8-bit images, long side to `size` (bicubic, antialiased), black around, then normalised.
-
-    If the number of black rows or columns is odd, the last side gets one more. Bicubic overshoot is kept, as published.
-    """
+    """HPSv2's input: 8-bit images, long side to `size` (bicubic, antialiased, overshoot kept as published), black
+    around (an odd row or column last), then normalised."""
     # The value comes from the 8-bit image, the gradient from the float one.
     images = images + (images.detach().mul(255.0).round().clamp(0, 255) / 255.0 - images.detach())
     height, width = fit_size(images.shape[-2], images.shape[-1], size)

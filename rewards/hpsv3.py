@@ -36,11 +36,8 @@ def preference_head(width: int, weights: Any = None) -> nn.Sequential:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Hpsv3(CheckpointOptions):
-    """HPSv3's score of image and prompt, times 0.1 with `scale: verl_omni`; needs about 16 GB in bfloat16.
-
-    The checkpoint was trained on one text, and this reward uses it. The weights' licence is not established:
-    look at their page.
-    """
+    """HPSv3's score of image and prompt, times 0.1 with `scale: verl_omni`; needs about 16 GB in bfloat16. It was
+    trained on one text, used here. The weights' licence is not established: look at their page."""
 
     published: ClassVar[Checkpoint] = Checkpoint(
         name="hpsv3", tokens=(TOKEN,), make_head=preference_head, file="HPSv3.safetensors"

@@ -30,10 +30,8 @@ OWNER = "reward 'hpsv3_plus'"
 
 
 class ModulatedHead(nn.Module):
-    """[..., d] hidden states to [..., 3]: score, logarithm of its spread, and how able the generator looks.
-
-    Its weights have the checkpoint's names.
-    """
+    """[..., d] hidden states to [..., 3]: score, log of its spread, how able the generator looks; weights named as in
+    the checkpoint."""
 
     def __init__(self, width: int, inner: int) -> None:
         super().__init__()

@@ -18,11 +18,8 @@ _MILLION = 1_000_000
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Noisy(InnerOptions):
-    """`r + bias + s z`, z standard normal and s the `std`, of outliers more; new for every (seed, iteration, group, i).
-
-    Asked about the same sample of the same iteration again, it gives the same value. Items that failed stay failed.
-    The part `clean` is r.
-    """
+    """`r + bias + s z`, z standard normal and s the `std`, of outliers more; new for every (seed, iteration, group, i),
+    the same if asked again. Failed items stay failed. The part `clean` is r."""
 
     reward: str
     """A built-in reward of kind pointwise or remote."""

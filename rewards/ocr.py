@@ -191,11 +191,9 @@ def normalise_text(text: str, normalise: Normalise) -> str:
 
 
 def text_reward(read: str, target: str, *, substring_ok: bool = True, extra_text_penalty: float = 0.0) -> float:
-    """`1 - min(d, n) / n` for a target of n characters, both texts normalised.
-
-    d is the Levenshtein distance; for a target that occurs in what was read, with `substring_ok`, it is
-    `extra_text_penalty` per surplus character instead: 0 makes text around the target free, 1 gives the distance again.
-    """
+    """`1 - min(d, n) / n` for a target of n characters, both texts normalised; d is the Levenshtein distance. With
+    `substring_ok`, for a target that occurs in what was read, d is `extra_text_penalty` per surplus character: 0 makes
+    text around it free, 1 is the distance again."""
     from rapidfuzz.distance import Levenshtein
 
     if not target:

@@ -37,10 +37,8 @@ OWNER = "reward 'preference_head'"
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Head:
-    """A head's parameters: `mean` and `std` [d] of the features, and `weights`.
-
-    linear: `out` [1, d]. mlp: `hidden` [h, d], `hidden_bias` [h], `out` [1, h]. A last bias would cancel in every pair.
-    """
+    """Parameters: `mean` and `std` [d] of the features, `weights` linear (`out` [1, d]) or mlp (`hidden` [h, d],
+    `hidden_bias` [h], `out` [1, h]). A last bias would cancel in every pair."""
 
     mean: Float[Tensor, " d"]
     std: Float[Tensor, " d"]

@@ -38,10 +38,7 @@ OWNER = "reward 'similarity'"
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Similarity:
     """The largest cosine between features of an image and of its references (DINO, CLIP), in [-1, 1], in float32.
-
-    Images go through the checkpoint's own processor in 8 bits, so no gradient flows. A sample without any
-    reference fails with "missing_reference".
-    """
+    Images are read in 8 bits by the checkpoint's processor: no gradient. Without references: "missing_reference"."""
 
     features: Literal["dinov2", "clip"] = "dinov2"
     """Features of DINOv2, or CLIP's projected embedding."""

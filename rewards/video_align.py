@@ -210,11 +210,8 @@ def checkpoint_of(folder: Path, number: int | None) -> Path:
 
 
 def merge_lora(weights: Mapping[str, Tensor], *, alpha: float, rslora: bool) -> dict[str, Tensor]:
-    """Weights as peft names them, under the model's own names, W + alpha / r B A for each pair of matrices.
-
-    r is the number of rows of A; rank-stabilised LoRA divides by its root instead. Names without anything of peft stay
-    as they are.
-    """
+    """Weights as peft names them under the model's own names, W + alpha / r B A for each pair of matrices of A's r rows
+    (rank-stabilised LoRA: root of r). Names without anything of peft stay as they are."""
     plain: dict[str, Tensor] = {}
     pairs: dict[str, dict[str, Tensor]] = {}
     for given, weight in weights.items():

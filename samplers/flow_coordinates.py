@@ -119,10 +119,8 @@ def prediction_of(config: Mapping[str, Any]) -> PredictionType:
 
 
 def sigma_at(timestep: Tensor, levels: Float[Tensor, " n1"]) -> Tensor:
-    """Sigma at timesteps, in float64 on the device of the table; linear between integers and exact at them.
-
-    Timesteps outside -1 .. n - 1 are taken at the nearer end: a check would have to wait for the device.
-    """
+    """Sigma at timesteps, in float64 on the table's device, linear between integers and exact at them. Outside -1 .. n
+    - 1 it takes the nearer end: a check would wait for the device."""
     place = (timestep.to(levels.device, torch.float64) + 1).clamp(0, len(levels) - 1)
     below = place.floor().clamp(max=len(levels) - 2).long()
     return levels[below].lerp(levels[below + 1], place - below)

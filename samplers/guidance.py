@@ -111,11 +111,8 @@ def classifier_free_guidance(
 def _guided_apart(
     network: Network, cond: Conditioning, negative: Conditioning, scale: float, rule: Rule, train: TrainNegative
 ) -> Velocity:
-    """Guidance with one call for each half.
-
-    A backward pass starts with the newest call. The negative is called before the positive, so the positive's graph is
-    already gone when the negative's is built again.
-    """
+    """Guidance with one call for each half, the negative before the positive: a backward pass starts with the newest
+    call, so the positive's graph is gone when the negative's is built again."""
 
     def velocity(x: Float[Tensor, " b *latent"], sigma: Tensor, timestep: Tensor) -> Float[Tensor, " b *latent"]:
         if train == "recompute" and torch.is_grad_enabled():
@@ -173,11 +170,9 @@ def mix_outputs(
 
 
 def needed(weights: Sequence[Sigma]) -> tuple[bool, list[int]]:
-    """Which networks a mixture needs: whether the base, and which experts.
-
-    An expert of weight 0 is not needed, nor is the base if the experts' weights sum to 1. The first needed network is
-    the anchor of `mix_outputs`, the others follow with their weights. If only one is needed, its output is exact.
-    """
+    """Whether a mixture needs the base (not if the weights sum to 1), and which experts (not those of weight 0). The
+    first needed network is the anchor of `mix_outputs`, the others follow with their weights. An only one's output is
+    exact."""
     active = [k for k, weight in enumerate(weights) if isinstance(weight, Tensor) or weight != 0]
     plain = [weight for k in active if not isinstance(weight := weights[k], Tensor)]
     return len(plain) < len(active) or math.fsum(plain) != 1, active
@@ -236,20 +231,15 @@ def network_rows(weights: Sequence[float], *, base_guidance_scale: float, rl_gui
 
 
 def by_step(scale_of_step: Callable[[int], float], sigma_T: Float[Tensor, " T1"]) -> ScaleAt:
-    """A function of the step, 0 .. T-1, as a function of sigma: it takes the schedule's step with the nearest sigma.
-
-    Args:
-        sigma_T: The schedule's noise levels, decreasing to 0.
-    """
+    """A function of the step, 0 .. T-1, as a function of sigma: that of the step with the nearest sigma in the schedule
+    `sigma_T`."""
     sigmas = sigma_T[:-1].detach().cpu().double()
     return lambda sigma: scale_of_step(int((sigmas - sigma).abs().argmin()))
 
 
 def rl_first(scale: float, num_steps: int) -> Callable[[int], float]:
-    """The tuned model alone (scale 1) in the first `num_steps` steps, then `scale`: a function of the step.
-
-    The published code calls the number `zero_init_step`. Raises ValueError: num_steps is negative, or scale not finite.
-    """
+    """The tuned model alone (scale 1) in the first `num_steps` steps (published code: `zero_init_step`), then `scale`:
+    a function of the step. Raises ValueError: num_steps is negative, or scale not finite."""
     _check_scale(scale)
     if num_steps < 0:
         raise ValueError(f"the number of first steps without extrapolation must not be negative, got {num_steps}")

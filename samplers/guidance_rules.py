@@ -76,11 +76,8 @@ def z_image(
 
 
 def embedded_guidance(cond: Conditioning, scale: float, *, name: str = "guidance") -> Conditioning:
-    """Conditioning of a guidance-distilled model: the scale is an input `[b]` of the network, one call per step.
-
-    Give the same conditioning to the base and the tuned network: 2 rows per step. Raises ValueError: scale is not
-    finite, or the conditioning holds this name already.
-    """
+    """Conditioning of a guidance-distilled model, the same for base and tuned network: the scale is a network input
+    `[b]`, one call per step, 2 rows. Raises ValueError: scale is not finite, or the name is taken."""
     if not math.isfinite(scale) or name in cond.tensors:
         raise ValueError(
             f"an embedded guidance scale must be finite and given once, got {scale} for {name!r} beside "

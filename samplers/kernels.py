@@ -154,21 +154,17 @@ def _ode(s: Tensor, s_next: Tensor, a: float, bound: Tensor) -> tuple[Tensor, Te
 
 
 def _flow_sde(s: Tensor, s_next: Tensor, a: float, bound: Tensor) -> tuple[Tensor, Tensor]:
-    """Flow-GRPO's SDE step (Liu et al., arXiv 2505.05470), g = a sqrt(sigma / (1 - sigma)).
-
-    The continuous SDE has the marginals of the ODE; level sqrt(2) is the memoryless schedule. g is infinite at sigma =
-    1, so from 0.999 on `1 - sigma` is taken at sigma_max. A first step from 1 to sigma_max then has std = a.
-    """
+    """Flow-GRPO's SDE step (Liu et al., arXiv 2505.05470), g = a sqrt(sigma / (1 - sigma)), with the ODE's marginals;
+    level sqrt(2) is memoryless. As g is infinite at sigma = 1, `1 - sigma` is taken at sigma_max from 0.999 on: a first
+    step from 1 to sigma_max then has std = a."""
     held = torch.where(s >= START, torch.minimum(s, bound), s)
     rate = a**2 * s / (1 - held)
     return s_next - rate * (s - s_next) / (2 * s), (rate * (s - s_next)).sqrt()
 
 
 def _dance_sde(s: Tensor, s_next: Tensor, a: float, bound: Tensor) -> tuple[Tensor, Tensor]:
-    """DanceGRPO's SDE step (Xue et al., arXiv 2505.07818): constant diffusion, std = a sqrt(h).
-
-    Regular at sigma = 1; the last step to sigma 0 keeps its noise (k = -a^2 / 2), so run that one as an ODE step.
-    """
+    """DanceGRPO's SDE step (Xue et al., arXiv 2505.07818): constant diffusion, std = a sqrt(h), regular at sigma = 1.
+    The last step to sigma 0 keeps its noise (k = -a^2 / 2), so run that one as an ODE step."""
     return s_next - a**2 * (s - s_next) / (2 * s), a * (s - s_next).sqrt()
 
 
@@ -184,10 +180,8 @@ def _cps(s: Tensor, s_next: Tensor, a: float, bound: Tensor) -> tuple[Tensor, Te
 
 
 def _ddim_flow(s: Tensor, s_next: Tensor, a: float, bound: Tensor) -> tuple[Tensor, Tensor]:
-    """DDIM with eta on the rectified-flow path (Song et al., arXiv 2010.02502, eq. 12 and 16); a is eta.
-
-    Level 1 is ancestral sampling and equals SDE-DPM-Solver++ of order 1. Converges to the right marginal.
-    """
+    """DDIM with eta = a on the rectified-flow path (Song et al., arXiv 2010.02502, eq. 12, 16); right marginal in the
+    limit. Level 1 is ancestral sampling and equals SDE-DPM-Solver++ of order 1."""
     fresh = a * (1 - _survival(s, s_next).square()).sqrt()
     return s_next * (1 - fresh.square()).sqrt(), s_next * fresh
 

@@ -38,19 +38,14 @@ def shift_sigma(u: Float[Tensor, " n"], shift: float) -> Float[Tensor, " n"]:
 def dynamic_mu(
     num_tokens: int, *, base_shift: float = 0.5, max_shift: float = 1.15, base_tokens: int = 256, max_tokens: int = 4096
 ) -> float:
-    """Logarithm of the shift for an image of so many latent tokens, linear between two sizes.
-
-    Tokens are `(height / 16) * (width / 16)` for FLUX and Qwen-Image; the shift is base_shift at base_tokens and
-    max_shift at max_tokens. Defaults are FLUX's; Qwen-Image has 0.9 at 8192.
-    """
+    """Logarithm of the shift for an image of `(height / 16) * (width / 16)` latent tokens (FLUX, Qwen-Image), linear
+    from base_shift at base_tokens to max_shift at max_tokens. Defaults are FLUX's; Qwen-Image has 0.9 at 8192."""
     return base_shift + (max_shift - base_shift) * (num_tokens - base_tokens) / (max_tokens - base_tokens)
 
 
 def diffusers_sigmas(num_steps: int, shift: float = 1.0, num_train_timesteps: int = 1000) -> Float[Tensor, " T1"]:
-    """Grid of diffusers' FlowMatchEulerDiscreteScheduler without explicit sigmas (the SD3 pipeline): shifted twice.
-
-    `S(linspace(1, S(1/n), T)), 0`. The last sigma before 0 is S(S(1/n)), .0089 for shift 3, whatever T.
-    """
+    """Grid of diffusers' FlowMatchEulerDiscreteScheduler without explicit sigmas (SD3's), shifted twice: `S(linspace(1,
+    S(1/n), T)), 0`. The last sigma before 0 is S(S(1/n)), .0089 for shift 3, whatever T."""
     # The scheduler keeps its table in float32, so the end point is rounded before it is used.
     end = float(shift_sigma(torch.tensor([1 / num_train_timesteps], dtype=torch.float32), shift))
     return _finish(shift_sigma(_points(1.0, end, num_steps), shift))

@@ -27,11 +27,9 @@ from flowrl.trajectory import Schedule, start_state
 
 
 def best_of_n_kl(count: int) -> float:
-    """`log N - (N - 1) / N` nats: bound of KL(best of N || one draw), reached if no two rewards tie.
-
-    Beirami et al., "Theoretical guarantees on the best-of-n alignment policy", arXiv 2401.01879. Raises ValueError:
-    count is below 1.
-    """
+    """`log N - (N - 1) / N` nats: bound of KL(best of N || one draw), reached without ties (Beirami et al.,
+    "Theoretical guarantees on the best-of-n alignment policy", arXiv 2401.01879). Raises ValueError: count is below
+    1."""
     if count < 1:
         raise ValueError(f"best of N needs N of at least 1, got {count}")
     return math.log(count) - (count - 1) / count
@@ -107,10 +105,8 @@ def pruning(num_candidates: int, steps: Sequence[int], keep: float = 0.5) -> Pru
 
 
 def survivors(score_PN: Float[Tensor, " p n"], keep: int) -> Int64[Tensor, " p keep"]:
-    """Places of the `keep` highest scores of each row, ascending; of equal scores the earlier one.
-
-    NaN and infinity are failed scores: they rank behind every number, and are kept only if there are too few numbers.
-    """
+    """Places of each row's `keep` highest scores, ascending, the earlier of equal ones; NaN and infinity are failed,
+    and kept only where numbers are too few."""
     order = torch.where(torch.isfinite(score_PN), score_PN, -math.inf).sort(dim=1, descending=True, stable=True).indices
     return order[:, :keep].sort(dim=1).values
 

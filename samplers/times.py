@@ -98,11 +98,9 @@ def steps_in_reach(kind: TimeKind, num_steps: int, fraction: float | None = None
 
 
 def permuted_steps(reach: int, count: int, *key: Part) -> tuple[int, ...]:
-    """The first `count` steps of a random order of the `reach` leading ones: each is drawn with chance count / reach.
-
-    Of all steps in DiffusionNFT (arXiv 2509.16117), of the noisier half in DGPO (arXiv 2510.08425). Raises ValueError:
-    count is not in 1 .. reach.
-    """
+    """The first `count` steps of a random order of the `reach` leading ones, each with chance count / reach: of all
+    steps in DiffusionNFT (arXiv 2509.16117), of the noisier half in DGPO (arXiv 2510.08425). Raises ValueError: not 1
+    <= count <= reach."""
     if not 1 <= count <= reach:
         raise ValueError(
             f"{count} different steps cannot be taken of the first {reach} of the schedule: lower times.count, or "
@@ -112,11 +110,8 @@ def permuted_steps(reach: int, count: int, *key: Part) -> tuple[int, ...]:
 
 
 def strata(kind: TimeKind, reach: int, count: int) -> list[range]:
-    """The steps that each draw of the kinds discrete is taken from.
-
-    Boundaries are evenly spaced over the steps in reach, rounded down; an empty stratum is its lower boundary. Raises
-    ValueError: the kind has no strata, or there is no draw or no step to draw.
-    """
+    """The steps that each draw of the kinds discrete is taken from: bounds evenly over the steps in reach, rounded
+    down; an empty stratum is its lower bound. Raises ValueError: the kind has no strata, no draw, or no step."""
     if kind not in ("discrete", "discrete_wo_init", "discrete_with_init"):
         raise ValueError(f"kind {kind!r} has no strata of steps")
     low = 0 if kind == "discrete" else 1
@@ -147,10 +142,8 @@ def _stratified_uniform(count: int, key: tuple[Part, ...]) -> Tensor:
 
 
 def logit_normal_sigmas(count: int, *key: Part, shift: float = 1.0) -> Float[Tensor, " T"]:
-    """Stratified logit-normal levels, `S(sigmoid(Phi^-1((k + U) / T)))`, at least 0.01, in random order.
-
-    S is the static shift (`shift_sigma`). Esser et al., arXiv 2403.03206, section 3.1, with location 0 and scale 1.
-    """
+    """Stratified logit-normal levels, `S(sigmoid(Phi^-1((k + U) / T)))`, at least 0.01, in random order, S the static
+    shift (`shift_sigma`). Esser et al., arXiv 2403.03206, section 3.1, with location 0 and scale 1."""
     sigma = torch.sigmoid(torch.special.ndtri(_stratified_uniform(count, key)))
     return shift_sigma(sigma, shift).clamp(min=_LOWEST).float()
 

@@ -182,11 +182,8 @@ def sibling_noise(
 
 
 def window_law(num_steps: int, size: int, ratio: float) -> tuple[float, ...]:
-    """Probability of each window start, `Pr[i] ~ ratio^i` for i = 0 .. T - size - 1 (TreeGRPO).
-
-    A geometric law, cut off before the window would hold the last step; ratio 1 is uniform. Raises ValueError: the
-    window does not leave the last step free, or not 0 < ratio <= 1.
-    """
+    """Probability of each window start, `Pr[i] ~ ratio^i` for i = 0 .. T - size - 1 (TreeGRPO), never holding the last
+    step; ratio 1 is uniform. Raises ValueError: no step is left free, or not 0 < ratio <= 1."""
     if not 1 <= size < num_steps or not 0 < ratio <= 1:
         raise ValueError(
             f"a window holds 1 .. T - 1 steps and 0 < ratio <= 1, got {size} of {num_steps} steps and ratio {ratio}"

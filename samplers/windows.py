@@ -78,10 +78,8 @@ def mixgrpo_window(
 
 
 def linear_decay(start: int, num_steps: int, longest: int = 10, shortest: int = 1) -> int:
-    """Iterations at a window's start, falling linearly: `max(shortest, floor(longest (1 - u) + shortest u))`.
-
-    `u = start / (T - 2)`, MixGRPO's "decay". Early windows, which settle the layout of an image, are trained longer.
-    """
+    """Iterations at a window's start, `max(shortest, floor(longest (1 - u) + shortest u))`, `u = start / (T - 2)`
+    (MixGRPO's "decay"): early windows, which settle an image's layout, are trained longer."""
     span = max(num_steps - 2, 1)
     return max(shortest, (longest * (span - start) + shortest * start) // span)  # in integers nothing is rounded
 

@@ -10,17 +10,17 @@ import pytest
 from house import ROOT, circles, complexities, measure
 
 LIMITS: dict[str, int] = {
-    "lines": 92549,
-    "lines of commands": 1473,
+    "lines": 92679,
+    "lines of commands": 1454,
     "loose modules": 4,
     "circles of files": 0,
     "circles of folders": 0,
     "folders in circles": 0,
     "complexity > 15": 0,
-    "one-use helpers": 557,
-    "lines of one-use helpers": 7575,
-    "fmt: skip": 232,
-    "fmt: skip in tests": 783,
+    "one-use helpers": 555,
+    "lines of one-use helpers": 7560,
+    "fmt: skip": 231,
+    "fmt: skip in tests": 782,
     "Namespace outside commands": 1,
     "Namespace in commands, but run and add_arguments": 1,
     "class names more than once": 4,

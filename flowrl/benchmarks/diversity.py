@@ -41,8 +41,7 @@ def diversity(
         prompts: [N] what tells the prompts apart.
         distance: `cosine`, 1 - cos in [0, 2], or `euclidean`.
 
-    Raises ValueError: shapes that do not match, features that are not finite (or zero, for the cosine), or no prompt
-    with two images.
+    Raises ValueError: shapes differ, features are not finite (or zero, for the cosine), or no prompt has two images.
     """
     vectors = np.asarray(features, dtype=np.float64)
     if vectors.ndim != 2 or len(vectors) != len(prompts) or not np.isfinite(vectors).all():

@@ -3,8 +3,7 @@
 DrawBench with preference scorers, the PickScore test of Flow-GRPO, its OCR test and HPDv2's prompts are of this kind.
 None of the prompt lists is shipped: their licences are unknown or forbid it.
 
-A scorer's number is comparable only on one scale and with one version of the scorer; `Panel.scale` says what papers
-print.
+A scorer's number compares only on one scale and with one version; `Panel.scale` says what papers print.
 """
 
 from __future__ import annotations
@@ -54,12 +53,8 @@ class ScorerMean:
 
 
 def panel_means(values: Mapping[str, ArrayLike], prompts: Sequence[Hashable]) -> dict[str, ScorerMean]:
-    """The mean of each scorer over all images, with its interval over prompts, of a single prompt over its images.
-
-    Args:
-        values: [N] by scorer, NaN for failures, which are in no mean, and are counted.
-        prompts: [N] what tells the prompts apart.
-    """
+    """The mean of each scorer over all images (`values` [N]; NaN, a failure, is counted and in no mean), with its
+    interval over `prompts` [N], labels; of a single prompt over its images."""
     return {name: _mean(name, given, prompts, VERDICTS) for name, given in values.items()}
 
 
@@ -78,10 +73,8 @@ def _mean(name: str, given: ArrayLike, prompts: Sequence[Hashable], ends: Range 
 def panel_differences(
     before: Mapping[str, ArrayLike], after: Mapping[str, ArrayLike], prompts: Sequence[Hashable]
 ) -> dict[str, Interval]:
-    """After minus before for each scorer that both have, over the images (the same prompts and samples) of both.
-
-    An image that failed on one side is left out of both. NaN if nothing is left.
-    """
+    """After minus before for each scorer that both have, over the prompts and samples that failed on neither side; NaN
+    if there are none."""
     found = {}
     for name in (name for name in after if name in before):
         first, last = (np.asarray(side[name], dtype=np.float64) for side in (before, after))

@@ -32,8 +32,7 @@ _LUMA = (0.2126, 0.7152, 0.0722)
 
 
 def diagnose(video: Float[Tensor, " f 3 h w"]) -> dict[str, float]:
-    """All of `NAMES` for one clip; NaN for what its few frames cannot show (two steps are needed, for `change` and
-    `freeze` one)."""
+    """All of `NAMES` for one clip; NaN where frames are too few (`change` and `freeze` need one step, others two)."""
     steps = len(video) - 1
     return {
         "change": float(frame_change(video)) if steps > 0 else math.nan,
@@ -63,11 +62,8 @@ def flicker(video: Float[Tensor, " f 3 h w"]) -> Float[Tensor, ""]:
 
 
 def freeze(video: Float[Tensor, " f 3 h w"], *, cell: int = CELL, still: float = STILL) -> Float[Tensor, ""]:
-    """Share of the F - 1 steps in which no cell changes: a scalar in [0, 1].
-
-    A step is frozen where the mean luminance of every square of `cell` pixels changes by at most `still`. Means of
-    cells ignore a decoder's noise, and the largest of them still sees a small moving thing.
-    """
+    """Share of the F - 1 steps, in [0, 1], in which the mean luminance of every square of `cell` pixels changes by at
+    most `still`. Cells' means ignore a decoder's noise; the largest still sees a small moving thing."""
     pooled = avg_pool2d(luminance(video)[:, None], cell, ceil_mode=True, count_include_pad=False)
     largest = pooled.diff(dim=0).abs().flatten(1).amax(dim=1)
     return widened(largest <= still).mean()

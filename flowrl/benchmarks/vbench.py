@@ -40,10 +40,8 @@ PROMPTS = 946
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Dimension:
-    """Rules of a dimension: the scores that become 0 and 1, its weight, and whether it belongs to quality.
-
-    `scale` is the value of one video whose score is 1.
-    """
+    """A dimension's scores that become 0 and 1, its weight, and whether it belongs to quality; `scale` is one video's
+    value whose score is 1."""
 
     low: float = 0.0
     high: float = 1.0

@@ -27,8 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(parsed: argparse.Namespace) -> int:
-    """Prints one line for each, cut at the terminal's width and whole in a pipe, or one of them in full. Raises
-    ValueError: there is none of that name."""
+    """Prints a line for each, cut at a terminal's width, or one in full. Raises ValueError: none has that name."""
     from flowrl.planning.catalogue import entries, missing_name
 
     found = entries(parsed.kind)

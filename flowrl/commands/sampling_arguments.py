@@ -1,5 +1,4 @@
-"""Arguments that mean the same in every command: how images are drawn, and where; rewards and their
-prompts; a configuration and its settings.
+"""Arguments that mean the same in every command: drawing, rewards and their prompts, a configuration and its settings.
 
 Nothing heavy is imported here.
 """
@@ -62,11 +61,7 @@ def add_sampling_arguments(
 
 
 def count(text: str, most: int = 1_000_000) -> int:
-    """A whole number of at least 1, as a flag's value.
-
-    Raises:
-        argparse.ArgumentTypeError: it is none, or more than `most`.
-    """
+    """A whole number of at least 1, as a flag's value. Raises argparse.ArgumentTypeError: none, or more than `most`."""
     if not text.isdecimal() or len(text) > 18 or not 1 <= int(text) <= most:
         raise argparse.ArgumentTypeError(f"must be a whole number from 1 to {most:,}, got {text!r}")
     return int(text)

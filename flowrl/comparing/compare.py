@@ -205,13 +205,9 @@ def compare(
 
 
 def check_same_metric(question: ComparisonQuestion, metric: str | None) -> None:
-    """Refuses methods whose evaluations share no number to compare, before they are trained.
-
-    Args:
-        metric: the requested metric; None is GenEval's score if the first method has it, else its first reward.
-
-    Raises ValueError: an evaluation does not measure it; the message names the configuration and the rewards in common.
-    """
+    """Refuses methods whose evaluations share no number to compare, before they are trained; `metric` None is GenEval's
+    score if the first method has it, else its first reward. Raises ValueError: names a configuration and the shared
+    rewards."""
     measured = {method: evaluated_rewards(settings_of(question, method, 0)) for method in question.methods}
     first, *_ = measured.values()
     if metric is None:
@@ -231,8 +227,7 @@ def check_same_metric(question: ComparisonQuestion, metric: str | None) -> None:
 
 
 def check_methods(folder: Path, question: ComparisonQuestion) -> None:
-    """Refuses now what a later training would refuse, before you spend hours on the earlier ones. Raises ValueError: a
-    setting cannot work, or something is missing; the message names the configuration."""
+    """Refuses now what a later training would refuse. Raises ValueError: names the configuration and the fault."""
     to_come = [pair for pair in question.runs if not is_finished(folder / run_name(*pair))]
     for method, seed in dict(to_come).items():
         try:

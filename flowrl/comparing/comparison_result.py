@@ -40,10 +40,8 @@ SHARES = (1 / 3, 2 / 3, 0.9)
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class RunResult:
-    """A finished run: its results, the run whose evaluation before training it shares, and its measurement.
-
-    `before` and `after` are the images of the evaluation before training (None without one) and of the last.
-    """
+    """A finished run. `before` and `after` are the images of its evaluation before training (None without one) and of
+    the last; `start` is the run whose evaluation before training it shares."""
 
     method: str
     seed: int
@@ -213,8 +211,7 @@ def read_results(
 
 
 def _with_shared_images(runs: Sequence[RunResult], metric: str) -> tuple[list[RunResult], tuple[str, ...]]:
-    """The runs with only the images that have a score in all evaluations, and a note on the others. Raises ValueError:
-    there is no such image, or an evaluation does not have the metric."""
+    """The runs with only the images that all evaluations scored, and a note. Raises ValueError: there are none."""
     sides, firsts = [], []
     for run in runs:
         keys = [key for key in run.data.evaluations[-1] if key.startswith((GENEVAL, REWARD))]

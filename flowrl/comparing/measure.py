@@ -38,13 +38,10 @@ DIVERSITY_TEXT = (
 
 
 def measure(run_folder: Path, *, base: bool = False) -> dict[str, float]:
-    """Distance from the base and diversity of a run's trained model; kept in `measure.json` of the run folder.
+    """Distance from the base and diversity of a finished run's trained model; kept in `measure.json` of the run folder.
 
-    Args:
-        run_folder: a finished run.
-        base: whether to measure the diversity of the network before training too.
-
-    Returns "kl" (`flowrl.training.drift.KL_TEXT`), "diversity" (`DIVERSITY_TEXT`) and, with `base`, "base_diversity".
+    Returns "kl" (`flowrl.training.drift.KL_TEXT`), "diversity" (`DIVERSITY_TEXT`) and, with `base`, "base_diversity",
+    the diversity before training.
     """
     config = load_config(run_folder / "config.yaml")
     full, kept = config.policy.train == "full", run_folder / "measure.json"

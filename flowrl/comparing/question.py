@@ -51,13 +51,11 @@ class ComparisonQuestion:
 def ask(
     words: Sequence[str], known: Mapping[str, Any], *, budget: str | None, num_seeds: int | None, evals: int | None
 ) -> ComparisonQuestion:
-    """The question of a call, joined with the one in the folder.
+    """The question of a call, joined with the one in the folder, whose values stand for those that are None.
 
     Args:
         words: configurations, and `key=value` settings of all runs.
         known: the folder's journal.
-        budget: as text; None takes the folder's, also for the next two.
-        num_seeds: seeds of each method.
         evals: evaluations spread over the budget.
 
     Raises ValueError: an option is missing or wrong, or the two questions differ in more than added methods or seeds.
@@ -138,8 +136,7 @@ def settings_of(question: ComparisonQuestion, method: str, seed: int) -> TrainCo
 
 
 def evaluated_rewards(config: TrainConfig) -> tuple[str, ...]:
-    """Names of the rewards that a run's evaluations measure (`flowrl.training.parts.evaluation_rewards`); if two have
-    one name, the second gets a number."""
+    """Names of a run's `flowrl.training.parts.evaluation_rewards`; the second of one name gets a number."""
     trained = [entry for entry in config.rewards if "groups" not in aspects_of(entry.name)]
     entries = [*trained, *config.eval.rewards]
     names = [entry.called for entry in entries]
@@ -174,8 +171,7 @@ def is_finished(run: Path) -> bool:
 
 
 def read_journal(folder: Path) -> dict[str, Any]:
-    """Reads the folder's journal; empty if there is none. Raises ValueError: it is unreadable, or the folder holds
-    other files."""
+    """The folder's journal; empty if there is none. Raises ValueError: unreadable, or the folder holds other files."""
     path = folder / JOURNAL
     if not path.exists():
         if is_taken(folder):

@@ -47,8 +47,7 @@ _LOOK_EVERY = 0.2  # seconds between looks at the trainings
 
 @dataclass(kw_only=True, slots=True, eq=False)
 class Training:
-    """A run in training, in one of the slots 0 .. jobs - 1; when it was started (monotonic seconds), and the share of
-    its budget that it had spent by then."""
+    """A run in training: its slot, 0 .. jobs - 1, its start (monotonic seconds), and the budget share spent then."""
 
     name: str
     slot: int
@@ -75,12 +74,8 @@ class ComparisonRuns:
         self.working: list[Training] = []
 
     def run(self, jobs: int) -> tuple[str, ...]:
-        """Trains all unfinished runs, `jobs` at a time; returns the runs that failed.
-
-        Raises:
-            ValueError: another comparison uses the folder.
-            KeyboardInterrupt: it was interrupted, and all have been saved.
-        """
+        """Trains all unfinished runs, `jobs` at a time; returns those that failed. Raises ValueError: another
+        comparison uses the folder. Raises KeyboardInterrupt: it was interrupted, and all have been saved."""
         busy = "another comparison, or a training that it started,"
         with (
             locked(self.folder, busy) as lock,
@@ -108,8 +103,7 @@ class ComparisonRuns:
         return self._tell()
 
     def _tell(self) -> tuple[str, ...]:
-        """Prints the finished and failed runs, and returns the failed ones. Raises KeyboardInterrupt: it was
-        interrupted."""
+        """Prints the finished and failed runs; returns the failed. Raises KeyboardInterrupt: it was interrupted."""
         states = {name: entry["state"] for name, entry in self._runs().items()}
         failed = tuple(name for name, state in states.items() if state == "failed")
         done = sum(state == "finished" for state in states.values())
@@ -228,9 +222,7 @@ def start_process(
     arguments: Sequence[str], log: Path, lock: IO[Any], environment: Mapping[str, str]
 ) -> subprocess.Popen[bytes]:
     """Starts `flowrl <arguments>` in its own process and group, so that Ctrl-C reaches it only through this process.
-
-    Its output goes to the log. It inherits the open lock file, and this environment with some variables set.
-    """
+    Output goes to the log; it inherits the open lock file and, with some variables set, this environment."""
     with log.open("ab") as output:
         return subprocess.Popen(
             [sys.executable, "-m", "flowrl", *arguments],
@@ -291,10 +283,8 @@ class Display:
 
 
 def standing(runs: Mapping[str, Mapping[str, Any]], working: Sequence[tuple[str, float, float, float]]) -> list[str]:
-    """Lines on all active runs, each (name, share spent, share spent when started, seconds since), and on the whole.
-
-    The time left covers active and waiting runs, at the mean measured pace.
-    """
+    """Lines on all active runs, each (name, share spent, share spent when started, seconds since), and on the whole:
+    the time left of active and waiting runs, at the mean measured pace."""
     width = max((len(name) for name, *_ in working), default=0)
     lines, paces, shares = [], [], 0.0
     for name, share, before, seconds in working:

@@ -24,8 +24,7 @@ def read_with_base(path: str | Path | Mapping[str, Any]) -> dict[str, Any]:
     key by key; everything else, lists too, replaces the base's value. A base may have a base. For settings without a
     file, it is a path from the working folder, or the name of a shipped configuration.
 
-    Raises ConfigError: a file cannot be read, ``base`` is not text or names no file, or files name each other in a
-    circle.
+    Raises ConfigError: an unreadable file, a ``base`` that is not text or names no file, or a circle of files.
     """
     chain: list[Path] = []
     layers: list[dict[str, Any]] = []
@@ -79,10 +78,7 @@ def _base_of(data: dict[str, Any], place: str | Path) -> str | None:
 
 
 def config_files() -> dict[str, Path]:
-    """The configurations that ship, by name: those of the embedded models first, then family by family.
-
-    Each lies in the folder of its family and has a unique name.
-    """
+    """The configurations that ship, by unique name: those of the embedded models first, then each family's folder."""
     files = Path(str(resources.files("flowrl") / "configs")).glob("*/*.yaml")
     return {file.stem: file for file in sorted(files, key=lambda file: (file.parent.name != "embedded", file))}
 

@@ -30,13 +30,8 @@ Setting = TypeVar("Setting")
 
 
 def build_settings(cls: type[Setting], overrides: Sequence[str], *, command: str) -> Setting:
-    """Builds the settings of a command without a file from `key=value` texts, as strictly as a configuration.
-
-    Args:
-        command: name of the command in messages.
-
-    Raises ConfigError: as `build`.
-    """
+    """Builds the settings of a command without a file from `key=value` texts, as strictly as a configuration; messages
+    name `command`. Raises ConfigError: as `build`."""
     data: dict[str, Any] = {}
     for text in overrides:
         apply_override(data, text)
@@ -54,9 +49,8 @@ def setting_words(settings: Mapping[str, Any]) -> list[str]:
 
 
 def build(cls: type[Any], data: Mapping[str, Any], source: ConfigSource, prefix: str = "") -> Any:
-    """Make an instance of the dataclass ``cls`` from a mapping, checking every key and type on the way. Raises
-    ConfigError: unknown and missing keys, wrong types, and contradictions that the dataclasses refuse; all at once,
-    unless one hides another."""
+    """Make an instance of the dataclass ``cls`` from a mapping, checking every key and type. Raises ConfigError:
+    unknown and missing keys, wrong types, and contradictions that the dataclasses refuse; all at once if possible."""
     keys = list(_wrong_keys(cls, data, source, prefix))
     try:
         made = _build(cls, data, source, prefix)
@@ -222,10 +216,8 @@ def _convert_one(value: Any, hint: Any, dotted: str, source: ConfigSource) -> An
 
 
 def _convert_items(items: Sequence[Any], hints: Sequence[Any], dotted: str, source: ConfigSource) -> Any:
-    """Converts the items of a list, each by its annotation, to a tuple; reports the faults of all items together.
-
-    `_MISFIT` if the numbers of items and annotations differ.
-    """
+    """Converts list items, each by its annotation, to a tuple; reports all faults together. `_MISFIT` if the numbers
+    differ."""
     if len(items) != len(hints):
         return _MISFIT
     made, faults, refused = list[Any](), list[str](), list[str]()

@@ -1,5 +1,4 @@
-"""Other toolkits' names for our keys and values, and translations of their configurations, from
-`foreign_words.yaml`."""
+"""Other toolkits' names for our keys and values, and how their configurations translate (`foreign_words.yaml`)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """The sections of a configuration that choose methods: credit, advantages, objective, training times, curriculum.
 
-A method with its own settings takes them as ``options``, the fields of its class; they are checked before a model
-loads.
+A method with its own settings takes them as ``options``, the fields of its class; checked before a model loads.
 """
 
 from __future__ import annotations

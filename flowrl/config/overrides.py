@@ -23,10 +23,8 @@ Settings = Sequence[str] | Mapping[str, Any]
 
 
 def typed_settings(words: Sequence[str], taken: Sequence[str] = ()) -> dict[str, Any]:
-    """``key=value`` words by their keys, as arguments of a function; the last word of a key counts.
-
-    A key in `taken` is a parameter of the function, not of a configuration: it gets a name that the loader refuses.
-    """
+    """``key=value`` words by their keys, the last word of a key, as arguments of a function. Keys in `taken`, which are
+    the function's own parameters, get a name that the loader refuses."""
     found: dict[str, Any] = {}
     for word in words:
         key = word.partition("=")[0].strip()

@@ -27,12 +27,8 @@ class UnreadError(ValueError):
 
 
 def refuse_unread(config: TrainConfig, readers: Collection[str], what: str) -> None:
-    """Refuses keys with another value than their default that would have no effect.
-
-    Args:
-        readers: readers of the run, as named in the table.
-        what: names the run, for the message.
-    """
+    """Refuses keys with another value than their default that no reader of the run, as named in the table, would use;
+    `what` names the run in the message."""
     for key, value in _changed_settings(config):
         wanted = _readers(key) or _readers(key.rpartition(".")[0])
         if wanted and not wanted & set(readers):

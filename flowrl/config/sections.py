@@ -136,8 +136,7 @@ class PolicyConfig:
     """What is trained: a LoRA on the generator's denoiser or its weights themselves, and their running average."""
 
     train: Literal["lora", "full"] = "lora"
-    """Train a LoRA, or (full) the weights themselves: all of them or those of ``target_modules``, with masters in
-    float32."""
+    """Train a LoRA, or (full) the weights themselves, all or those of ``target_modules``, with masters in float32."""
     lora_variant: Literal["lora", "rslora", "dora"] = "lora"
     """A plain LoRA, one scaled by the root of its rank (rsLoRA), or one with a trained magnitude (DoRA)."""
     lora_rank: int | None = None
@@ -243,8 +242,7 @@ class SamplerConfig:
     sde_window: Literal["uniform", "progressive", "random", "decay", "exp_decay", "frozen"] = "uniform"
     """Position of the window: drawn in each iteration (uniform), or by MixGRPO's rules."""
     sde_window_by: Literal["iteration", "prompt"] = "iteration"
-    """Draw one window for an iteration, or one for each of its prompts, which all images of the prompt share
-    (Flash-GRPO)."""
+    """One window for an iteration, or one for each of its prompts, shared by all images of the prompt (Flash-GRPO)."""
     sde_window_interval: int = 25
     """Iterations before a MixGRPO window moves."""
     sde_window_stride: int = 1
@@ -329,8 +327,7 @@ class OptimConfig:
     lr: float = 3e-4
     """Learning rate; the highest one if a schedule changes it."""
     schedule: Literal["constant", "linear", "cosine", "polynomial", "inverse_sqrt"] = "constant"
-    """How the rate falls until the last update of ``num_iterations``; see `flowrl.training.optimizers` for the
-    formulas."""
+    """How the rate falls until the last update of ``num_iterations``; formulas: `flowrl.training.optimizers`."""
     warmup: int = 0
     """Number of first updates over which the rate rises from 0; the very first has rate 0."""
     offload: bool = False

@@ -174,8 +174,7 @@ class TrainConfig:
     prompts: PromptsConfig
     """Prompt files."""
     rewards: tuple[RewardConfig, ...]
-    """Rewards, summed by weight. With ``policy.teachers`` they are logged and not trained on, and the list may be
-    empty."""
+    """Rewards, summed by weight. With ``policy.teachers`` they are logged and not trained on, and may be empty."""
     credit: CreditConfig = field(default_factory=CreditConfig)
     """Credit assignment."""
     objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)

@@ -1,8 +1,7 @@
 """The benchmarks of `flowrl eval` by name, with all that is known of each before anything heavy loads; and results.
 
 A benchmark is an entry of `benchmarks.yaml`, whose module has `RULES` (`flowrl.evaluation.runner`): how to read options
-and prompts, where existing images lie, who judges, and how verdicts become numbers. The runner does drawing, journals,
-baselines and resuming.
+and prompts, where existing images lie, who judges, and how verdicts become numbers. The runner does the rest.
 
     out/result.json  out/page.html            `flowrl.evaluation.evaluate`
     out/model/, out/base/                     `subject.folder`: images/, journals, a benchmark's own result files
@@ -97,14 +96,8 @@ def result_of(
     tables: Sequence[Table], notes: Sequence[str] = (), facts: Mapping[str, Any], claim: str = "",
     sections: Sequence[str] = (),
 ) -> Result:  # fmt: skip
-    """The result of a subject, or of a subject and a base.
-
-    Args:
-        benchmark: its name, with which full names of metrics begin.
-        sides: the subject, and the base if there is one.
-        notes: facts without which the numbers mislead.
-        claim: what the intervals cover; empty for prompts of this kind.
-    """
+    """The result of a subject, or of a subject and a base. `notes` are facts without which the numbers mislead; `claim`
+    is what the intervals cover, empty for prompts of this kind."""
     named = [{f"eval/{benchmark}/{name}": value for name, value in side.metrics.items()} for side in sides]
     base = sides[1:]
     return Result(

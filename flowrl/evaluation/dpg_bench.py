@@ -105,10 +105,7 @@ def place(subject: Subject, plan: GridPlan, images: list[ImageFile]) -> list[Ima
 
 
 def ask(settings: Settings, plan: GridPlan, chat: Chat, subject: Subject, images: Sequence[ImageFile]) -> Answers:
-    """Asks the judge about every sample.
-
-    Keeps no answers that are neither yes nor no, and no failures of the judge: the next run asks again.
-    """
+    """Asks the judge about every sample. Keeps only answers yes or no: the next run asks again for the others."""
     assert plan.judge is not None
     work = [
         (item, question, images[place * GRID + crop])

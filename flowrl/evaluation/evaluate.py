@@ -269,10 +269,8 @@ def _base(
     known: Benchmark,
     sampling: SamplingOptions,
 ) -> Subject | None:
-    """The base to compare the subject with; the word `base` means the model that the subject was trained from.
-
-    `homes` are the subject's folder and the folder that all subjects share.
-    """
+    """The base of a comparison; the word `base` means the model that the subject was trained from. `homes` are the
+    subject's folder and the one that all subjects share."""
     if given is None:
         return None
     baseline, name = place_of(given), BASE

@@ -113,10 +113,8 @@ def judge_name(given: str | None, records: Sequence[Mapping[str, Any]]) -> str:
 def judge_images(
     images: Sequence[ImageFile], judge: Detector, subject: Subject, *, files: Mapping[str, str] | None = None
 ) -> list[Row]:
-    """Judges images, one row per image in order; answers of an earlier run come from the journal.
-
-    `files` are digests of the files that the judge's options name.
-    """
+    """Judges images, one row per image in order; answers of earlier runs come from the journal. `files` are digests of
+    the files that the judge's options name."""
     identity = {"benchmark": "geneval", "version": _VERSION, "judge": judge.version} | (
         {"files": files} if files else {}
     )
@@ -148,10 +146,8 @@ def _judged(batch: Sequence[tuple[str, ImageFile]], judge: Detector) -> list[tup
 
 
 def row_of(image: ImageFile, detections: Sequence[Detection], color_of: Any) -> Row:
-    """Applies the rules to one image, given what a judge found in it.
-
-    `details` holds the kept detections in the form of the published result file: class -> [x1, y1, x2, y2, score].
-    """
+    """Applies the rules to what a judge found in one image; `details` holds the kept detections as in the published
+    result file: class -> [x1, y1, x2, y2, score]."""
     record, color = image.record, cache(color_of)  # three rules ask for the colours of the same objects
     official = verdict(detections, record, color)
     kept = keep_detections(detections, record["tag"])

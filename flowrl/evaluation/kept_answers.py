@@ -69,9 +69,7 @@ def ask_kept(
     (its share of the time), and what `read` adds.
 
     Args:
-        keys: keys of the questions in the journal.
         build: makes a question; called for every try.
-        read: reads an answer.
         asking: number of tries and temperature.
         label: the judged subject, for the progress.
         lost: name of failed questions, for the progress.

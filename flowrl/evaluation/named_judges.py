@@ -23,15 +23,8 @@ from flowrl.training.model_files import named_files
 
 
 def read_judge(text: str | None, known: Mapping[str, Mapping[str, Any]], *, owner: str) -> dict[str, Any]:
-    """Reads and checks a judge without calling a server or loading weights.
-
-    Args:
-        text: the judge as given; None if none was given.
-        known: the benchmark's own judges by name.
-        owner: the benchmark, for messages.
-
-    Raises ValueError: none was given, the name is unknown, or an option is wrong.
-    """
+    """Reads and checks a judge without calling a server or loading weights. `known` are the benchmark's own, and
+    `owner` names it in messages. Raises ValueError: none was given, the name is unknown, or an option is wrong."""
     names = ", ".join(known)
     how = "a mapping such as '{server: http://127.0.0.1:8000/v1, model: NAME}', or a .yaml file with one"
     if text is None:
@@ -61,12 +54,8 @@ def load_judge(settings: Settings, plan: Any) -> Any:
 
 
 def weights_of(judge: Mapping[str, Any], version: str) -> dict[str, Any]:
-    """Identity of the weights of a judge in this process, because a folder may later hold other weights.
-
-    Args:
-        judge: as `read_judge` returns it; a judge on a server has only its name.
-        version: version that the loaded judge states.
-    """
+    """Identity of the weights of a judge in this process, because a folder may later hold other weights; a judge on a
+    server has only its name. `version` is what the loaded judge states."""
     return {} if is_server(judge) else {"weights": version, "files": named_files(judge)}
 
 

@@ -53,12 +53,7 @@ class PanelPlan:
 
 
 def scorer_options(settings: Settings, known: Sequence[str], what: str) -> dict[str, str]:
-    """The options of rewards, `REWARD.OPTION`.
-
-    Args:
-        known: the benchmark's own options.
-        what: what the benchmark has instead of a judge.
-    """
+    """The options of rewards, `REWARD.OPTION`, besides the benchmark's own; `what` it has instead of a judge."""
     for name in settings.options:
         if "." not in name and name not in known:
             wrong = unknown_name(f"option of {settings.benchmark}", name, known)

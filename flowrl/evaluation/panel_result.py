@@ -56,14 +56,8 @@ def panel_result(
     versions: Mapping[str, str], *, own_scorers: bool, noun: str = "image", sections: Sequence[str] = (),
     notes: Sequence[str] = (),
 ) -> Result:  # fmt: skip
-    """Means, intervals and tables of a subject, or of a subject and a base.
-
-    Args:
-        parts: the subject, and then the base.
-        spread: their diversity; empty if not measured.
-        own_scorers: whether they are the benchmark's own.
-        notes: further facts for the reader.
-    """
+    """Means, intervals and tables of a subject, or of a subject and a base. `spread` is their diversity, empty if not
+    measured; `own_scorers` says that the scorers are the benchmark's own."""
     scored, labels = [part.found for part in parts], [part.label for part in parts]
     subject = scored[0]
     means = [panel_means(part.values, part.units) for part in scored]

@@ -1,7 +1,6 @@
 """Writes what rewards and benchmarks with a published name reproduce, as a page of Markdown: docs/published.md.
 
-Each sentence is stated once: as `reproduces` of a reward in `rewards/built_in.yaml`, or of a benchmark in
-`benchmarks.yaml`.
+The sentences are `reproduces` of rewards in `rewards/built_in.yaml` and of benchmarks in `benchmarks.yaml`.
 """
 
 from __future__ import annotations

@@ -80,8 +80,7 @@ def rules_of(benchmark: str) -> Rules[Any, Any, Any]:
 
 
 def check(settings: Settings) -> None:
-    """Finds faults before weights load. Raises ValueError: bad or no prompts, unknown options or judge, missing
-    images."""
+    """Finds faults before weights load. Raises ValueError: prompts, options, judge or images are wrong or missing."""
     rules = rules_of(settings.benchmark)
     plan = rules.plan(settings)
     for subject in settings.subjects:

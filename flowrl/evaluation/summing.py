@@ -37,8 +37,7 @@ def option_values(settings: Settings) -> dict[str, Any]:
 
 
 def trained_on(settings: Settings, prompts: Iterable[str]) -> Overlap | None:
-    """Which prompts the subject was trained on; None if its training prompts are unknown. `prompts` are texts, or
-    `flowrl.prompts.overlap.request` of prompts about images."""
+    """Prompts of the subject's training; None if unknown. `prompts` are texts, or `flowrl.prompts.overlap.request`."""
     if settings.train_prompts is None:
         return None
     return overlap(map(request, read_prompts(settings.train_prompts)), prompts)
@@ -115,11 +114,9 @@ def score_table(
     paired_by: str = "prompts and samples",
     extra: tuple[str, Mapping[str, str]] = ("", {}),
 ) -> Table:
-    """Table of a subject's scores with intervals; with a base, the scores of both and the paired change.
+    """Table of a subject's scores with intervals; with a base, the scores that have a paired change, and it.
 
     Args:
-        labels: names of the subject and the base.
-        lines: the scores; with a base, scores without a difference are left out.
         paired_by: what the two have in common.
         extra: head and cells, by name, of a further column of a subject alone.
     """

@@ -81,11 +81,8 @@ def prune_steps(
     pipeline: Pipeline, make: Make, prompts: Sequence[Prompt], x: Float[Tensor, " p n *latent"], schedule: Schedule,
     reward: Reward, plan: Pruning, *, part: str | None = None,
 ) -> KeptImages:  # fmt: skip
-    """Drops candidates by the reward of the clean image predicted at the plan's cuts, keeps the best at the end.
-
-    Arguments as `candidates`, and the plan; without cuts it is best of N. A failed score never wins, and the first of
-    equal ones does. If all candidates of a prompt failed, the first is kept.
-    """
+    """Keeps the best candidate after dropping some by the clean image's reward at the plan's cuts; best of N without
+    cuts. Arguments as `candidates`. A failed score never wins; the first of equal ones, or of all failed ones, does."""
     count = _check(prompts, x)
 
     def score(clean: Tensor, rows: Tensor) -> Tensor:

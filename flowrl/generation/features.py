@@ -40,11 +40,8 @@ def check_features(features: str, model: str | None) -> Features:
 def features_of(
     images: Sequence[ImageFile], features: Features, model: str | None = None
 ) -> tuple[Float64[np.ndarray, " n d"], str]:
-    """Features [N, D] of images, and the version of what made them.
-
-    `clip`: the projected embedding of an image, of length 1. `pixels`: colours of the image shrunk to 16 x 16, over
-    the square root of their number, so that a Euclidean distance is the root mean square of their differences.
-    """
+    """Features [N, D] of images, and the version of what made them. `clip`: the projected unit embedding. `pixels`:
+    colours at 16 x 16 over the root of their number, so a Euclidean distance is the root mean square difference."""
     if features == "pixels":
         small = [Image.fromarray(image.pixels()).resize((_SIDE, _SIDE), Image.Resampling.BOX) for image in images]
         values = np.stack([np.asarray(one, dtype=np.float64).reshape(-1) / 255.0 for one in small])

@@ -36,10 +36,8 @@ _NUMBER = re.compile(r"\d+")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ImageFile:
-    """One image: `file` is its path within the folder, `index` the number of its prompt, whose images are a group.
-
-    `sample` is its number in that group, `record` the facts in the folder or a file about it or its prompt.
-    """
+    """One image: `file` is its path in the folder, `index` its prompt's number (its group), `sample` its number in the
+    group, `record` the facts in the folder or a file about it or its prompt."""
 
     file: str
     path: Path
@@ -94,14 +92,8 @@ def is_folder_of_images(folder: Path) -> bool:
 
 
 def read_folder(folder: Path, suffixes: Sequence[str] = IMAGES) -> list[ImageFile]:
-    """All images, or clips, in the order of prompts and samples.
-
-    Args:
-        folder: in GenEval's layout.
-        suffixes: endings of the files to find.
-
-    Raises ValueError: there is no such folder, it has another layout, or images are missing.
-    """
+    """All images, or clips, of a folder in GenEval's layout with these `suffixes`, in the order of prompts and samples.
+    Raises ValueError: there is no such folder, it has another layout, or images are missing."""
     if not folder.is_dir():
         raise ValueError(f"there is no folder {folder}: give one that holds NNNNN/metadata.jsonl and NNNNN/samples.")
     places = _numbered_folders(folder)

@@ -187,8 +187,7 @@ def _save(drawn: Tensor, place: Path, fps: float | None, track: tuple[Tensor, in
 def _settings(
     source: Source, mark: str, prompts: Sequence[Prompt], *, samples: int, seed: int, suffix: str
 ) -> dict[str, Any]:
-    """All that an image depends on, except the machine and the batch size, which change last digits, and more with
-    First-Block Cache.
+    """All that an image depends on but machine and batch size: they change last digits, with First-Block Cache more.
 
     A key that older folders lack is None by default, so that they can be continued.
     """

@@ -162,12 +162,8 @@ def _read_listed(folder: Path, prompts: Path) -> list[_Row]:
 
 
 def check_needs(reward: Reward, items: Sequence[ImageFile], *, key: str, prompts_given: bool) -> None:
-    """Refuses a reward that needs more than a folder of images, and one that must be trained first.
-
-    Args:
-        key: its name, for messages.
-        prompts_given: whether prompts were given, even if empty.
-    """
+    """Refuses a reward (`key` in messages) that needs more than a folder of images and perhaps prompts, even empty
+    ones, and one that must be trained first."""
     if reward.kind == "adversarial":
         raise ValueError(f"reward {key!r} learns during a training run and says nothing before: take another.")
     if "videos" in reward.needs and "images" not in reward.needs and not all(is_clip(item.path) for item in items):

@@ -39,10 +39,7 @@ def read_numbered(folder: Path, prompts: Mapping[int, str], samples: int) -> lis
 
 
 def put(images: Sequence[ImageFile], folder: Path, names: Iterable[str]) -> list[Path]:
-    """Puts images into a folder under other names, as hard links if the disk allows it.
-
-    A name may be a path within the folder.
-    """
+    """Puts images into a folder under other names or paths within it, as hard links if the disk allows it."""
     folder.mkdir(parents=True, exist_ok=True)
     placed = []
     for image, name in zip(images, names, strict=True):

@@ -231,12 +231,8 @@ def lora_of(source: Source, model: str, command: str) -> Path:
 
 
 def check_source(source: Source, *, judging: str | None = None, videos: bool = False) -> None:
-    """Refuses a missing or invalid model or LoRA, as far as it can tell without loading weights.
-
-    Args:
-        judging: the command that judges the samples, which takes models of one kind; None takes any.
-        videos: the kind: videos, or images.
-    """
+    """Refuses a missing or invalid model or LoRA, as far as it can tell without loading weights. `judging` is the
+    command that judges the samples, which takes models of videos or of images alone (`videos`); None takes any."""
     from flowrl.pipelines import family, family_for
     from flowrl.training.model_files import model_location
     from flowrl.training.parts import check_cached
@@ -353,10 +349,8 @@ def label_of(model: str, lora: Path | None = None) -> str:
 
 
 def fingerprint(source: Source) -> str | None:
-    """A hash of the model's files and the LoRA's; None for a hub id that is not on this machine yet.
-
-    Of each file it covers what `flowrl.training.model_files.add_file` does. A hub id is known by its commit.
-    """
+    """A hash of the model's and LoRA's files as `flowrl.training.model_files.add_file` reads them, or a hub id's
+    commit; None if the id is not on this machine yet."""
     from flowrl.pipelines.places.lora_places import files_of_lora
     from flowrl.training.model_files import model_location
 

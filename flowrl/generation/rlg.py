@@ -49,8 +49,7 @@ class RLG:
             )
 
     def check(self, num_steps: int) -> None:
-        """Refuses a number of first steps that leaves no step to guidance. Raises ValueError: it is as large as the
-        number of steps."""
+        """Refuses first steps that leave none to guidance. Raises ValueError: they are as many as all steps."""
         if self.first_steps >= num_steps:
             raise ValueError(f"`rlg_from` {self.first_steps} leaves no step to `rlg`: there are {num_steps} steps")
 

@@ -46,8 +46,7 @@ def load_rewards(specs: Sequence[Mapping[str, Any]], device: torch.device | str)
 
 
 def load_scorers(specs: Sequence[Mapping[str, Any]], device: torch.device | str) -> dict[str, Reward]:
-    """The rewards by key. Raises ValueError: one compares the images of a prompt: its mean is the same for every
-    model."""
+    """The rewards by key. Raises ValueError: one compares a prompt's images: its mean is the same for all models."""
     rewards = load_rewards(specs, device)
     for name, reward in rewards.items():
         if reward.kind in ("groupwise", "pairwise"):
@@ -81,10 +80,8 @@ def has_prompts(items: Sequence[ImageFile], prompt: str | None) -> bool:
 def score_images(
     name: str, reward: Reward, images: Sequence[ImageFile], journal: Journal, *, batch_size: int, label: str
 ) -> list[Row]:
-    """Scores images: one row per image in order, {value, parts, error}; null for failures.
-
-    Failures are not kept in the journal: the next run asks again.
-    """
+    """Scores images: one row {value, parts, error} per image in order. Failures are null, and not kept: the next run
+    asks again."""
     keys = [image.key_with(image.read_with) for image in images]
     missing = [place for place, key in enumerate(keys) if key not in journal.rows]
     check_needs(reward, [images[place] for place in missing], key=name, prompts_given=True)

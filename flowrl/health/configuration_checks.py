@@ -49,14 +49,8 @@ CANNOT = (ValueError, OSError, ImportError, RuntimeError, MemoryError)
 def diagnose_configuration(
     given: str | Mapping[str, Any], overrides: Settings, *, step: bool, offline: bool
 ) -> Examination:
-    """Checks all that can be known about a configuration before its run.
-
-    Args:
-        given: name of a shipped configuration, a file, or settings.
-        overrides: settings that replace its own.
-        step: whether to train two iterations.
-        offline: whether to leave out requests to the hub.
-    """
+    """Checks all that can be known about a configuration before its run; `step` trains two iterations, `offline` leaves
+    out requests to the hub."""
     about = f"The configuration {SETTINGS if isinstance(given, Mapping) else given}"
     try:
         path, name = named_config(given)
@@ -261,11 +255,8 @@ _ITERATIONS = 2  # the first warms up
 
 
 def step_checks(config: TrainConfig, name: str, *, hindered: bool) -> Iterator[Check]:
-    """Throughput and memory of an iteration, and the recipe's own warnings; downloads no weights.
-
-    Args:
-        hindered: whether another check found a fault that stops the run.
-    """
+    """Throughput and memory of an iteration, and the recipe's own warnings; downloads no weights. `hindered` says that
+    another check found a fault that stops the run."""
     if why := _left_out(config, hindered=hindered):
         yield Check("step", "note", f"not tried: {why}")
         return

@@ -41,12 +41,8 @@ class Examination:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Diagnosis:
-    """The findings of `flowrl.doctor`.
-
-    Attributes:
-        examinations: those of the machine and of the configuration, or that of the run.
-        of_run: whether it is about a run.
-    """
+    """The findings of `flowrl.doctor`: `examinations` of the machine and the configuration or, if `of_run`, of a
+    run."""
 
     examinations: tuple[Examination, ...]
     of_run: bool = False

@@ -261,8 +261,7 @@ def kernel_check(facts: GpuFacts) -> Check:
 
 
 def has_kernels(capability: tuple[int, int], compiled: Sequence[str]) -> bool:
-    """Whether code for an architecture runs on a GPU: binaries of its major version up to its minor one, or PTX of any
-    older one, which the driver compiles."""
+    """Whether code runs on a GPU: binaries of its major version up to its minor one, or PTX of any older one."""
     for word in compiled:
         if (found := re.match(r"(sm|compute)_(\d+)(\d)", word)) is None:
             continue

@@ -16,8 +16,7 @@ _TIMES, _NUMBERS, _SECONDS = 10, 1000, 60
 
 
 def meet(backend: str, file: str, rank: int) -> float:
-    """Milliseconds of one sum over both processes. Raises RuntimeError: they do not reach each other, or the sum is
-    wrong."""
+    """Milliseconds of one sum over both processes. Raises RuntimeError: they do not meet, or the sum is wrong."""
     device = torch.device("cuda", rank) if backend == "nccl" else torch.device("cpu")
     if device.type == "cuda":
         torch.cuda.set_device(device)

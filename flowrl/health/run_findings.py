@@ -94,10 +94,8 @@ def _signs(run: RunData) -> Iterator[Check]:
 
 
 def _reward(run: RunData) -> Iterator[Check]:
-    """A fault if a training reward ended below that of the untrained model (the first iteration) by more than chance.
-
-    It takes the last two thirds of the iterations, with errors over an iteration's prompts (`reward_error`).
-    """
+    """A fault if a training reward ended below the untrained model's (the first iteration) by more than chance, over
+    the last two thirds, with errors over an iteration's prompts (`reward_error`)."""
     rewards, errors = (column(run.train, key)[1] for key in ("reward", "reward_error"))
     if len(rewards) < 3 or len(errors) != len(rewards):
         return

@@ -26,8 +26,7 @@ CLIPS = (LOSSLESS, PLAYED, ".webm", ".mov", ".avi", ".gif")
 
 
 def save_lossless(video: Tensor, path: str | Path, fps: float, sound: tuple[Tensor, int] | None = None) -> Path:
-    """Writes one video as FFV1 in RGB, rounded to 8 bits and kept exactly; returns its path. It appears whole or not
-    at all.
+    """Writes one video as FFV1 in RGB, rounded to 8 bits, whole or not at all; returns its path.
 
     Args:
         video: [F, 3, H, W] float in [0, 1].

@@ -49,8 +49,7 @@ def open_image(source: str | Path | IO[bytes], formats: tuple[str, ...] | None =
 
 
 def as_rgb(image: Image.Image) -> Image.Image:
-    """An image of any kind as 8-bit RGB, as the module says. Raises ValueError: its pixels are of a kind that has no
-    fixed range."""
+    """An image of any kind as 8-bit RGB, as the module says. Raises ValueError: its pixels have no fixed range."""
     if said := lacks_range(image):
         raise ValueError(f"it {said}")
     clear, tiles = image.info.get("transparency"), getattr(image, "tile", ())  # the one level that is not seen

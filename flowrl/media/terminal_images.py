@@ -51,8 +51,7 @@ def show(images: Sequence[Image.Image], width: int, protocol: Protocol) -> None:
 
 
 def protocol_of(environment: Mapping[str, str] = os.environ) -> Protocol:
-    """The image protocol of the terminal that an environment describes. Raises ValueError: FLOWRL_IMAGES is none of the
-    three words."""
+    """The image protocol of an environment's terminal. Raises ValueError: FLOWRL_IMAGES is none of the three words."""
     asked = environment.get("FLOWRL_IMAGES")
     if asked is not None:
         if asked not in ("kitty", "sixel", "none"):

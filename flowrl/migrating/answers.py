@@ -18,8 +18,7 @@ FIRST = "my.yaml"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class InitQuestion:
-    """A question, the meaning of an empty answer, a check that returns the fault of an answer or None, and whether to
-    ask it, given the earlier answers."""
+    """A question, the meaning of an empty answer, a check that returns a fault or None, and when to ask it."""
 
     text: str
     usual: str = ""

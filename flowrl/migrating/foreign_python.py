@@ -53,8 +53,7 @@ def makers_in(path: Path) -> list[str]:
 
 
 def choose_function(path: Path, name: str | None) -> str:
-    """The named function, or the only one without arguments. Raises ValueError: none has that name, or there are
-    several; the message names them."""
+    """The named function, or the only one without arguments. Raises ValueError: none, or several, which it names."""
     plain = makers_in(path)
     if name in plain:
         return name

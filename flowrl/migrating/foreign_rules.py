@@ -363,12 +363,7 @@ def _betas(keys: dict[str, Any], section: str) -> dict[str, Made]:
 def _rewards(
     given: Foreign, named: Iterable[tuple[str, str, Any, tuple[str, ...]]], ours: str = "rewards"
 ) -> dict[str, Made]:
-    """Translates a file's rewards; leaves out those that are unknown here, each with a note.
-
-    Args:
-        named: for each reward its key, name, weight, and further keys of the weight.
-        ours: our key.
-    """
+    """Translates rewards (key, name, weight, further keys of the weight) to our key; unknown ones become notes."""
     table, listed, found = foreign_words().toolkits[given.kind].rewards, list[dict[str, Any]](), dict[str, Made]()
     for key, name, weight, beside in named:
         known = table.get(name.lower())

@@ -12,8 +12,7 @@ _PLACE = re.compile(r"((?:backend\.lora_cfg\.frozen_adapters|algorithm\.teachers
 
 
 def teachers(keys: dict[str, Any], pattern: str, names: dict[str, str]) -> dict[str, Made]:
-    """Translates teachers by the keys that match a pattern, whose groups are a teacher and what is said of it; `names`
-    has what that is called here."""
+    """Translates teachers by keys that match a pattern of teacher and property; `names` has our names of properties."""
     found, made, listed = dict[str, dict[str, Any]](), dict[str, Made](), list[dict[str, Any]]()
     for key, value in keys.items():
         said = re.fullmatch(pattern, key)

@@ -18,15 +18,10 @@ LEAST, MOST = 4, 64
 
 
 def hold_out(prompts: str) -> tuple[str, str] | None:
-    """Splits a file of prompts into two files: those to train on, and every tenth one; None if there are too few.
+    """Splits prompts (a .txt, .jsonl or .csv, or asset:NAME) into those to train on and every tenth; None if too few.
 
     They lie beside it, so that images in its lines are found. A repeated prompt is on one side only. Shipped prompts
-    ship in pairs.
-
-    Args:
-        prompts: a .txt, .jsonl or .csv file, or asset:NAME.
-
-    Raises ValueError: one of the two exists with other contents, or the folder cannot be written.
+    ship in pairs. Raises ValueError: one of the two exists with other contents, or the folder cannot be written.
     """
     for found in PROMPT_SETS.values():
         if found.ships is not None and found.ships[0] == prompts:
@@ -51,10 +46,7 @@ def hold_out(prompts: str) -> tuple[str, str] | None:
 
 
 def split_lines(path: Path) -> dict[str, str] | None:
-    """The lines to train on and the held-out ones, each prompt on one side only; None if there are too few.
-
-    For a .csv file, these are unchanged rows, and both sides keep the header.
-    """
+    """Lines (of a .csv header and rows) to train on and held-out ones, each prompt on one side; None if too few."""
     head, keys = list[str](), dict[str, str]()
     if path.suffix == ".csv":
         head, keys = csv_rows(path)
@@ -73,10 +65,7 @@ def split_lines(path: Path) -> dict[str, str] | None:
 
 
 def csv_rows(path: Path) -> tuple[list[str], dict[str, str]]:
-    """The lines of the header, and the text of each row with its prompt; a row may go over several lines.
-
-    Of exactly equal rows, one is kept.
-    """
+    """The lines of the header, and the text of each different row, which may go over several lines, with its prompt."""
     lines = read_text(path).rstrip("\n").split("\n")
     marked = SEPARATOR.match(f"{lines[0]}\n")
     first = 1 if marked else 0

@@ -71,8 +71,7 @@ def fetch_prompts(name: str, *, out: str | Path = "data") -> FetchedPrompts:
 
 
 def fetch_file(name: str, found: PromptSet, published: PublishedFile) -> bytes:
-    """Fetches a file of a set from its publisher. Raises ValueError: the server does not answer, has no such file, or
-    has another than the published one."""
+    """Fetches a set's file from its publisher. Raises ValueError: no answer, no such file, or not the published one."""
     where = f"{found.publisher}/{published.path}"
     advice = f"try again when it can be reached, or get the file by hand: 'flowrl data list {name}' says where it is"
     try:

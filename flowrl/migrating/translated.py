@@ -71,8 +71,7 @@ class Translated:
 
 
 def translate(given: Foreign) -> Translated:
-    """Translates a file: every key is translated, without counterpart, dropped or unknown, with our keys or the reason.
-    Raises ValueError: the file trains by an algorithm that is not translated."""
+    """Translates a file: our keys or the reason for every key. Raises ValueError: the algorithm is not translated."""
     words = foreign_words()
     toolkit, method = words.toolkits[given.kind], method_of(given)
     unsaid = {key: value for key, value in toolkit.defaults.items() if key not in given.keys}

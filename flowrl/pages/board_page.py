@@ -31,14 +31,7 @@ HEAD = ("model", "rank", "score", "to first")
 
 
 def render(rankings: Sequence[Ranking], *, heading: str, command: str, out: Path) -> str:
-    """The whole page as HTML.
-
-    Args:
-        rankings: tables in their order.
-        heading: of the page.
-        command: that made it.
-        out: folder of the page.
-    """
+    """The whole page as HTML; the page lies in `out`, and `command` made it."""
     room = Room()
     body = "".join([
         f'<p class="summary">{esc(summary(rankings))}</p>',
@@ -54,7 +47,6 @@ def render(rankings: Sequence[Ranking], *, heading: str, command: str, out: Path
 
 
 def _overview(rankings: Sequence[Ranking]) -> str:
-    """Models by tables."""
     if len(rankings) < 2:
         return ""
     names = dict.fromkeys(line.name for ranking in rankings for line in ranking.standings)

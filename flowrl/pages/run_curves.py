@@ -160,8 +160,7 @@ def _ends(run: RunData) -> tuple[float, float]:
 
 
 def training_series(run: RunData, *, label: str = "training reward", color: int = 1) -> tuple[Series, float] | None:
-    """The smoothed training reward with its 95 % band over prompts, and how many iterations a point behind it averages;
-    None before the first iteration."""
+    """The smoothed training reward, its 95 % band over prompts, and iterations per point; None before the first."""
     iteration, reward = column(run.train, "reward")
     if not len(reward):
         return None
@@ -199,10 +198,8 @@ def evaluation_series(run: RunData, metric: str, label: str, *, color: int) -> S
 
 
 def _reward_figures(run: RunData, held: HeldOut | None) -> list[str]:
-    """Every further reward: held-out ones if measured, and the parts of a training reward with several.
-
-    Sub-scores (`reward/<name>/<part>`) stay in the metrics file, and bounds become the band of their reward's curve.
-    """
+    """Every further reward: held-out ones if measured, and the parts of a training reward with several. Bounds become
+    the band of their reward's curve; sub-scores (`reward/<name>/<part>`) are left out."""
     shown = "" if held is None else held.metric
     keys = [key for key in keys_below(run.evaluations, REWARD) if key != shown]
     keys = [key for key in keys if key.count("/") == 2 and not key.endswith(("_low", "_high"))]

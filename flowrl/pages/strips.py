@@ -35,13 +35,8 @@ class Room:
 
 
 def strips_of(ranking: Ranking, out: Path, room: Room) -> str:
-    """Tables of images of a ranking as HTML; empty if no images are known or there is only one model.
-
-    Args:
-        ranking: the table.
-        out: folder of the page, from which links start.
-        room: how many images may still be embedded.
-    """
+    """Tables of images of a ranking as HTML; empty if no images are known or there is only one model. Links start from
+    the page's folder `out`; `room` is how many images may still be embedded."""
     lines = ranking.standings
     shown = [*lines[: COLUMNS - 1], *lines[COLUMNS - 1 :][-1:]]
     sides = [side.entries[0].values.get(ranking.group.metric) for side in shown]

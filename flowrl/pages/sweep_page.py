@@ -30,14 +30,8 @@ def write_page(results: Sweep, *, rows: StripRows, facts: Mapping[str, str], com
 
 
 def render(results: Sweep, *, rows: StripRows, facts: Mapping[str, str], command: str) -> str:
-    """The whole page as HTML.
-
-    Args:
-        results: all numbers.
-        rows: images of a few prompts.
-        facts: how it was measured, by name.
-        command: the command or call; "" if unknown.
-    """
+    """The whole page as HTML: all numbers, images of a few prompts, `facts` on how it was measured, by name, and the
+    command or call ("" if unknown)."""
     title = f"RLG sweep of {facts['name']}"
     reading = (
         "RLG mixes the outputs of the base model and the tuned one at each step: scale 0 is the base model, 1 the "

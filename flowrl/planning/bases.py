@@ -16,10 +16,8 @@ EVERYDAY, EVERYDAY_EVAL = "asset:prompts/everyday.txt", "asset:prompts/everyday_
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Wish:
-    """Wishes for a first configuration; None takes the value of its base.
-
-    With `recommended`, the base has the recommended recipe if one ships for the family.
-    """
+    """Wishes for a first configuration; None takes the value of its base. `recommended` takes a base of the recommended
+    recipe if one ships for the family."""
 
     model: str
     card: int
@@ -32,8 +30,7 @@ class Wish:
 
 
 def base_for(wish: Wish) -> str:
-    """The name of the base; finds the model's family, which loads light stand-ins of torch. Raises ValueError: no
-    shipped configuration is for the model or its family."""
+    """The base's name; loads light stand-ins of torch. Raises ValueError: nothing ships for the model's family."""
     from flowrl.pipelines import known_family
     from flowrl.pipelines.places.hub_files import did_you_mean
     from flowrl.planning.verdict import card_of

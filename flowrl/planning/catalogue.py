@@ -23,8 +23,7 @@ from flowrl.runtime.files import read_json
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Choice:
-    """A key that chooses a method, the recipe that has it, a heading, and the module and table that name methods. If a
-    key switches on one `method` by a `value`, the table is its class."""
+    """"""
 
     key: str
     heading: str

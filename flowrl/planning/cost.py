@@ -54,10 +54,8 @@ def cost_of(
 
     Args:
         network: one evaluation.
-        run: the run's evaluations.
         eval_forward: FLOPs of a network evaluation at the size of evaluation images.
-        decode: FLOPs of decoding one image, None where not known.
-        eval_decode: the same for evaluations.
+        decode, eval_decode: FLOPs of decoding one image, in training and evaluations; None where not known.
         recomputed: forward passes that are repeated for a row of the backward pass.
     """
     total = run.total
@@ -82,10 +80,8 @@ def cost_of(
 
 
 def decode_flops(model: str, parts: Parts | None, size: tuple[int, int, int | None]) -> float | None:
-    """FLOPs of decoding one image or video of (height, width, frames); None if the decoder is unknown.
-
-    It measures a folder's `AutoencoderKL`; published decoders have a known cost per pixel.
-    """
+    """FLOPs of decoding one image or video of (height, width, frames), counted in a folder's `AutoencoderKL` or from a
+    published decoder's known cost per pixel; None if unknown."""
     height, width, frames = size
     path = Path(model) / "vae" / "config.json"
     if path.is_file():

@@ -17,10 +17,8 @@ from flowrl.training.drift import KL_PROMPTS, KL_SIGMAS
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunCounts:
-    """A whole run: iterations until its end or the end of its budget, their sum, and evaluations with the rows of one.
-
-    `base_rows` count once, at the first evaluation, for the base that policies are compared with.
-    """
+    """A whole run: its iterations, their sum, and evaluations with the rows of one. `base_rows` count once, at the
+    first evaluation, for the base that policies are compared with."""
 
     iterations: int
     total: Counts
@@ -31,18 +29,12 @@ class RunCounts:
 
 
 def of_iteration(config: TrainConfig, iteration: int, passes: Passes, geometry: Geometry) -> Counts:
-    """One iteration over all processes; with `curriculum.max_rounds` above 1, one of its rounds.
-
-    `geometry` is `config.resolve_batch` of the run's processes.
-    """
+    """An iteration (or one of its rounds) over all processes; `geometry` is `config.resolve_batch` of these."""
     return recipe_of(config).counts(config).of_iteration(iteration, passes, geometry)
 
 
 def of_run(config: TrainConfig, passes: Passes, processes: int, num_eval_items: int | None) -> RunCounts:
-    """All iterations within the budget (which cannot foresee seconds), and the evaluations between them.
-
-    `num_eval_items` are the images of an evaluation; None if unknown.
-    """
+    """All iterations in a budget (but for seconds), and evaluations of `num_eval_items` images, None if unknown."""
     geometry, total, done = config.resolve_batch(processes), Counts(), 0
     recipe = recipe_of(config).counts(config)
     counters: dict[str, Any] = {"images": 0, "seconds": 0.0, "evals": 0, "evaluated": -1}
@@ -79,9 +71,8 @@ def of_run(config: TrainConfig, passes: Passes, processes: int, num_eval_items: 
 def graph_rows(config: TrainConfig, passes: Passes) -> int:
     """Network rows whose activations a trained image holds at once.
 
-    Recipes run the backward pass of each call before they build the next graph. backprop keeps the graphs of all
-    trained calls, and `keep_graphs` those of the whole rollout, for all its images. A recomputed negative half takes
-    the place of a freed positive one.
+    Recipes run each call's backward pass before they build the next graph. backprop keeps all trained calls' graphs,
+    and `keep_graphs` the whole rollout's, for all images. A recomputed negative half replaces a freed positive one.
     """
     rows = passes(recipe_of(config).trained_scale(config)) if config.sampler.train_negative is True else 1
     return rows * recipe_of(config).counts(config).graphs()

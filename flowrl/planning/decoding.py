@@ -32,16 +32,9 @@ _CLIPS = 3
 
 
 def decode_peaks(family: ModelFamily, model: str, size: Size, *, dtype: str = "float32") -> tuple[int, int] | None:
-    """Peak bytes of decoding one image or clip, whole and in tiles, without the autoencoder's weights.
-
-    Only video families decode in tiles, if decoding takes much; otherwise both are equal. Tiled is an upper bound.
-
-    Args:
-        model: folder or hub id.
-        dtype: `pipeline.vae_dtype`.
-
-    Returns None if the model is unknown.
-    """
+    """Peak bytes of decoding one image or clip in `pipeline.vae_dtype`, whole and in tiles, without the autoencoder's
+    weights; None if the model is unknown. Only video families decode in tiles, if decoding takes much; otherwise both
+    are equal. Tiled is an upper bound."""
     card = family.card(model) if isinstance(family, Family) else None
     if card is None or card.network is None or not isinstance(family, Family):
         return None

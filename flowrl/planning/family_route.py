@@ -84,8 +84,7 @@ class FamilyRoute:
         return text, self._call(self.size, text.usual)
 
     def drawn(self, size: Size, tokens: int) -> DrawnSample:
-        """An image or clip of a size whose prompt has so many tokens. Raises ValueError: the family cannot draw the
-        size."""
+        """An image or clip of a size whose prompt has so many tokens. Raises ValueError: the family cannot draw it."""
 
         def decoding() -> tuple[float | None, tuple[int, int] | None]:
             peaks = decode_peaks(self.family, self.model, size, dtype=self.vae_dtype)

@@ -39,14 +39,9 @@ class FirstRun:
 
 
 def first_run(wish: Wish, settings: Settings = ()) -> FirstRun:
-    """A first run with the recommended recipe; a few-step checkpoint gets the policy gradient of its family.
-
-    Args:
-        wish: model, reward and prompts; the nearest shipped configuration fills in the rest.
-        settings: replace what follows from it.
-
-    Raises ValueError: nothing ships for the model, or the settings do not go together.
-    """
+    """A first run with the recommended recipe; a few-step checkpoint gets the policy gradient of its family. `settings`
+    replace what follows from the wish; the nearest shipped configuration fills in the rest. Raises ValueError: nothing
+    ships for the model, or the settings do not go together."""
     few = is_few_step(PipelineConfig(model=wish.model))
     base = base_for(replace(wish, recommended=not few))
     below = load_config(find_config(base))
@@ -84,8 +79,7 @@ def in_few_steps(config: TrainConfig, family: str) -> TrainConfig:
 
 
 def with_prompts(given: dict[str, Any], wish: Wish) -> tuple[TrainConfig, list[str]]:
-    """The configuration with the wished prompts; shipped prompts replace missing ones. Raises ValueError: no available
-    prompts have what model and reward need."""
+    """The configuration with the wished prompts, or shipped ones for missing ones. Raises ValueError: none are fit."""
     train = given["prompts"]["train"]
     if wish.prompts is not None:
         given["prompts"] |= {"train": placed(wish.prompts), "eval": wish.eval_prompts and placed(wish.eval_prompts)}

@@ -102,15 +102,8 @@ class Plan:
 
 
 def gather(config: TrainConfig, name: str, family: ModelFamily, *, processes: int, pace: Pace, processor: str) -> Plan:
-    """Counts and measures; nothing is downloaded.
-
-    Args:
-        config: settings that passed `flowrl.planning.refusals.obstacles`.
-        pace: pace from which hours are computed.
-        processor: GPU or CPU.
-
-    Raises ValueError: the model cannot draw the configured size.
-    """
+    """Counts and measures a configuration that passed `flowrl.planning.refusals.obstacles`; downloads nothing. `pace`
+    gives the hours. Raises ValueError: the model cannot draw the configured size."""
     location = location_of(config.pipeline)
     model = checkpoints.find_counted(family, location)
     ranks = max(1, processes // config.parallel.context)  # those that share an image's tokens draw it together

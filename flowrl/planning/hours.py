@@ -78,18 +78,15 @@ class Work:
 
 
 def speed_of(plan: Plan, card: int | None, cards: int) -> Speed | None:
-    """The pace of a card of so many GB; a measured or given pace counts for every card. None if unknown.
-
-    Args:
-        card: memory in GB; stands for the usual GPU with the most memory up to this.
-    """
+    """The pace of a card of so many GB: a measured or given one, or that of its `usual_card`; None if unknown."""
     if plan.pace.range is not None:
         slow, fast = plan.pace.range
         return Speed(name=plan.processor, slow=slow, fast=fast, cards=cards)
     if plan.processor == "CPU":
         return None
-    name = usual_card(card)
-    slow, fast = (PEAKS[name] * share for share in SHARES)
+    usual = usual_card(card)
+    slow, fast = (PEAKS[usual] * share for share in SHARES)
+    name = usual if card in (None, *USUAL) else f"{usual}-class card"
     return Speed(name=name, slow=slow, fast=fast, cards=cards)
 
 
@@ -101,9 +98,8 @@ def usual_card(card: int | None) -> str:
 def gathered_bytes(plan: Plan, chosen: MemorySettings) -> tuple[float, float]:
     """Bytes that each process of split weights receives in an iteration, and that copies of trained weights exchange.
 
-    A network call gathers the parts of one expert, its backward pass once more, and adds gradients up in float32. The
-    calls are those of full batches. Copies add up their parts' gradients once an update. Raises ValueError: the
-    dimensions are unknown.
+    A network call gathers the parts of one expert, its backward pass once more, and adds gradients up in float32. Calls
+    are of full batches. Copies add up their gradients once an update. Raises ValueError: the dimensions are unknown.
     """
     facts, total, shard = plan.facts, plan.run.total, chosen.shard
     if facts is None:
@@ -124,8 +120,7 @@ def changed(config: TrainConfig, settings: Sequence[str]) -> TrainConfig:
 
 
 def work_of(plan: Plan, config: TrainConfig) -> Work:
-    """A run's work under settings that keep model, size and evaluation prompts. Raises ValueError: the dimensions are
-    unknown."""
+    """A run's work; settings keep model, size and evaluation prompts. Raises ValueError: dimensions are unknown."""
     network, cost = plan.network, plan.cost
     if network is None or cost is None:
         raise ValueError(f"the time of {plan.name} is not known: {plan.unknown}")

@@ -47,8 +47,7 @@ def import_lightly() -> None:
     """Imports what is needed to build and count the networks of all model families, if this process is the command.
 
     Some packages are hidden during the import. Later everything can be imported as usual, but diffusers no longer sees
-    those packages. So this does nothing in your own script, which may load a model later, or once torch or diffusers is
-    imported.
+    those packages. So this does nothing in your own script, or once torch or diffusers is imported.
     """
     command = Path(sys.argv[0]).parts[-2:]
     if {"torch", "diffusers"} & set(sys.modules) or not (command[-1:] == ("flowrl",) or command == _MODULE):
@@ -83,8 +82,7 @@ def import_lightly() -> None:
 @contextmanager
 def without_compiler() -> Iterator[None]:
     """A context in which torch imports neither its compiler (to keep it away from operations on the meta device) nor
-    SymPy (to ask whether sizes are expressions). Only together do the stand-ins save 500 modules and 0.4 s.
-    """
+    SymPy (to ask whether sizes are expressions). Only together do the stand-ins save 500 modules and 0.4 s."""
     if COMPILER in sys.modules or not set(LIGHT_MODULES) <= sys.modules.keys():  # which import it for themselves
         yield
         return

@@ -296,13 +296,8 @@ def checkpoint_bytes(parameters: int, slots: int) -> int:
 
 
 def fitting(memory: Memory, card: float, allowed: Sequence[int], *, checkpointed: bool) -> int:
-    """The largest allowed micro-batch that a card of so many GiB holds; 0 if it holds none.
-
-    Args:
-        card: GiB.
-        allowed: sizes that divide an update's images.
-        checkpointed: with gradient checkpointing.
-    """
+    """The largest allowed micro-batch that a card of so many GiB holds, with gradient checkpointing if `checkpointed`;
+    0 if none. `allowed` sizes divide an update's images."""
     each = memory.image_checkpointed if checkpointed else memory.image
     free = card * GIB - memory.fixed
     if free < max([0, *memory.stages.values()]) or card * GIB < memory.start + OVERHEAD:

@@ -1,8 +1,7 @@
 """Measures one evaluation of a family's denoiser on the meta device: parameters, FLOPs, and saved activations.
 
 The family (`flowrl.pipelines.ModelFamily`) gives the network and its arguments. A large network runs with only a few of
-its blocks: see `flowrl.pipelines.shared.like_blocks`. All counts are whole numbers, so the result from a few blocks
-equals that of all blocks exactly.
+its blocks: see `flowrl.pipelines.shared.like_blocks`. Counts are whole numbers, so this is exact.
 
 FLOPs: 1 multiply-add is 2. Forward and backward passes really run, with the LoRA in place and everything else frozen,
 so frozen weights cost no gradient. Attention counts by its formula, `4 b h q k d` forward and twice that backward, as
@@ -117,12 +116,8 @@ class FewBlocks:
 
 
 def few_blocks(family: ModelFamily, model: str, targets: Sequence[str]) -> FewBlocks | None:
-    """The networks from which a model's denoiser is measured; None if the model is unknown.
-
-    Args:
-        model: folder or hub id.
-        targets: layers of the LoRA; if they name a block, the network has all blocks.
-    """
+    """The networks from which a model's denoiser is measured; None if the model is unknown. If `targets`, the LoRA's
+    layers, name a block, the network has all blocks."""
     kinds = {} if names_a_block(targets) else family.block_kinds(model)
     few = fewest(kinds)
     least = family.meta_denoiser(model, few)
@@ -137,15 +132,9 @@ def few_blocks(family: ModelFamily, model: str, targets: Sequence[str]) -> FewBl
 
 
 def measure(denoisers: FewBlocks, call: dict[str, Any], *, trained: Trained, dtype: torch.dtype) -> Network:
-    """Forward and backward of one sample.
-
-    Args:
-        denoisers: on the meta device; they get a LoRA here.
-        call: keyword arguments of the network.
-        dtype: of the checkpoint's weights and the arithmetic; the LoRA is float32.
-
-    Raises ValueError: a target matches no layer.
-    """
+    """Forward and backward of one sample. Denoisers are on the meta device and get a LoRA in float32 here; `call` are
+    the network's arguments, `dtype` is of the checkpoint's weights and the arithmetic. Raises ValueError: a target
+    matches no layer."""
     least = total = _count(denoisers.least, call, trained, dtype)
     for lacking, network in denoisers.more:
         total += least.block(_count(network, call, trained, dtype), lacking)

@@ -64,12 +64,8 @@ class Outlook:
 
 
 def outlook_of(plan: Plan, card: int | None, price: float | None = None) -> Outlook:
-    """The verdict's numbers.
-
-    Args:
-        card: memory in GB; None takes the smallest usual card that holds the run unchanged, or else the largest.
-        price: price of one card for an hour.
-    """
+    """The verdict's numbers, for a card of so many GB (None takes the smallest usual one that holds the run unchanged,
+    or else the largest) at a price per hour."""
     card = card_for(plan, card)
     advice = (*few_step_advice(plan.config), *reference_notes(plan.config))
     if plan.facts is None or plan.cost is None:

@@ -191,8 +191,6 @@ def in_time(
     """The run that fits cards of so many GB and ends within so many hours, and the settings, `key=value`, for this.
 
     Args:
-        config: configuration of the run as it is.
-        card: memory of a card.
         hours: None keeps the length.
         ranks: ranks of the LoRA, descending, to try if nothing else makes the run fit.
         make: makes its plan; None is `make_plan`.
@@ -258,13 +256,8 @@ def told(made: Plan, found: Obstacles, outlook: Outlook, configuration: str | No
 def planned_settings(
     given: str | Mapping[str, Any], card: int | None, settings: Mapping[str, Any]
 ) -> Iterator[tuple[TrainConfig, str, str | None, tuple[int, ...]]]:
-    """A context with light stand-ins of libraries; gives a run's settings, name, base, and further LoRA ranks to try.
-
-    Args:
-        given: a configuration, or a model for its first run.
-        card: memory of a card in GB.
-        settings: replace the configuration's own.
-    """
+    """A context with light stand-ins of libraries; gives the settings of a run (or of a model's first run), name, base,
+    and further LoRA ranks to try."""
     if isinstance(given, str) and not Path(given).is_file() and is_model(given):
         with light_libraries(None):
             from flowrl.planning.first_run import first_run
@@ -281,11 +274,9 @@ def planned_settings(
 def for_card(config: TrainConfig, name: str, card: int) -> tuple[str, ...]:
     """The least settings, as `key=value`, with which a process of a run fits a card of so many GB; none if it fits.
 
-    If text encoders are freed, a folder keeps the embeddings, so that another run need not encode the prompts.
-
-    Raises:
-        RefusedError: `flowrl train` would refuse the configuration.
-        ValueError: no setting makes it fit, or nothing is known of the model.
+    If text encoders are freed, a folder keeps the embeddings, so that another run need not encode the prompts. Raises
+    RefusedError: `flowrl train` would refuse the configuration. Raises ValueError: no setting makes it fit, or nothing
+    is known of the model.
     """
     from flowrl.planning.verdict import changes_for
     from flowrl.training.processes.launched import num_launched
@@ -300,12 +291,8 @@ def for_card(config: TrainConfig, name: str, card: int) -> tuple[str, ...]:
 def make_plan(
     config: TrainConfig, name: str, processes: int, *, tflops: float | None = None, bench: str | None = None
 ) -> tuple[Plan, Obstacles]:
-    """The plan of a run with so many processes, and its obstacles.
-
-    Raises:
-        RefusedError: `flowrl train` would refuse the configuration.
-        ValueError: processes do not fit together, or the model cannot draw the configured size.
-    """
+    """The plan of a run with so many processes, and its obstacles. Raises RefusedError: `flowrl train` would refuse the
+    configuration. Raises ValueError: processes do not fit together, or the model cannot draw the configured size."""
     from flowrl.planning.gather import gather
     from flowrl.planning.refusals import obstacles
     from flowrl.training.parts import model_family

@@ -20,10 +20,8 @@ from flowrl.training.processes.devices import check_device
 
 @dataclass(frozen=True, slots=True)
 class Obstacles:
-    """`refused` are settings to change, `absent` is what you have to put in place, `device` is what this machine lacks.
-
-    `of_prompts` are those of the first two that concern prompt files.
-    """
+    """Settings to change (`refused`), what you have to put in place (`absent`), what this machine lacks (`device`);
+    `of_prompts` are those of the first two that concern prompt files."""
 
     refused: list[str] = field(default_factory=list)
     absent: list[str] = field(default_factory=list)

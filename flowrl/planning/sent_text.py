@@ -38,13 +38,7 @@ class Text:
 
 
 def text_of(family: ModelFamily, model: str, options: dict[str, Any], prompts: Sequence[str] | None) -> Text:
-    """Tokens that are sent of prompts.
-
-    Args:
-        model: folder or hub id.
-        options: of the family, as configured.
-        prompts: all prompts that the run embeds; None if they are not here.
-    """
+    """Tokens sent of the prompts that the run embeds (None if they are not here); `options` are the family's."""
     most = family.text_tokens(model, options)
     p = unloaded(family, model, most, options)
     if p is None or "length_on_host" not in p.family.conditioning(p, most):  # which keeps a prompt's number of tokens

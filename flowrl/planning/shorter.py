@@ -65,14 +65,8 @@ class Length:
 
 
 def length_within(work: Work, speed: Speed, *, batch: Sequence[Batch], within: float) -> Length | None:
-    """The longest run that ends within so many hours, by the rule of this file; None if none does.
-
-    Args:
-        work: of the run as it is.
-        speed: speed of the hardware.
-        batch: the run's own batch, then the alternatives in the order in which they are tried.
-        within: hours.
-    """
+    """The longest run that ends within so many hours, by the rule of this file; None if none does. `work` is that of
+    the run as it is; batches are tried in their order, the run's own first."""
     prompts, group = batch[0]
     each, evaluation = work.iteration / (prompts * group), work.evaluation
     second = speed.hours(1.0).most
@@ -98,10 +92,8 @@ def length_within(work: Work, speed: Speed, *, batch: Sequence[Batch], within: f
 
 
 def batches_of(config: TrainConfig, ranks: int) -> list[Batch]:
-    """The run's own batch, then smaller ones: fewer prompts down to `LEAST_PROMPTS`, then fewer images of each.
-
-    Their images divide by processes and updates, and groups stay whole.
-    """
+    """The run's own batch, then smaller ones that processes and updates divide, in whole groups: fewer prompts down to
+    `LEAST_PROMPTS`, then fewer images of each."""
     prompts, group = config.prompts_per_step, config.group_size
     fewer = [(count, group) for count in range(prompts - 1, min(LEAST_PROMPTS, prompts) - 1, -1)]
 
@@ -119,12 +111,8 @@ def batches_of(config: TrainConfig, ranks: int) -> list[Batch]:
 
 
 def length_settings(config: TrainConfig, found: Length, within: float, evaluated: int | None) -> tuple[str, ...]:
-    """The settings, as `key=value`, that give a run this length; only those that differ from its own.
-
-    Args:
-        within: hours after which the run ends, whatever the pace.
-        evaluated: number of its held-out prompts; None if unknown.
-    """
+    """The settings, as `key=value`, that differ from a run's own and give it this length, and end it `within` hours
+    whatever the pace. `evaluated` is the number of its held-out prompts; None if unknown."""
     settings = dict[str, int | float]()
     for key, count in zip(
         ("prompts_per_step", "group_size", "num_iterations"), (*found.batch, found.iterations), strict=True
@@ -146,15 +134,8 @@ def length_settings(config: TrainConfig, found: Length, within: float, evaluated
 
 
 def settings_in_time(plan: Plan, card: int, hours: float | None) -> tuple[str, ...]:
-    """Settings, as `key=value`, with which a run fits cards of so many GB and ends within so many hours.
-
-    Args:
-        plan: of the run as it is.
-        card: memory of a card.
-        hours: None leaves the length.
-
-    Raises ValueError: it does not fit, nothing ends in time, or the model's dimensions are unknown.
-    """
+    """Settings, as `key=value`, with which a run fits cards of so many GB and ends within so many hours (None leaves
+    the length). Raises ValueError: it does not fit, nothing ends in time, or the model's dimensions are unknown."""
     overrides = changes_for(plan, card)
     if hours is None:
         return overrides

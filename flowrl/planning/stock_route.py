@@ -105,13 +105,8 @@ class StockRoute:
 def stock_route(
     family: ModelFamily, model: str, options: Mapping[str, Any], vae_dtype: str = "float32"
 ) -> StockRoute | str | None:
-    """A stock pipeline, or why it is unknown; None if the model has a family in flowrl.
-
-    Args:
-        model: folder or hub id.
-        options: of the family, as configured.
-        vae_dtype: `pipeline.vae_dtype`.
-    """
+    """A stock pipeline, or why it is unknown; None if the model has a family in flowrl. `options` are the family's, as
+    configured, and `vae_dtype` is `pipeline.vae_dtype`."""
     if family.name not in GENERIC:
         return None
     longest = WORD * FAMILY.text_tokens(model, options)
@@ -138,12 +133,7 @@ def stock_route(
 
 
 def stock_decoding(found: Recorded, *, dtype: str, videos: bool) -> tuple[float, tuple[int, int]]:
-    """FLOPs and peak bytes of decoding one image or clip, whole and in tiles.
-
-    Args:
-        dtype: `pipeline.vae_dtype`.
-        videos: whether it can be decoded in tiles.
-    """
+    """FLOPs and peak bytes of decoding one image or clip in `pipeline.vae_dtype`, whole and (`videos`) tiled."""
     low = torch.bfloat16 if dtype == "bfloat16" else torch.float32
     vae: Any = found.vae
     given = (*found.decoded[0], *found.decoded[1].values())  # made of latents beside them, and there until the end

@@ -1,7 +1,4 @@
-"""The pace from which hours are computed: a given one, a bench, or a range for each of some GPUs.
-
-Nothing heavy is imported here.
-"""
+"""The pace from which hours are computed: a given one, a bench, or a range for each of some GPUs."""
 
 from __future__ import annotations
 
@@ -38,15 +35,8 @@ class Pace:
 
 
 def pace(config: TrainConfig, given: float | None, bench: str | None = None) -> Pace:
-    """The given pace, or that of the given bench, or that of the newest bench here, or none.
-
-    Args:
-        config: of the run that is planned.
-        given: the argument `tflops`; None if not given.
-        bench: the argument `bench`: a bench's file or folder, perhaps from another machine.
-
-    Raises ValueError: the bench cannot be read, measured no pace, or is of another model.
-    """
+    """The given pace (`tflops`), or that of the given bench, perhaps of another machine, or of the newest one here, or
+    none. Raises ValueError: the bench cannot be read, measured no pace, or is of another model."""
     if given is not None:
         return Pace(range=(given, given), told=f"The pace of {given:g} TFLOP/s is what `tflops` says.")
     if bench is not None:
@@ -95,12 +85,7 @@ def measured_tflops(
     """TFLOP/s on the clock of the newest bench of the same model on this machine, and the bench: least, median, most.
 
     Its dtype, `pipeline.compile` and `threads` must equal those of the run. A bench with fewer blocks (`--layers`) is
-    not used, because its pace belongs to no model.
-
-    Args:
-        config: of the run that is planned.
-        damaged: gets the files that cannot be read.
-        folder: whose folders hold benches.
+    not used, because its pace belongs to no model. Benches lie in folders of `folder`; `damaged` gets unreadable files.
     """
     wanted = _wanted(config)
     found = []

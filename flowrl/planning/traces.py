@@ -218,14 +218,8 @@ class _Storages:
 
 
 class Saved:
-    """What autograd saves, block by block.
-
-    Attributes:
-        total: bytes that it saves.
-        outside: bytes that checkpointing keeps outside blocks.
-        largest: bytes that are saved within a block, the most of one.
-        blocks: that were called.
-    """
+    """Bytes that autograd saves, block by block: their `total`, those that checkpointing keeps `outside` blocks, and
+    the `largest` within a block. `blocks` are those that were called."""
 
     def __init__(self, network: nn.Module) -> None:
         self._seen, self._kept = _Storages(), _Storages()  # without and with checkpointing

@@ -19,12 +19,8 @@ def card_of(name: str) -> int | None:
 
 
 def verdict(plan: Plan, card: int | None, *, gains: bool = True) -> list[str]:
-    """Whether a process fits a card of so many GB, and what each necessary change of a setting saves.
-
-    Args:
-        card: None takes the smallest usual card that holds the run unchanged, or else the largest.
-        gains: say what each setting saves.
-    """
+    """Whether a process fits a card of so many GB (None as in `outlook_of`), and what each necessary change of a
+    setting saves, if `gains` asks for that."""
     if plan.memory is None or plan.facts is None:
         return note(f"whether it fits a card is not known: {plan.unknown}")
     card = card_for(plan, card)

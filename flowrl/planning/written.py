@@ -25,13 +25,8 @@ WIDTH = 120
 
 
 def text_of(config: TrainConfig, base: str | None, head: Sequence[str], sized: Collection[str] = ()) -> str:
-    """YAML of a configuration's differences to its base, and of `SHOWN`, with each key's meaning beside or above it.
-
-    Args:
-        base: the configuration that it builds on, a file or the name of one that ships; None writes all settings.
-        head: first paragraphs, as comments.
-        sized: keys that were set for the card or the time.
-    """
+    """YAML of a configuration's differences to its base (None writes all settings), and of `SHOWN`, with each key's
+    meaning. `head` are the first paragraphs, as comments; `sized` are keys that were set for the card or the time."""
     own = yaml.safe_load(to_yaml(config))
     data: dict[str, Any] = own
     if base is not None:  # a shipped one by its name, so that another machine finds it

@@ -1,7 +1,6 @@
 """The optimizer of the embedded models: Muon for the hidden layers' matrices, AdamW for everything else.
 
-torch has a Muon of its own, which orthogonalises in bfloat16; without instructions for it a CPU spends four fifths of
-the time there.
+torch's own Muon orthogonalises in bfloat16; a CPU without instructions for it spends four fifths of the time there.
 """
 
 from __future__ import annotations
@@ -20,11 +19,9 @@ _ITERATIONS = 5
 
 
 def orthogonalize(matrix: Tensor) -> Tensor:
-    """The nearest matrix whose singular values are all about 1: `U V^T` of `matrix = U S V^T`, roughly.
-
-    Five steps of `X <- a X + (b X X^T + c (X X^T)^2) X` from `X = matrix / |matrix|` leave singular values between
-    0.7 and 1.2. Source: Jordan et al. 2024, "Muon: an optimizer for hidden layers in neural networks".
-    """
+    """The nearest matrix with singular values about 1: `U V^T` of `matrix = U S V^T`, to 0.7 .. 1.2 after five steps of
+    `X <- a X + (b X X^T + c (X X^T)^2) X` from `matrix / |matrix|`. Source: Jordan et al. 2024, "Muon: an optimizer for
+    hidden layers in neural networks"."""
     wide = matrix if matrix.shape[0] <= matrix.shape[1] else matrix.T
     x = wide / (wide.norm() + 1e-7)
     for _ in range(_ITERATIONS):

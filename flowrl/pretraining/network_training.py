@@ -48,8 +48,7 @@ class Making:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WrongCaptions(Making):
-    """What can be set of a model that learns from right captions until it can draw what they say, then from some that
-    are wrong in one thing."""
+    """Settings of a model that learns to draw from right captions, then also from some that are wrong in one thing."""
 
     label_weight: float = 0.3
     """Weight of the label head's error."""

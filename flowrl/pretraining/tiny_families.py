@@ -48,8 +48,7 @@ def build_tiny_sd15(vae: AutoencoderKL, seed: int = 0) -> StableDiffusionPipelin
 
 def build_tiny_wan(words: Sequence[str], seed: int = 0) -> WanPipeline:
     """An untrained Wan text-to-video pipeline for clips of 64 x 64 pixels, with latents [16, 3, 8, 8] of 9 frames.
-    `words` are those of its prompts beyond the images'; `seed` is that of the initial weights, and the global random
-    state is left as it was."""
+    `words` are those of its prompts beyond the images'; `seed` sets the weights; the global random state stays."""
     sizes = NETWORKS["wan"]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

@@ -1,8 +1,7 @@
 """Trains a preference head on pairs of images: `flowrl reward train PAIRS.jsonl [key=value ...]`.
 
-Bradley and Terry (1952): the winner wins with probability sigmoid(s_w - s_l), so the loss is the mean of
--log sigmoid(s_w - s_l). The network below the head is frozen: each image's features are computed once, and training
-takes minutes.
+Bradley and Terry (1952): the winner wins with probability sigmoid(s_w - s_l), so the loss is the mean of -log
+sigmoid(s_w - s_l). The network below the head is frozen: features are computed once, in minutes.
 
 1. Prompts are split into three parts: to learn from, to stop at and calibrate on, to measure on. Where there are too
    few prompts, the units are pairs joined by shared images; no image is in two parts either way.

@@ -70,8 +70,7 @@ class VerifierConfig:
     """A file of pairs (`flowrl.prompts.pairs`) with `source`, and, where supervision is wanted, `winner_answers` and
     `loser_answers`; edits may have `principles`. Null draws pairs of the embedded world."""
     template: str | None = None
-    """As the option of the reward `edit_principles` or `grid_consistency`; null is our own words, short ones without
-    `model`."""
+    """As the option of the reward `edit_principles` or `grid_consistency`; null is our words, short without `model`."""
     seed: int = 0
     """Of first weights, pairs, batches and traces."""
     threads: int = 1
@@ -271,8 +270,7 @@ def main(config: VerifierConfig) -> Path:
 
 
 def pairs_of(config: VerifierConfig, words: Template) -> tuple[list[Preference], list[Preference], list[int]]:
-    """The pairs to learn from and those held out, with the unit of each: of a file prompts, or sets of pairs that share
-    images."""
+    """Pairs to learn from and held-out ones, with their units: a file's prompts, or sets of pairs that share images."""
     if config.pairs is None:
         draw = partial(drawn_edit if config.task == "edits" else drawn_set, words, config.seed)
         held = [draw("held out", number) for number in range(config.held_out)]

@@ -104,8 +104,7 @@ def bench(
 
 @contextmanager
 def bench_folder(wanted: str | Path | None, name: str) -> Iterator[Path]:
-    """A context with the folder of a bench, locked for this process; removes a new one if nothing was written. Raises
-    ValueError: it is taken."""
+    """A locked folder of a bench, as a context; removes a new one that stays empty. Raises ValueError: it is taken."""
     chosen = None if wanted is None else Path(wanted).expanduser()
     if chosen is not None and is_taken(chosen):
         raise ValueError(f"{chosen} is not empty, and nothing in it will be overwritten: choose another folder")

@@ -185,10 +185,8 @@ def both_ways(subject: BenchSubject, rows: int, checkpointing: bool) -> dict[str
 
 
 def measure_compiled(subject: BenchSubject, watch: Stopwatch, *, backend: str = "inductor") -> Iterator[Phase]:
-    """Forward and backward under `pipeline.compile: blocks`; the last section, since compiled blocks stay compiled.
-
-    If evaluations with and without gradient differ, no ratio would start at 1; the phase then says so.
-    """
+    """Forward and backward under `pipeline.compile: blocks`: the last section, since blocks stay compiled. The phase
+    says if evaluations with and without gradient differ, since no ratio would then start at 1."""
     if subject.config.pipeline.compile != "none":
         yield Phase(section="compile", name="blocks", note="as configured: all that was measured is compiled")
         return

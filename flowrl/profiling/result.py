@@ -113,10 +113,8 @@ class Bench:
     # ---- what follows --------------------------------------------------------------------------------------------
 
     def rate(self, ceiling: str) -> float | None:
-        """FLOPs a second of a ceiling, or bytes a second of "copy"; None where it was not measured.
-
-        For a low dtype it is that of float32 if this is faster, because some CPUs have no 16-bit instructions.
-        """
+        """FLOPs a second of a ceiling, or bytes a second of "copy"; None if not measured. A low dtype takes float32's
+        if that is faster: some CPUs have no 16-bit instructions."""
         named = (ceiling, f"{ceiling}, float32")
         found = [one for one in self.phases if one.section == "ceilings" and one.name in named]
         rates = [
@@ -183,8 +181,7 @@ def write_bench(folder: Path, bench: Bench) -> None:
 
 
 def read_bench(path: Path) -> Bench:
-    """The bench of a folder, or of a file. Raises ValueError: there is none, or it is damaged or of another version;
-    names it."""
+    """The bench of a folder or file. Raises ValueError: names one that is missing, damaged or of another version."""
     file = path / FILE if path.is_dir() else path
     if not file.is_file():
         raise ValueError(f"there is no {file}: give a folder of flowrl bench, or its {FILE}")

@@ -41,13 +41,8 @@ class Stopwatch:
         return self.deadline - time.monotonic()
 
     def phase(self, section: str, name: str, call: Call, *, counted: bool = True, **facts: Any) -> Phase:
-        """Times a call; returns a phase, which says so if memory is not enough.
-
-        Args:
-            call: takes one repeat.
-            counted: count operations and saved bytes, which compiled calls do not show.
-            facts: other fields of the phase.
-        """
+        """Times a call, which takes one repeat; the phase says if memory is not enough. `counted` adds operations and
+        saved bytes, which compiled calls do not show; `facts` are other fields."""
         try:
             return self._time(section, name, call, counted=counted and self.counts, **facts)
         except (RuntimeError, MemoryError) as error:

@@ -141,13 +141,8 @@ class BenchSubject:
 
 def prepare(config: TrainConfig, name: str, *, random_weights: bool, layers: int | None) -> BenchSubject:
     """Checks a configuration like `flowrl train`, except for missing prompts and rewards, and loads it.
-
-    Args:
-        random_weights: whether to use random weights even if the checkpoint is here.
-        layers: blocks of each kind that stay; None leaves all. Fewer go with random weights.
-
-    Raises ValueError: a setting that cannot work, or an unknown model.
-    """
+    `random_weights` are taken even if the checkpoint is here; with them, `layers` blocks of each kind stay (None leaves
+    all). Raises ValueError: a setting that cannot work, or an unknown model."""
     notes = list[str]()
     config = _measurable(config, notes)
     config, absent = _with_rewards(config)

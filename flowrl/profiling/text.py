@@ -107,9 +107,6 @@ def facts_that_differ(first: Bench, second: Bench) -> list[tuple[str, str, str]]
     return [(key, a, b) for key, a, b in found if a != b]
 
 
-# ---- words -----------------------------------------------------------------------------------------------------------
-
-
 def _row(bench: Bench, phase: Phase) -> tuple[str, ...]:
     if phase.seconds is None:
         return (phase.name, amount(phase), "-", "", "", "")

@@ -66,10 +66,8 @@ class ReplayEntry:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Replay:
-    """Prompts worth another visit (prompt replay, arXiv 2603.21177). It keeps only prompts; rollouts are always fresh.
-
-    What is remembered is a list of `[prompt, pass_rate, last_used, reuses]`, ascending by prompt.
-    """
+    """Prompts worth another visit with fresh rollouts (prompt replay, arXiv 2603.21177), remembered as a list of
+    `[prompt, pass_rate, last_used, reuses]`, ascending by prompt."""
 
     band: tuple[float, float] = (0.25, 0.75)
     """Lowest and highest pass rate that is kept."""
@@ -138,10 +136,8 @@ def _entries(state: Any) -> list[ReplayEntry]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Gaussian:
-    """Prompts of middling difficulty come more often: Gaussian curriculum sampling of FG-ExPO (arXiv 2605.11403).
-
-    What is remembered is the pass rate [P] of every prompt; those not visited yet stand at 0.5.
-    """
+    """Prompts of middling difficulty come more often: Gaussian curriculum sampling of FG-ExPO (arXiv 2605.11403). It
+    remembers the pass rate [P] of every prompt, 0.5 before its first visit."""
 
     centre: float = 0.5
     """Pass rate that is preferred."""

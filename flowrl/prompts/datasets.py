@@ -120,10 +120,7 @@ def _load(text: str, name: str, split: str | None) -> Any:
 
 
 def _rows(text: str, table: Any, files: dict[str, Path]) -> Iterator[dict[str, Any]]:
-    """The rows as in JSON, with names of files in place of images; adds the files to `files`.
-
-    Null values are left out, because the library adds keys that a row does not have.
-    """
+    """The rows as in JSON without the nulls that the library adds; names of files, added to `files`, replace images."""
     import datasets
 
     def kind(feature: Any) -> Any:

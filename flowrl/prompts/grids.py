@@ -27,10 +27,8 @@ _LABEL = re.compile(r"[.\"]\s+[A-Z0-9\-\[\]]+:")
 
 
 def grid_shape(text: str) -> tuple[int, int] | None:
-    """Rows and columns of the first grid that a text names ("2x2", "3 x 4", "2\u00d72"), None where it names none.
-
-    It skips single cells, which have no pairs, and more than `MAX_CELLS`, which is taken for an image's size.
-    """
+    """Rows and columns of the first grid that a text names ("2x2", "3 x 4", "2\u00d72"), else None. Single cells, which
+    have no pairs, and more than `MAX_CELLS`, an image's size, do not count."""
     for rows, columns in _SHAPE.findall(text):
         if 2 <= int(rows) * int(columns) <= MAX_CELLS:
             return int(rows), int(columns)
@@ -70,11 +68,9 @@ def theme(prompt: str) -> str:
 
 
 def sub_prompts(prompt: str) -> list[str]:
-    """The parts of a prompt that describe one cell each, in order: what follows a sentence's end and a label.
-
-    A label is of capitals, digits, dashes and brackets, and ends in a colon: "... 2x2 grid. [LEFT]: a cat. [RIGHT]: a
-    dog." The full stop before a label goes back to the text that it ends, as in PaCo-RL.
-    """
+    """The parts of a prompt that describe one cell each, in order: after a sentence's end and a label of capitals,
+    digits, dashes and brackets with a colon: "... 2x2 grid. [LEFT]: a cat. [RIGHT]: a dog." A full stop before a label
+    belongs to the text that it ends, as in PaCo-RL."""
     return [_sentence(part) for part in _LABEL.split(prompt)[1:]]
 
 
@@ -86,8 +82,7 @@ def _sentence(text: str) -> str:
 def cell_prompts(prompt: str, metadata: Mapping[str, Any]) -> list[Prompt]:
     """Prompts of the cells, in order: `sub_prompts` of the metadata, or else those in the prompt.
 
-    An entry of `sub_prompts` is what a line of a prompt file is: a text, or an object with `prompt` that is the cell's
-    metadata.
+    An entry of `sub_prompts` is as a line of a prompt file: a text, or the cell's metadata with `prompt`.
 
     Raises ValueError: if `sub_prompts` is something else.
     """

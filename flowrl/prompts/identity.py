@@ -38,10 +38,8 @@ def asked_for(prompt: Prompt) -> str:
 
 
 def keys_of(prompts: Sequence[Prompt]) -> list[str]:
-    """A key for each row of a list: equal for the same row twice, different for others, the same on every machine.
-
-    It is `asked_for` if that is unique in the list, so that older files with plain texts as keys can be read.
-    """
+    """A key per row of a list, equal for equal rows only, the same on every machine: `asked_for` if unique in the list,
+    so that older files with plain texts as keys can be read."""
     asked, own = [asked_for(prompt) for prompt in prompts], [identity(prompt) for prompt in prompts]
     several: dict[str, set[str]] = {}
     for text, row in zip(asked, own, strict=True):

@@ -77,11 +77,9 @@ def load_sources(prompt: Prompt, size: Size | None = None) -> list[Float[Tensor,
 
 
 def prompts_of_iteration(total: int, count: int, seed: int, iteration: int) -> list[int]:
-    """The prompts of an iteration, from passes over the file that are shuffled for each pass.
-
-    The result depends only on (seed, iteration), so a resumed run, or one on more processes, sees the same. An order is
-    kept and shuffled only as far as needed: a million prompts take no longer than a hundred.
-    """
+    """The prompts of an iteration, from passes over the file, each shuffled. They depend only on (seed, iteration), so
+    resumed runs and more processes see the same. It shuffles only as far as needed: a million prompts take no longer
+    than a hundred."""
     chosen = []
     for position in range(iteration * count, (iteration + 1) * count):
         drawn, rest = _order(total, seed, position // total)
@@ -106,9 +104,7 @@ def eval_items(
     rows: Sequence[Prompt], *, num_prompts: int | None = None, samples_per_prompt: int = 1
 ) -> list[EvalItem]:
     """The images of an evaluation, in file order; equal rows share an id, and their samples are numbered through.
-
-    `num_prompts` rows are taken evenly from the whole file, which is often sorted by task.
-    """
+    `num_prompts` rows come evenly from the whole file, which is often sorted by task."""
     places = range(len(rows)) if num_prompts is None else spread(len(rows), num_prompts)
     chosen = [rows[place] for place in places]
     ids: dict[str, int] = {}

@@ -85,10 +85,8 @@ class Prompt:
 
     @property
     def noise_name(self) -> str:
-        """What start noise is a function of beside seed and sample: the text, and the names of what it is about.
-
-        Rows may share it: what tells them apart is made in `flowrl.prompts.identity`.
-        """
+        """What start noise depends on beside seed and sample: the text, and the names of what it is about. Rows may
+        share it; `flowrl.prompts.identity` tells them apart."""
         names = self.source_names or tuple(Path(file).name for file in (*self.sources, *self.clips))
         return json.dumps([self.text, *names], ensure_ascii=False) if names else self.text
 

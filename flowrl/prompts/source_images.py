@@ -52,8 +52,7 @@ def read_image(path: str | Path, size: Size | None = None) -> Float[Tensor, " 3 
 
 
 def keep_image(data: bytes) -> Path:
-    """A file of this process that holds the bytes of an image; the same bytes have one file. Raises ValueError: they
-    are not an image."""
+    """A file of this process with an image's bytes, one for the same bytes. Raises ValueError: they are no image."""
     name = hashlib.sha256(data).hexdigest()[:32]
     try:
         with open_image(io.BytesIO(data)) as image:

@@ -17,12 +17,8 @@ _TRIED = 8
 
 
 def check_tokenizer_files(folder: Path, advice: str) -> None:
-    """Refuses a tokenizer's folder without its words, as far as names and small files tell.
-
-    Args:
-        folder: of a tokenizer, or of a processor that has one.
-        advice: what to do, for the message.
-    """
+    """Refuses the folder of a tokenizer, or of a processor with one, without its words, as far as names and small files
+    tell; the message ends with `advice`."""
     names = {path.name for path in folder.glob("*")} | {path.name for path in folder.glob("tokenizer/*")}
     kind = _read(folder / "tokenizer_config.json").get("tokenizer_class")
     if kind in _WORDLESS:

@@ -33,12 +33,8 @@ TERMS = {name: Terms(**row) for name, row in read_mapping(Path(__file__).with_su
 
 
 def terms_of(model: str, licence: str | None = None) -> Terms | None:
-    """The terms of a base model; None if its licence is unknown here.
-
-    Args:
-        model: hub id, `asset:NAME` (which ships with flowrl, under its licence) or a place on this machine.
-        licence: a licence given instead of the base's, as the hub calls it.
-    """
+    """The terms of a base model: a hub id, `asset:NAME` (which ships with flowrl, under its licence) or a place on this
+    machine. A given `licence`, as the hub calls it, replaces the base's. None if it is unknown here."""
     if licence:
         demands = "Stated by whoever shares this LoRA; the demands of the base model hold too."
         return Terms(title=licence, hub=licence, demands=demands)

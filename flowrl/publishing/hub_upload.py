@@ -46,8 +46,7 @@ def check_target(repository: str | None, *, update: bool, public: bool, dry_run:
 
 
 def upload(repository: str, files: Sequence[Shared], *, public: bool) -> str:
-    """Makes a missing repository; uploads all or nothing; returns the address. Raises ValueError: refused, or no
-    answer."""
+    """Makes a missing repository, uploads all or nothing, returns the address. Raises ValueError: refused or silent."""
     from huggingface_hub import CommitOperationAdd
 
     api = _api()

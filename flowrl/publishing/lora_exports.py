@@ -1,7 +1,6 @@
 """Writes a LoRA under the names of PEFT, ComfyUI and kohya, as far as stock diffusers reads them.
 
-diffusers' own `load_lora_weights` can read every form that is written here, and the tests do so. A layer that it would
-not find is refused, never dropped. Names:
+diffusers' own `load_lora_weights` reads every form written here. A layer that it would not find is refused. Names:
 
     comfyui  SD3, FLUX, Qwen-Image  transformer.LAYER.lora_A.weight     the scale multiplied into lora_B
              Wan                    diffusion_model.blocks.0.self_attn.q.lora_A.weight     likewise
@@ -117,8 +116,7 @@ def stock_files(folder: Path) -> dict[str, tuple[dict[str, Tensor], dict[str, st
 
 
 def comfyui_tensors(lora: SavedLora, family: str) -> dict[str, Tensor]:
-    """The tensors of a file for ComfyUI's `Load LoRA`. Raises ValueError: no form for this family, for this variant or
-    for one of its layers could be checked."""
+    """The tensors for ComfyUI's `Load LoRA`. Raises ValueError: no checked form of the family, variant or a layer."""
     _refuse_dora(lora, "comfyui")
     if family in _UNET:
         return kohya_tensors(lora, family)

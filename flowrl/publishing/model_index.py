@@ -40,14 +40,10 @@ Block = dict[str, Any]
 
 
 def add_to_card(path: Path, name: str, entries: Sequence[BoardEntry]) -> tuple[str, int]:
-    """Merges evaluations into the README.md; creates the file if it is missing.
+    """Merges evaluations into the README.md; creates a missing one, under `name` if the card has none.
 
-    Args:
-        name: name of the model, if the card does not have it.
-
-    Returns the new block, and how many numbers were written.
-
-    Raises ValueError: its front matter cannot be read, or cannot be changed without loss; nothing was written.
+    Returns the new block, and how many numbers were written. Raises ValueError: its front matter cannot be read, or
+    cannot be changed without loss; nothing was written.
     """
     text = ""
     if path.exists():
@@ -68,8 +64,7 @@ def add_to_card(path: Path, name: str, entries: Sequence[BoardEntry]) -> tuple[s
 
 
 def model_index(name: str, entries: Sequence[BoardEntry]) -> list[Block]:
-    """Builds the block for evaluations of one model with the hub's library. Raises ValueError: two of them are of one
-    benchmark under the same conditions."""
+    """Builds the block for one model. Raises ValueError: two results of one benchmark under the same conditions."""
     from huggingface_hub.repocard_data import EvalResult, eval_results_to_model_index
 
     results: list[Block] = []
@@ -124,8 +119,7 @@ def task_of(entry: BoardEntry) -> str:
 
 
 def merge_index(old: Any, new: Sequence[Block], where: str) -> list[Block]:
-    """Puts new results into the old block, in place of those with the same conditions, or else at its end. Raises
-    ValueError: the hub does not understand the old block."""
+    """Puts results into the old block, replacing equal conditions. Raises ValueError: the hub cannot read it."""
     from huggingface_hub.repocard_data import model_index_to_eval_results
 
     if not old:

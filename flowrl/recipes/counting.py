@@ -2,8 +2,7 @@
 
 `counts(config)` of each recipe makes it. One evaluation is one row of a batch, so guidance in two passes counts twice.
 Rollouts, completions and images are known exactly. Updates are the most there can be, unless `exact`: a micro-batch is
-left out if none of its rows is trained, because all its groups got equal rewards, an image failed, or a method chose
-others.
+left out if none of its rows is trained, for equal rewards, a failed image, or a method's choice.
 """
 
 from __future__ import annotations
@@ -19,10 +18,8 @@ Passes = Callable[[float], int]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Counts:
-    """Rows that the network evaluates, by purpose; `backward` are rows walked back, `images` those decoded and scored.
-
-    `update` includes rows scored again without gradient.
-    """
+    """Rows that the network evaluates, by purpose: `update` with rows scored again without gradient, `backward` those
+    walked back, `images` those decoded and scored."""
 
     rollout: int = 0
     completion: int = 0

@@ -9,10 +9,9 @@ are scored and what each step gets of their rewards (`credit`), how rewards beco
 Letters: P prompts, G images per prompt, B = P * G, b rows of a micro-batch, M transitions, F finished latents.
 
 Deviations from the published code: the KL is exact (`kl_type: no_dt` is the published one); the last step is an ODE
-step (there too it is never trained); groups of equal rewards are masked in place rather than re-packed; the
-loss is divided by the number of live rows of the whole update (`loss_denominator: all` for methods that count dead ones
-too), on all processes; gradients are summed in float64 over micro-batches and processes, so that their number does not
-change the result.
+step (there too it is never trained); groups of equal rewards are masked in place rather than re-packed; the loss is
+divided by the number of live rows of the whole update (`loss_denominator: all` for methods that count dead ones too),
+on all processes; gradients are summed in float64 over micro-batches and processes, whose number changes nothing.
 """
 
 from __future__ import annotations

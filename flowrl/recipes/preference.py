@@ -156,8 +156,7 @@ def descend(
     gradient: GradientSum,
     stats: Statistics,
 ) -> None:
-    """Adds up the gradient of an update's rows, of which there are `live` on all processes; the second of `pairs`
-    holds one for idle turns."""
+    """Adds up the gradient of an update's rows, `live` on all processes; the second of `pairs` is for idle turns."""
     size = max(1, loop.geometry.micro_batch_size // 2)
     blocks = [block for block in torch.arange(len(pair_r)).split(size) if len(block)]
     for block, own in in_step(loop.shards, blocks, idle=lambda _: torch.arange(0)):

@@ -11,8 +11,7 @@ A prompt of equal rewards is left out.
 
 There is no ratio.
 
-Letters: P prompts, G images per prompt, n images of this process, p its prompts, M trained states, b rows of a
-micro-batch.
+Letters: P prompts, G images per prompt, n images and p prompts of this process, M trained states, b rows of a batch.
 
 Deviations from the published code: each teacher has its guidance scale, and the policy that of its sampling; the loss
 is the mean over all states of an update, on all processes; with `updates_per_rollout` each update has its own images,

@@ -92,10 +92,8 @@ def thin(values: Values) -> Values:
 
 
 def smooth(values: Values, error: Float[np.ndarray, " m"]) -> tuple[Values, Float[np.ndarray, " m"]]:
-    """Gaussian moving average (standard deviation n/20, none below 8 points) and the standard error of that average.
-
-    The error of a weighted mean of independent values is sqrt(sum of weight² · error²); pass none (m = 0) to skip it.
-    """
+    """Gaussian moving average (standard deviation n/20, none below 8 points) and its standard error, the root of the
+    sum of weight² · error² of independent values; no errors (m = 0) skip it."""
     count = len(values)
     if count < 8:
         return values, error

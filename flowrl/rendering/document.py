@@ -11,15 +11,8 @@ MEDIA_POLICY = f"{POLICY}; media-src data: 'self' file:"  # and clips beside it,
 
 
 def document(title: str, body: str, *, footer: str, lead: str = "", policy: str = POLICY) -> str:
-    """A whole page.
-
-    Args:
-        title: text, of the window and above the page.
-        body: HTML of the main part.
-        footer: HTML of the last line.
-        lead: HTML below the title.
-        policy: what the page may load.
-    """
+    """A whole page: `title` is text, of the window and above the page; `lead` the HTML below it, `body` of the main
+    part, `footer` of the last line; `policy` says what the page may load."""
     below = f"<p>{lead}</p>" if lead else ""
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'

@@ -72,10 +72,8 @@ def scatter(
 
 
 def log_ticks(low: float, high: float) -> tuple[float, ...]:
-    """Exponents of 1, 2, 5 times powers of ten within a range of exponents.
-
-    Only powers if there are many; in a narrow range, round numbers as on any axis.
-    """
+    """Exponents of 1, 2, 5 times powers of ten in a range of exponents: only powers if there are many, round numbers in
+    a narrow range."""
     powers = range(math.floor(low), math.ceil(high) + 1)
     factors = (1,) if high - low > 3 else (1, 2, 5)
     values = [10.0**power * factor for power in powers for factor in factors]

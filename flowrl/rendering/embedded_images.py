@@ -18,12 +18,8 @@ LARGE = 448  # longer sides are reduced to this: twice the size at which they ar
 
 
 def image_element(path: Path, words: str, large: int = LARGE) -> str:
-    """The element of an image that is embedded in the page; empty if the file cannot be read.
-
-    Args:
-        words: description, for readers who cannot see it.
-        large: longer sides are reduced to this.
-    """
+    """The element of an image embedded in the page, its longer side at most `large`, with `words` for readers who
+    cannot see it; empty if the file cannot be read."""
     try:
         image = read_rgb(path)
     except ValueError:  # missing, cut off while being written, or not an image

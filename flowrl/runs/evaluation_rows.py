@@ -38,10 +38,8 @@ def main_metric(keys: Iterable[str]) -> str | None:
 
 
 def score_rows(rows: Sequence[Mapping[str, Any]], metric: str = SCORE) -> list[ScoreRow]:
-    """The images of an evaluation with their values of a metric; images without a value are left out.
-
-    If rows share task, prompt and seed, the last one counts.
-    """
+    """An evaluation's images with their values of a metric, if they have one; of rows with one task, prompt and seed
+    the last counts."""
     found = {}
     for row in rows:
         task, value = str(row.get("task")), row.get("correct")
@@ -62,12 +60,8 @@ def score_rows(rows: Sequence[Mapping[str, Any]], metric: str = SCORE) -> list[S
 
 
 def score_interval(rows: Sequence[ScoreRow], metric: str, *, base: Sequence[ScoreRow] | None = None) -> Interval:
-    """The mean of a metric with its interval: the GenEval score over tasks, all others over images.
-
-    Args:
-        rows: `score_rows` of the metric.
-        base: rows of another evaluation; the mean is then that of the differences to it, image by image.
-    """
+    """The mean of a metric's `score_rows`, or of the differences to those of another evaluation (`base`) image by
+    image, with its interval: the GenEval score over tasks, all others over images."""
     return (stratified_score if metric == SCORE else pooled)(rows, base=base)
 
 

@@ -41,10 +41,8 @@ class HeldOut:
 
 
 def held_out(run: RunData) -> HeldOut | None:
-    """Collects the held-out result; None for a run without (readable) evaluation.
-
-    Scores come from the metrics. Differences, and scores that the metrics lack, come from the image rows.
-    """
+    """Collects the held-out result: scores from the metrics, differences and missing scores from the image rows. None
+    for a run without (readable) evaluation."""
     metric = main_metric(keys_below(run.evaluations, "eval/"))
     rows = [row for row in run.evaluations if metric is not None and column([row], metric)[0].size]
     if metric is None or not rows:

@@ -23,10 +23,8 @@ METRICS = "metrics.jsonl"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BeforeAfter:
-    """One prompt and seed drawn at the first and the last sampling of the run (`after` is None until there are two).
-
-    For a video, `before` and `after` are rows of its frames, beside the clips. Sources are the edited images.
-    """
+    """One prompt and seed at the run's first and last sampling (`after` is None until there are two); videos beside the
+    clips as rows of frames. Sources are the edited images."""
 
     prompt: str
     seed: str
@@ -176,10 +174,7 @@ def _text(path: Path) -> str:
 
 
 def rows_of(text: str, name: str) -> tuple[list[Row], int]:
-    """Parses the objects in lines, and counts the lines without one.
-
-    A run killed while writing leaves a broken line, and a resumed run appends to it.
-    """
+    """The objects in lines, and the number of lines without one, which a run killed while writing leaves."""
     rows: list[Row] = []
     broken = 0
     for _, line in numbered_lines(text):

@@ -91,11 +91,8 @@ class TrainedRun:
 
 @public
 def read_run(folder: str | Path) -> TrainedRun:
-    """Reads a run folder; the run may be finished, stopped, or still training.
-
-    Raises:
-        FlowrlError: there is no such folder, or it holds no run.
-    """
+    """Reads a run folder, finished, stopped or still training. Raises FlowrlError: there is no such folder, or it holds
+    no run."""
     return run_in(Path(folder))
 
 

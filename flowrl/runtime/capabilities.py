@@ -61,14 +61,8 @@ def capabilities() -> dict[str, str]:
 
 
 def xformers_state(folder: Path | None = None) -> str:
-    """Whether xformers' compiled operators fit the installed torch.
-
-    If xformers was built for another torch, importing it prints a page of warnings and loads no operators. So this
-    reads the record of its build instead.
-
-    Args:
-        folder: of the package; None looks for the installed one.
-    """
+    """Whether xformers' compiled operators fit the installed torch, by the record of its build in `folder` (None: the
+    installed package's): built for another torch, its import prints a page of warnings and loads no operators."""
     if folder is None:
         spec = importlib.util.find_spec("xformers")
         if spec is None or spec.origin is None:

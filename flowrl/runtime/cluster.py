@@ -1,5 +1,4 @@
-"""Ray, which runs the workers of a run (extra `ray`): one connection per process, and a private instance if no cluster
-is named.
+"""Ray, which runs the workers of a run (extra `ray`): one connection per process, private if no cluster is named.
 
     connect(None, workers=4)      # the run's own instance on this machine, or address="10.0.0.1:6379"
     ...                           # actors
@@ -149,10 +148,8 @@ def _raylet() -> Any:
 
 
 def disconnect() -> None:
-    """Ends the connection, and an instance that `connect` started. Without a connection it does nothing.
-
-    Call it at the end of a run, also of one that failed.
-    """
+    """Ends the connection, if any, and an instance that `connect` started; call it at the end of a run, also of one
+    that failed."""
     if not _connection:
         return
     made = _connection.pop()

@@ -15,8 +15,7 @@ KEPT_FROM = 2**26
 def files_below(folder: Path) -> dict[str, Path]:
     """All files of a folder and its subfolders, by relative name, sorted by the parts of the names.
 
-    Follows links to files and to folders, except a link to a folder above itself. Two links to one folder list its
-    files twice.
+    Follows links to files and folders, except a link to a folder above itself. A folder linked twice is listed twice.
     """
     found: dict[str, Path] = {}
 

@@ -42,11 +42,7 @@ _ASKED = re.compile(r"tried to allocate (\d+(?:\.\d+)? \w+)", re.IGNORECASE)
 
 
 class Faults(ValueError):
-    """One fault as a paragraph, or several with a line each.
-
-    Attributes:
-        faults: what is wrong, each a paragraph of its own.
-    """
+    """One fault as a paragraph, or several (`faults`) with a line each."""
 
     def __init__(
         self, *faults: str, head: str = "what is asked for has", what: str = "mistakes", more: str = ""

@@ -78,10 +78,8 @@ def write_atomically(path: Path, text: str) -> None:
 
 
 def sync(path: Path) -> None:
-    """Waits until the disk keeps what was written into a file, or the names in a folder.
-
-    Does nothing on file systems that cannot do that for a folder.
-    """
+    """Waits until the disk keeps a file's content or a folder's names; does nothing where file systems cannot do that
+    for a folder."""
     try:
         handle = os.open(path, os.O_RDONLY)
     except OSError:
@@ -264,8 +262,7 @@ def at_work(folder: Path) -> dict[str, Any] | None:
 
 
 def is_taken(folder: Path) -> bool:
-    """Whether a path is anything but a folder free to write into: one with nothing but a lock and files that a killed
-    process had begun."""
+    """Whether a path is no folder free to write into, with at most a lock and files that a killed process had begun."""
     return os.path.lexists(folder) and (not folder.is_dir() or any(True for _ in contents(folder)))
 
 
@@ -324,8 +321,7 @@ def parse_json(text: str, where: str, *, finite: bool = True) -> Any:
         where: file, or file and line, for messages.
         finite: refuse NaN and infinity, which JSON does not have; files of diffusers hold them (Sana's scheduler).
 
-    Raises ValueError: it is not JSON, names a key twice, holds NaN, infinity or half a character (a lone surrogate), or
-    is nested too deep.
+    Raises ValueError: not JSON, a key twice, NaN, infinity, half a character (a lone surrogate), or nested too deep.
     """
     try:
         value = json.loads(text, object_pairs_hook=_each_key_once, parse_constant=_no_constant if finite else None)
@@ -348,14 +344,8 @@ def parse_json(text: str, where: str, *, finite: bool = True) -> Any:
 
 
 def read_json(path: Path, advice: str = "", *, finite: bool = True) -> dict[str, Any]:
-    """The object that a JSON file holds.
-
-    Args:
-        advice: what to do about a bad file, for the message.
-        finite: as for `parse_json`.
-
-    Raises ValueError: as `read_text` and `parse_json`, or it does not hold an object.
-    """
+    """The object that a JSON file holds; `advice` tells what to do about a bad file, `finite` is as for `parse_json`.
+    Raises ValueError: as `read_text` and `parse_json`, or it does not hold an object."""
     try:
         value = parse_json(read_text(path), str(path), finite=finite)
         if not isinstance(value, dict):

@@ -13,10 +13,8 @@ from types import FrameType
 
 @contextmanager
 def on_interrupt(stop: Callable[[], None]) -> Iterator[None]:
-    """Inside, each of these signals calls `stop` and does nothing else; under nohup SIGHUP stays ignored.
-
-    Only the main thread can catch signals; in another one it changes nothing.
-    """
+    """Inside, each of these signals only calls `stop`, except SIGHUP under nohup, which stays ignored; nothing changes
+    outside the main thread, which alone can catch signals."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

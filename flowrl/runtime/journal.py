@@ -15,11 +15,9 @@ Row = dict[str, Any]
 
 
 class Journal:
-    """Answers about images, by key; a context that closes its file.
-
-    Every identity (judge, thresholds, templates: whatever an answer depends on besides its key) has its own file, so
-    answers of two judges never mix or replace each other. Drops an unfinished last line of a killed process.
-    """
+    """Answers about images, by key; a context that closes its file. Every identity (whatever an answer depends on
+    besides its key: judge, thresholds, templates) has its own file, so judges never mix. Drops a killed process's
+    unfinished last line."""
 
     def __init__(self, folder: Path, identity: Mapping[str, Any]) -> None:
         """Opens `folder/journal-<hash of identity>.jsonl`. Raises ValueError: a line before the last cannot be read."""
@@ -48,11 +46,8 @@ class Journal:
                 ) from error
 
     def add(self, key: str, row: Row, *, durable: bool = False) -> None:
-        """Writes an answer to the file before the next question; it survives a power cut if `durable`.
-
-        Raises:
-            OSError: it could not be written; the file holds no part of it.
-        """
+        """Writes an answer to the file before the next question; it survives a power cut if `durable`. Raises OSError:
+        it could not be written; the file holds no part of it."""
         line, begun = (json.dumps({"key": key, "row": row}) + "\n").encode(), self._file.seek(0, os.SEEK_END)
         try:
             while line:

@@ -45,8 +45,7 @@ def taken(tensor: Tensor, index: Tensor, device: torch.device | None = None) -> 
 
 
 def host_rows(like: Tensor, count: int, device: torch.device) -> Tensor:
-    """Room on the host for `count` rows of this kind; up to a size pinned where they come from CUDA, which then copies
-    by itself."""
+    """Room on the host for `count` rows of this kind; pinned up to a size if from CUDA, which then copies by itself."""
     small = count * like[:1].numel() * like.element_size() <= PINNED
     pinned = small and device.type == "cuda" and torch.cuda.is_available()
     return torch.empty((count, *like.shape[1:]), dtype=like.dtype, device="cpu", pin_memory=pinned)
@@ -64,10 +63,8 @@ def settle(device: torch.device) -> None:
 
 
 def widest(device: torch.device) -> torch.dtype:
-    """The dtype that sums over many elements are taken in: float64, or float32 on Apple's GPUs, which have no other.
-
-    There a sum of 65 536 squares is off by some 1e-6 of itself, and equally in rollout and update.
-    """
+    """The dtype of sums over many elements: float64, or float32 on Apple's GPUs, which have no other; there a sum of 65
+    536 squares is off by some 1e-6 of itself, and equally in rollout and update."""
     return torch.float32 if device.type == "mps" else torch.float64
 
 
@@ -83,10 +80,8 @@ def sent_wide(tensor: Tensor, device: torch.device) -> Tensor:
 
 @contextmanager
 def torch_threads(count: int | None) -> Iterator[None]:
-    """Inside, torch computes with so many CPU threads; None: as many as before. A caller gets its own number back.
-
-    Sums over several threads are added in another order, so that what is computed later would round otherwise.
-    """
+    """Inside, torch computes with so many CPU threads (None: as before); afterwards with the caller's own number,
+    because sums over another number of threads round otherwise."""
     before = torch.get_num_threads()
     torch.set_num_threads(before if count is None else count)
     try:
@@ -106,11 +101,8 @@ def awake(resting: Mapping[str, Resting], names: Sequence[str]) -> Iterator[None
 
 
 class Resting:
-    """Frozen networks that lie on the host; inside `awake` copies of their weights are on the device.
-
-    Nothing is copied back: afterwards the weights of the host stand in their places again. One thread at a time has
-    them awake. On a CPU nothing is done.
-    """
+    """Frozen networks that lie on the host; inside `awake` their copies are on the device, for one thread at a time.
+    Nothing is copied back: the host's weights take their places again. On a CPU nothing is done."""
 
     def __init__(self, networks: Sequence[nn.Module], device: torch.device) -> None:
         """Moves the networks to the host, on CUDA into pinned memory. Raises ValueError: a network holds its weights in

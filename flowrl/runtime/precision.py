@@ -33,11 +33,8 @@ def refuse_unable(kind: str, device: torch.device | str, key: str) -> None:
 
 @contextmanager
 def arithmetic(kind: str) -> Iterator[None]:
-    """Inside, frozen networks that are called under `network_autocast` compute as `kind` says.
-
-    TF32 is a setting of the whole process, so that no other thread may compute meanwhile. Gradients that are taken
-    later are computed as the process is set up then.
-    """
+    """Inside, frozen networks under `network_autocast` compute as `kind` says; gradients taken later as the process is
+    set up then. TF32 is a setting of the whole process, so no other thread may compute meanwhile."""
     if kind == "tf32":
         before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
         torch.set_float32_matmul_precision("high")

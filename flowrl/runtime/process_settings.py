@@ -47,11 +47,9 @@ def _without_notes() -> None:
 
 
 def take_deterministic_kernels() -> None:
-    """From now on torch takes kernels alone that give the same bits for the same input.
-
-    One that has no such form raises a RuntimeError, which names it. cuBLAS reads how much memory it may work in when it
-    is first called, so that this comes before (NVIDIA, cuBLAS, "Results reproducibility").
-    """
+    """From now on torch takes only kernels that give the same bits for the same input, or raises a RuntimeError that
+    names the one that cannot. Comes before cuBLAS's first call, which reads how much memory it may work in (NVIDIA,
+    cuBLAS, "Results reproducibility")."""
     import torch
 
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")

@@ -52,10 +52,8 @@ class _Drawn:
 
 
 def draw_above(rows: int, sequence: str) -> None:
-    """Draws above the bar that is shown, in so many rows, by an escape sequence that leaves the cursor where it was.
-
-    Nothing is drawn where no bar is shown.
-    """
+    """Draws above the bar that is shown, if any, in so many rows, by an escape sequence that leaves the cursor where it
+    was."""
     for bar in _bars[-1:]:
         bar.console.print(_Drawn(rows, sequence), end="")
 

@@ -49,9 +49,8 @@ def counter_seed(*parts: Part) -> int:
 def counter_normal(shape: Sequence[int], *parts: Part) -> Float[Tensor, " *shape"]:
     """Draw standard normals that depend on the counters alone.
 
-    Drawn on the CPU in float32 whatever the device of the run, so that machines agree; move the result yourself.
-    PyTorch's CPU generator takes in the low 32 bits of a seed only, so two different counters share their numbers with
-    probability 2^-32.
+    Drawn on the CPU in float32, so that machines agree; move the result yourself. PyTorch's CPU generator takes in the
+    low 32 bits of a seed only, so two counters share numbers with probability 2^-32.
 
     Args:
         *parts: The counters, see `counter_seed`.
@@ -61,13 +60,8 @@ def counter_normal(shape: Sequence[int], *parts: Part) -> Float[Tensor, " *shape
 
 
 def sample_normals(shape: Sequence[int], keys: Sequence[tuple[Part, ...]]) -> Float[Tensor, " b *shape"]:
-    """Draw one standard normal tensor per sample, each from its own counters.
-
-    Args:
-        keys: One tuple of counters per sample. A sample's numbers do not depend on who else is in the batch.
-
-    Raises ValueError: `keys` is empty.
-    """
+    """Draw one standard normal tensor per sample, each from its own tuple of counters in `keys`, so that its numbers do
+    not depend on who else is in the batch. Raises ValueError: `keys` is empty."""
     if not keys:
         raise ValueError("sample_normals needs one key per sample, got none: pass at least one tuple of counters")
     return torch.stack([counter_normal(shape, *key) for key in keys])
@@ -84,8 +78,7 @@ def counter_integers(low: int, high: int, *parts: Part) -> int:
 def counter_choice(n: int, k: int, *parts: Part) -> tuple[int, ...]:
     """Draw k distinct integers of 0 .. n-1 in random order; k = n gives a permutation.
 
-    The first k swaps of a Fisher-Yates shuffle, each with its own counter, so the answer for k begins the answer for
-    k + 1.
+    The first k swaps of a Fisher-Yates shuffle, each with its own counter, so those for k begin those for k + 1.
 
     Raises ValueError: k is negative or greater than n.
     """

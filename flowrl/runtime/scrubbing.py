@@ -172,9 +172,6 @@ def one_line(text: str, most: int = 200) -> str:
 
 
 def say(*words: object, end: str = "\n", file: TextIO | None = None, flush: bool = False) -> None:
-    """`print` for what holds words of others: without secrets, and nothing in it acts on the terminal.
-
-    A call with `show=False` prints nothing.
-    """
+    """`print` for others' words: without secrets, and nothing acts on the terminal; `show=False` prints nothing."""
     if shown():
         print(printable(without_secrets(" ".join(map(str, words)))), end=end, file=file, flush=flush)

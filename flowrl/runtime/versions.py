@@ -28,11 +28,8 @@ def versions() -> dict[str, str | None]:
 
 
 def untested(installed: Mapping[str, str | None]) -> dict[str, str]:
-    """What is said of the versions that lie outside the tested ones, by library; nothing of further fixes of a release.
-
-    Args:
-        installed: as `versions` gives it.
-    """
+    """What is said of the `installed` versions outside the tested ones, by library; nothing of further fixes of a
+    release."""
     found = {}
     for name, (oldest, newest) in TESTED.items():
         version = installed.get(name)

@@ -121,15 +121,8 @@ def has_places(specs: Sequence[Mapping[str, Any]]) -> bool:
 
 
 class Environments:
-    """The processes; a context manager that ends all of them, whatever happens.
-
-    Args:
-        asked: settings of the server.
-        specs: the rewards and where they run.
-
-    Raises:
-        ValueError: an entry is wrong, as far as this Python can tell.
-    """
+    """The processes; a context manager that ends all of them, whatever happens. `specs` are the rewards and where they
+    run. Raises ValueError: an entry is wrong, as far as this Python can tell."""
 
     def __init__(self, asked: ServerSettings, specs: Sequence[Mapping[str, Any]]) -> None:
         self.asked, self.token = asked, secrets.token_hex(16)

@@ -48,15 +48,8 @@ class _Replica:
 
 
 class Replicas:
-    """The processes and the port; see the module. A context manager that ends all processes, whatever happens.
-
-    Args:
-        bound: the socket of the port; it listens by the time `serve` is called.
-        asked: settings of the server.
-        specs: the rewards.
-        devices: device of each replica.
-        token: token that clients send.
-    """
+    """The processes and the port; a context manager that ends all processes, whatever happens. `bound` is the port's
+    socket, which listens by the time `serve` is called; clients send `token`."""
 
     def __init__(
         self,
@@ -89,12 +82,8 @@ class Replicas:
         self.folder.cleanup()
 
     def start(self) -> Rows:
-        """Starts all replicas, waits until every one has loaded, and returns what they serve.
-
-        Raises:
-            ValueError: one could not load.
-            KeyboardInterrupt: a signal came.
-        """
+        """Starts all replicas, waits until all have loaded, and returns what they serve. Raises ValueError: one could
+        not load. Raises KeyboardInterrupt: a signal came."""
         for replica in self.replicas:
             self._start(replica)
         while not all(replica.rows for replica in self.replicas):

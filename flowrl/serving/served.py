@@ -125,8 +125,6 @@ def count_death(before: int, lived: float) -> tuple[int, float]:
 
 
 def threads_of(asked: ServerSettings) -> int:
-    """Threads of torch in one process. By default the other half of the cores decodes images and handles HTTP.
-
-    If both compete for cores, torch's threads wait for each other.
-    """
+    """Torch's threads of one process; by default the other half of the cores decodes images and handles HTTP, since
+    torch's threads wait for each other if both compete for cores."""
     return asked.threads or max(1, (os.cpu_count() or 1) // 2 // asked.replicas)

@@ -1,7 +1,6 @@
 """Refuses what cannot train before anything loads; `plan`, `doctor` and other commands use the same checks.
 
-Reports all faults at once. Each section is checked by itself; the sections are checked together only if the whole
-configuration could be read.
+Reports all faults at once: each section by itself, and the whole if all of it could be read.
 """
 
 from __future__ import annotations
@@ -61,8 +60,7 @@ def recipe_of(config: TrainConfig) -> Any:
 
 
 def load_checked(path: str | Path | Mapping[str, Any], overrides: Settings = (), *, here: bool = True) -> TrainConfig:
-    """Loads a configuration like `load_config`. Raises ConfigError: as `load_config`; the message adds what `preflight`
-    would refuse in the valid sections."""
+    """Loads like `load_config`. Raises ConfigError: adds what `preflight` would refuse in the valid sections."""
     try:
         return load_config(path, overrides)
     except ConfigError as error:
@@ -74,11 +72,8 @@ def load_checked(path: str | Path | Mapping[str, Any], overrides: Settings = (),
 def more_faults(
     path: str | Path | Mapping[str, Any], overrides: Settings, error: ConfigError, *, here: bool = True
 ) -> list[str]:
-    """Further faults of a configuration that could be read only in part.
-
-    A shipped configuration has none. If every setting on top of one is refused already, this checks nothing: you learn
-    of a misspelt key at once, not after seconds of imports.
-    """
+    """Further faults of a configuration that could be read only in part. If every setting on top of a shipped one,
+    which has none, is refused already, it checks nothing: you learn of a misspelt key before seconds of imports."""
     shipped = not isinstance(path, Mapping) and Path(path) in config_files().values()
     if not error.rest or (shipped and all(key in str(error) for key in setting_keys(overrides))):
         return []
@@ -87,14 +82,11 @@ def more_faults(
 
 
 def preflight(config: TrainConfig, *, here: bool = True, stand_in: bool = False) -> Ready:
-    """Resolves a configuration once; checks what needs no weights: prompts, rewards, model folder, LoRA targets,
-    device.
+    """Resolves a configuration; checks what needs no weights: prompts, rewards, model folder, LoRA targets, device.
 
-    Args:
-        here: whether this machine trains; otherwise it may lack the device and the attention kernel.
-        stand_in: whether other prompts replace those of the run; whether they fit is then not checked.
-
-    Raises ValueError: all faults, each with what was given, what is allowed and what to change.
+    If another machine trains (not `here`), this one may lack device and attention kernel; with `stand_in` prompts, it
+    is not checked whether they fit. Raises ValueError: all faults, each with what was given, what is allowed and what
+    to change.
     """
     looked = look(config, here=here, fitting=not stand_in)
     if looked.faults:
@@ -139,14 +131,8 @@ def resolve(config: TrainConfig, prompts: RunPrompts, looked: Looked | None = No
 def look(
     config: TrainConfig | Mapping[str, Any], *, here: bool = True, only_here: bool = False, fitting: bool = True
 ) -> Looked:
-    """Looks for all faults of a configuration, or of the sections that could be read.
-
-    Args:
-        config: the settings, or top-level keys with their values.
-        here: whether this machine trains.
-        only_here: whether to skip prompt files that are not on this machine.
-        fitting: whether to check that prompts fit the model and the rewards.
-    """
+    """Looks for all faults of a configuration, or of the top-level keys that could be read. `only_here` skips prompt
+    files that are not on this machine; `fitting` checks that prompts fit the model and the rewards."""
     given = config if isinstance(config, Mapping) else {one.name: getattr(config, one.name) for one in fields(config)}
     looked = Looked()
     if "prompts" in given:

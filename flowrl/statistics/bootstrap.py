@@ -64,10 +64,8 @@ def resample(
     sum_KU: Float[np.ndarray, " k u"], statistic: Statistic, estimate: float, *,
     bounds: tuple[float, float] = (-math.inf, math.inf), num_resamples: int, rng: np.random.Generator,
 ) -> Float[np.ndarray, " r"]:  # fmt: skip
-    """Draws units with replacement R times and computes a statistic of their sums each time.
-
-    The results are widened about `estimate` by sqrt(U/(U-1)), within `bounds`; NaN for a single unit.
-    """
+    """A statistic of the sums of units drawn with replacement, R times; widened about `estimate` by sqrt(U/(U-1)),
+    within `bounds`; NaN for a single unit."""
     units = sum_KU.shape[1]
     if units == 1:
         return np.full(num_resamples, math.nan)

@@ -102,8 +102,7 @@ def crossed_difference(before: Mapping[int, Rows], after: Mapping[int, Rows], *,
 
 def independent_difference(before: Sequence[Rows], after: Sequence[Rows], *, by_task: bool = True) -> Estimate:
     """The mean of after minus the mean of before if their trainings share no seeds: Welch's, with paired prompts. A
-    side with a single training adds no spread: the result holds for it only. Raises ValueError: as
-    `crossed_estimate`."""
+    side with a single training adds no spread: the result is for it only. Errors: `crossed_estimate`."""
     parts, ends = strata([*after, *before])
     changed = {VERDICTS: CHANGES, SHARES: SHARE_CHANGES}.get(ends) if ends else None
     return estimate_of(parts, changed, by_task=by_task, against=len(before))
@@ -112,8 +111,7 @@ def independent_difference(before: Sequence[Rows], after: Sequence[Rows], *, by_
 def holm(p: Mapping[str, float]) -> dict[str, float]:
     """Holm's adjusted p-values: the k-th smallest of m is multiplied by m - k + 1, made monotone, at most 1.
 
-    The chance of any false discovery among all comparisons then stays below the level (Holm 1979). NaN stays NaN and
-    counts as no comparison.
+    The chance of any false discovery then stays below the level (Holm 1979). NaN stays and counts as no comparison.
     """
     known = sorted((value, name) for name, value in p.items() if math.isfinite(value))
     adjusted, highest = dict.fromkeys(p, math.nan), 0.0

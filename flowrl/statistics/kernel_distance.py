@@ -40,8 +40,7 @@ def kernel_interval(
     Args:
         labels: [N] what row i of either set shows, such as its prompt.
 
-    Raises ValueError: fewer than two vectors or labels, shapes that do not match, numbers that are not finite, or no
-    resamples.
+    Raises ValueError: fewer than two vectors or labels, unequal shapes, numbers not finite, no resamples.
     """
     return _interval([generated], real, labels, num_resamples, seed)
 
@@ -55,11 +54,9 @@ def kernel_change(
     num_resamples: int = 1000,
     seed: int = 0,
 ) -> Interval:
-    """The distance of `after` minus that of `before`, with its interval; below 0 if images became more realistic.
-
-    Row i of both is the image of one prompt and one start noise. Each resample draws both together and compares them
-    with the same real images, so that what they share cancels. Otherwise as `kernel_interval`.
-    """
+    """The distance of `after` minus that of `before`, with its interval; below 0 if images became more realistic. Row i
+    of both has one prompt and start noise. Each resample draws both together, against the same real images, so what
+    they share cancels. Otherwise as `kernel_interval`."""
     return _interval([before, after], real, labels, num_resamples, seed)
 
 

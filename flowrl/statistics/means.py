@@ -135,8 +135,7 @@ def stratified_score(rows: Rows, *, base: Rows | None = None) -> Interval:
     Args:
         base: rows of another model; the score is then the mean difference to it, image by image.
 
-    Raises ValueError: no rows, the same (task, prompt, sample) twice, a value that is not finite, or a row that only
-    one side has.
+    Raises ValueError: no rows, a (task, prompt, sample) twice, a value not finite, or a row of one side alone.
     """
     return score_of(*strata([rows], None if base is None else [base]), by_task=True)
 
@@ -386,11 +385,9 @@ def _interval(
 
 
 def _share(value_N: Values, unit_N: Units, level: float) -> Interval:
-    """The share of right images of one task with Wilson's interval, images divided by the design effect of prompts.
-
-    The effect is the variance between prompts relative to that of independent images, drawn to 1 by half a degree of
-    freedom, because prompts that happen to agree do not show that there is no spread.
-    """
+    """The share of right images of one task with Wilson's interval, images divided by the design effect: the variance
+    between prompts over that of independent images, drawn to 1 by half a degree of freedom, because agreement by chance
+    does not show that there is no spread."""
     part, count = part_of(value_N, unit_N, None, 0.0), float(len(value_N))
     if not math.isfinite(part.variance):
         return point(part.mean)

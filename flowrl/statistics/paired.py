@@ -20,11 +20,8 @@ from flowrl.statistics.means import Rows, ScoreRow, over_seeds, paired_rows, poo
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Summary:
-    """Scores of one subject.
-
-    `macro` is the mean of the task means, `micro` the mean over images, `any_correct` the share of prompts with a
-    positive value among their images (pass@samples); `tasks` are in the order asked for.
-    """
+    """Scores of one subject: `macro` the mean of the task means, `micro` the mean over images, `any_correct` the share
+    of prompts with a positive value among their images (pass@samples); `tasks` in the order asked for."""
 
     macro: Interval
     micro: Interval
@@ -87,10 +84,8 @@ def detectable(interval: Interval, *, paired: bool) -> float:
 
 
 def over_runs(metrics: Sequence[Mapping[str, float]], *, shares: bool = False) -> dict[str, Interval]:
-    """Mean of every metric over several trainings of one method, with Student's t interval (`over_seeds`).
-
-    Leaves out metrics that a run lacks or has not finite. With `shares`, those from 0 to 1 get bounds within this.
-    """
+    """Mean of every metric over trainings of one method, with Student's t interval (`over_seeds`), without metrics that
+    a run lacks or has not finite; with `shares`, those from 0 to 1 get bounds within this."""
     shared = [name for name in metrics[0] if all(name in row and np.isfinite(row[name]) for row in metrics)]
     found = {name: [row[name] for row in metrics] for name in shared}
     return {name: over_seeds(values, shares=shares) for name, values in found.items()}

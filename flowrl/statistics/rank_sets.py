@@ -29,12 +29,9 @@ _NORMAL = NormalDist().inv_cdf((1 + LEVEL) / 2)
 
 
 def family_factor(models: Sequence[Rows], *, by_task: bool) -> float:
-    """The factor that widens 95 % intervals of all pairs' differences to hold together; 1 for a single pair.
-
-    Args:
-        models: [M] rows of the same images (task, prompt, sample) for every model.
-        by_task: the score is the mean over tasks of the mean over a task's images; else over all images.
-    """
+    """The factor that widens 95 % intervals of all pairs' differences of [M] models, rows of the same images (task,
+    prompt, sample), to hold together; 1 for a single pair. `by_task`: the score is the mean over tasks of the mean over
+    a task's images, else over all images."""
     parts, _ = strata(models)
     if len(models) < 3:
         return 1.0

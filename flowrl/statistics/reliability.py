@@ -243,10 +243,8 @@ def ranks(values: ArrayLike) -> Values:
 
 
 def repeats_for(reliability: float, target: float = 0.9) -> float:
-    """How many values to average for a mean of this reliability (Spearman and Brown 1910).
-
-    `target (1 - r) / (r (1 - target))`, rounded up; infinite if there is no signal.
-    """
+    """How many values to average for a mean of this reliability (Spearman and Brown 1910): `target (1 - r) / (r (1 -
+    target))`, rounded up; infinite without signal."""
     if not reliability > 0:
         return math.inf
     return max(1, math.ceil(target * (1 - reliability) / (reliability * (1 - target)) - 1e-9))

@@ -11,10 +11,8 @@ _STEPS = 10_000
 
 def student_quantile(level: float, degrees: float) -> float:
     """The t with P(|T| <= t) = level for Student's T with `degrees` degrees of freedom, infinite for the normal's.
-
-    Newton's method on P(|T| > t) from the normal quantile, which lies below the root. The density falls from there, so
-    each step ends short of the root. Relative error 1e-12 up to a million degrees, 1e-9 beyond.
-    """
+    Newton's method from the normal quantile, below the root; the density falls, so steps end short of it. Relative
+    error 1e-12 up to a million degrees, 1e-9 beyond."""
     t, wanted = NormalDist().inv_cdf((1 + level) / 2), 1 - level
     if not math.isfinite(degrees):
         return t
@@ -38,11 +36,9 @@ def _log_scale(degrees: float) -> float:
 
 
 def tails(t: float, degrees: float) -> float:
-    """P(|T| > t), the regularised incomplete beta function I_x(n / 2, 1 / 2) at x = n / (n + t²).
-
-    Evaluates its continued fraction by Lentz's method (Numerical Recipes, "Incomplete Beta Function"); beyond the
-    turning point x = (a + 1) / (a + b + 2), it takes that of I_{1 - x}(1 / 2, n / 2), which converges sooner.
-    """
+    """P(|T| > t), the regularised incomplete beta function I_x(n / 2, 1 / 2) at x = n / (n + t²), by Lentz's method for
+    its continued fraction (Numerical Recipes, "Incomplete Beta Function"); beyond the turning point x = (a + 1) / (a +
+    b + 2) by that of I_{1 - x}(1 / 2, n / 2), which converges sooner."""
     a, b, square = degrees / 2, 0.5, t * t
     x, rest = degrees / (degrees + square), square / (degrees + square)
     # x^a (1 - x)^b / B(a, b), with 1 / B(a, 1 / 2) = sqrt(n) times the density at 0

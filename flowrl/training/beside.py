@@ -13,11 +13,9 @@ from torch import Tensor
 
 
 class Beside:
-    """A thread and a stream for one batch of work, without gradient; ends with `finish` or `stop`.
-
-    The stream waits for what the caller's stream was asked for before, and `finish` makes the caller's stream wait for
-    it. The work hands nothing back before that, so its memory is its own until the caller's next work.
-    """
+    """A thread and a stream for one batch of work, without gradient; ends with `finish` or `stop`. The stream waits for
+    the caller's, which waits for it from `finish` on. Nothing is handed back before, so the work's memory is its own
+    until the next work."""
 
     def __init__(self, device: torch.device) -> None:
         self._stream = _stream_of(device) if device.type == "cuda" else None

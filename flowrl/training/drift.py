@@ -32,10 +32,8 @@ KL_TEXT = (
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class BaseSide:
-    """Points at which the trajectories of a base model are compared with others, for prompts that run together.
-
-    On the host: two latents for each prompt and compared noise level, 48 MiB for the 24 prompts of SD3.5 at 512 pixels.
-    """
+    """Points on a base model's trajectories to compare others with, for prompts that run together. On the host: two
+    latents per prompt and compared noise level, 48 MiB for the 24 prompts of SD3.5 at 512 pixels."""
 
     prompts: tuple[Prompt, ...]
     """[b]."""

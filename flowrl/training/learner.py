@@ -251,11 +251,9 @@ class GradientSum:
 
 
 class Statistics:
-    """Three reductions of what an update sees: means over live rows, largest values, and numbers that are shared.
-
-    Rows stay on their device until a number is needed, so no micro-batch waits for its device. Sums are taken on the
-    host, in float64 and in the order of the micro-batches, and joined over processes.
-    """
+    """Three reductions of what an update sees: means over live rows, largest values, and shared numbers. Rows stay on
+    their device until a number is needed. Sums are taken on the host in float64, in the order of the micro-batches, and
+    joined over processes."""
 
     def __init__(self, *names: str) -> None:
         """`names` are the quantities that may need a mean, the same on every process; "loss" is always one."""

@@ -98,12 +98,9 @@ class Loop(Draws):
     """A run's parts and its course. Iterate over it; afterwards `finished` tells whether the run is complete."""
 
     def __init__(self, ready: Ready, run: Run, *, slots: Sequence[str] = (), needs_reference: bool = False) -> None:
-        """Loads everything and continues from the newest checkpoint if there is one.
-
-        Args:
-            slots: copies of the policy that the recipe keeps, besides the average.
-            needs_reference: whether its objective reads the network before training, besides KL and evaluations.
-        """
+        """Loads everything and continues from the newest checkpoint, if any. `slots` are copies of the policy that the
+        recipe keeps besides the average; `needs_reference`: its objective reads the network before training, besides KL
+        and evaluations."""
         config = ready.config
         self.ready, self.config, self.run, self.prompts, self.device = ready, config, run, ready.prompts, run.device
         self.protocol = protocol_here() if config.progress else "none"

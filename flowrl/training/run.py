@@ -84,10 +84,8 @@ def owned_folder(folder: Path | None, name: str, *, resumed: bool, device: str, 
 
 
 class Run:
-    """One run on one or more processes. Only the main process writes.
-
-    A continued run writes nothing before `begin`: until then it may still be refused.
-    """
+    """One run on one or more processes; only the main one writes, and nothing of a continued run, which may be refused,
+    before `begin`."""
 
     def __init__(
         self, folder: Path, config: TrainConfig, *, name: str, inputs: Mapping[str, Any], resumed: bool,

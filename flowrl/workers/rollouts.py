@@ -36,10 +36,8 @@ ASKED = "rollouts"
 
 
 class Rollouts:
-    """Workers that draw for this process (`flowrl.training.draws.DrawsElsewhere`); end it with `close`.
-
-    A thread gives out pieces and takes answers, so that workers go on while the learner decodes, scores and updates.
-    """
+    """Workers that draw for this process (`flowrl.training.draws.DrawsElsewhere`) until `close`. A thread serves them,
+    so that they go on while the learner decodes, scores and updates."""
 
     def __init__(self, config: TrainConfig, run: Run) -> None:
         """Connects to Ray and starts this process's share of the workers, which load meanwhile. Raises ValueError: no

@@ -25,11 +25,8 @@ WRONG = {
 
 
 def neighbour(record: Record, rng: np.random.Generator) -> Record:
-    """A wrong image's content for a record's prompt: a record of the same task that differs in one thing.
-
-    Args:
-        rng: source of the choice if a prompt has two neighbours.
-    """
+    """A wrong image's content for a record's prompt: a record of the same task that differs in one thing; `rng` chooses
+    of two."""
     tag, clauses = record["tag"], record["include"]
     names = [clause["class"] for clause in clauses]
     if tag == "single_object":

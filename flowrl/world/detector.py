@@ -95,10 +95,8 @@ def detect_shapes(image: np.ndarray) -> list[Detection]:
 
 
 def color_of(image: np.ndarray, detection: Detection) -> str:
-    """The world's colour nearest to the median colour of a detection's inner pixels.
-
-    The outermost ring is left out if the object is thick enough, since anti-aliasing blends it with the ground.
-    """
+    """The world's colour nearest to the median colour of a detection's inner pixels, without the outermost ring of a
+    thick object, which anti-aliasing blends with the ground."""
     mask = detection.mask
     if mask is None:
         raise ValueError("the shape detector's colours need a detection with a mask; this one has none")

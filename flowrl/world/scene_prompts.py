@@ -90,10 +90,8 @@ def _in_all_words(records: Sequence[Record]) -> list[Record]:
 
 
 def train_records() -> list[Record]:
-    """The prompt list that reinforcement learning trains on: equal numbers of the six tasks, in a fixed order.
-
-    Tasks with few combinations repeat theirs; the list has 6 x 96 records, tasks alternating.
-    """
+    """The prompts that reinforcement learning trains on: 6 x 96 records in a fixed order, tasks alternating; tasks with
+    few combinations repeat theirs."""
     train, _ = split()
     rng = np.random.default_rng(_SPLIT_SEED)
     columns = []

@@ -103,13 +103,8 @@ def _holds(relation: str, subject: Shape, reference: Shape) -> bool:
 
 
 def random_scene(metadata: Mapping[str, Any], rng: np.random.Generator) -> tuple[Shape, ...]:
-    """A random scene in which a GenEval record holds.
-
-    Args:
-        metadata: a GenEval record; only `include` is read (its positions refer to clauses of one object each).
-
-    Raises ValueError: no arrangement was found in 1000 attempts (more than four shapes do not fit).
-    """
+    """A random scene in which a GenEval record's `include` holds, whose positions refer to clauses of one object each.
+    Raises ValueError: no arrangement was found in 1000 attempts (more than four shapes do not fit)."""
     labels, colors = [], list(COLORS)
     for clause in metadata["include"]:
         for _ in range(int(clause["count"])):  # a colour that the record leaves open is drawn

@@ -28,9 +28,8 @@ embed = embedding("embeds", do_classifier_free_guidance=False)
 
 
 def _positions(p: FamilyPipeline) -> dict[str, Tensor]:
-    """Rotations of tokens, if the network has no table of positions. Rows and columns go from 0 to the
-    published number of tokens, with as many of them as are drawn, and the drawn rectangle lies in the middle of the
-    published one at its aspect ratio."""
+    """Rotations of tokens, if the network has no table of positions. Rows and columns go from 0 to the published
+    number, as many as are drawn; the drawn rectangle lies in the published one's middle, at its aspect ratio."""
     config, (frames, height, width) = p.card.network, p.latent_shape[1:]
     if not config.use_rotary_positional_embeddings:
         return {}

@@ -55,7 +55,6 @@ def _conditioning(p: FamilyPipeline, tokens: int) -> dict[str, Tensor]:
 
 
 def _refuse(card: Card) -> None:
-    """Refuses networks with other inputs."""
     channels, found = card.vae.get("latent_channels", 16), card.network.in_channels
     wanted = 4 * (2 * channels + card.factors[0] ** 2)
     if found != wanted or card.network.out_channels != 4 * channels:

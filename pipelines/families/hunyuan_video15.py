@@ -1,10 +1,9 @@
 """HunyuanVideo 1.5: any checkpoint that stock `HunyuanVideo15Pipeline` or `HunyuanVideo15ImageToVideoPipeline` loads.
 
 Velocity network `HunyuanVideo15Transformer3DModel`, fed 1000 * sigma; guidance is two-pass classifier-free guidance
-(the distilled checkpoints are drawn at scale 1). A Qwen2.5-VL text model reads the prompt in a fixed template, which
-`max_sequence_length` does not count, and a ByT5 encoder reads what stands in quotation marks, letters to be drawn.
-Padding of both is masked, so another length is the same function of prompts that fit. The licence excludes the EU, the
-UK and South Korea.
+(distilled checkpoints: scale 1). A Qwen2.5-VL reads the prompt in a fixed template, which `max_sequence_length` does
+not count, and a ByT5 encoder reads what stands in quotation marks, letters to be drawn. Padding of both is masked, so
+another length is the same function of prompts that fit. The licence excludes the EU, the UK and South Korea.
 
 The network takes an image too, whose 729 tokens are masked when there is none. Here none are handed over, which is the
 same function for less work. A first frame stands beside the noisy channels as well. Stock draws the shape of its image;

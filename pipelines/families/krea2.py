@@ -3,12 +3,10 @@
 Velocity network `Krea2Transformer2DModel`, fed sigma and 2 x 2 packed latents of Qwen-Image's autoencoder. One Qwen3-VL
 gives, for every token of a prompt, the states of twelve of its layers, which the network fuses: 60 KiB per token in
 bfloat16. Stock pads a prompt in the middle and masks that; positions of text are all 0, so that what is read does not
-depend on the order of tokens. Here padding stands behind, and columns that are padding for all rows of a call are not
-given to the network.
+depend on the order of tokens. Here padding stands behind; columns that are padding in all rows of a call are left out.
 
 The guidance scale counts from 0, as in stock and in Z-Image: `positive + scale * (positive - negative)`, and 0 is no
-guidance, one pass. A checkpoint that says `is_distilled` has none, and its levels are shifted by exp(1.15) at every
-size.
+guidance, one pass. A checkpoint that says `is_distilled` has none; its levels are shifted by exp(1.15) always.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """LTX-Video 0.9: any checkpoint that stock `LTXPipeline` loads.
 
 Velocity network `LTXVideoTransformer3DModel` on tokens, fed 1000 * sigma and the frame rate through its positions; a T5
-encoder; sigma grids shifted by the number of tokens. Guidance is two-pass classifier-free guidance; the stock
-pipeline's rescale is left out.
+encoder; sigma grids shifted by tokens. Guidance is two-pass, without stock's rescale.
 """
 
 from __future__ import annotations

@@ -7,10 +7,9 @@ Qwen2.5-VL text encoder sees it in the prompt. Positive and negative prompt are 
 Rows of one batch need equal shapes. So all prompts of a run have the same number of sources, `num_sources`, and each
 source is resized to one size (whatever its aspect ratio) before it is encoded: the size that is drawn, as published RL
 recipes do, unless `source_height` and `source_width` say otherwise. Stock takes about 1024 x 1024 pixels at the
-source's own aspect ratio. What the text encoder sees follows stock: that resized image in the first pipeline, about
-384 x 384 pixels at the source's own aspect ratio in the second. Embeddings are padded to `max_sequence_length`, which
-counts the images' tokens too, and has room for them unless told otherwise; what is longer is refused, because stock
-never cuts them.
+source's own aspect ratio. What the text encoder sees follows stock: that resized image in the first pipeline, about 384
+x 384 pixels at the source's own aspect ratio in the second. Embeddings are padded to `max_sequence_length`, which
+counts the images' tokens too, and has room for them by default; what is longer is refused: stock never cuts.
 
 Everything else is as in `flowrl.pipelines.families.qwen_image`.
 """

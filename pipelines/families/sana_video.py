@@ -6,8 +6,7 @@ prompt is read behind an instruction to describe the video in more detail, and o
 ones are kept; a negative prompt is read alone. Left out: cleaning of captions, stock's rounding of sizes to its list
 of aspect ratios (a size of that list is drawn as there). From a source image the first latent frame is held at it.
 
-The model was trained on prompts that end in a score of their motion. Stock's call does not add it, its callers do:
-`motion_score` is that.
+The model was trained on prompts that end in a score of motion. Stock's callers add it; here, `motion_score` does.
 """
 
 from __future__ import annotations
@@ -34,8 +33,7 @@ _STOCK = "SanaVideoPipeline"
 
 @dataclass(frozen=True, kw_only=True)
 class SanaVideoOptions(FirstFrameOptions):
-    """Options of SANA-Video, whose network does not read `fps`; `max_sequence_length` does not count the
-    instruction."""
+    """Options of SANA-Video. Its network reads no `fps`; `max_sequence_length` leaves the instruction out."""
 
     instruction: bool = True
     """Put stock's instruction (`complex_human_instruction`) before every prompt but negative ones."""

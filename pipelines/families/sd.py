@@ -68,8 +68,7 @@ def levels_on(device: torch.device, config: Mapping[str, Any]) -> dict[str, Tens
 
 
 def own_levels(p: FamilyPipeline, num_steps: int, grid: str, shift: float | None) -> Schedule:
-    """A diffusion model's levels: grid "diffusers" as the scheduler visits them, "linspace" evenly over all timesteps.
-    Raises ValueError: a shift was given."""
+    """Levels: "diffusers" as the scheduler visits them, "linspace" over all timesteps. Raises ValueError: a shift."""
     if shift is not None:
         raise ValueError(
             f"{p.model} is a diffusion model with fixed noise levels, which have no shift (got {shift:g}): remove the "

@@ -2,8 +2,7 @@
 
 Velocity network `SD3Transformer2DModel`, fed 1000 * sigma; two CLIP encoders and a T5 encoder; sigma grids from the
 checkpoint's own `FlowMatchEulerDiscreteScheduler`. Guidance is two-pass classifier-free guidance. Stock guides at
-scales above 1 only: what the card of 3.5 Large Turbo calls scale 0 is scale 1 here, and 0 would be the negative prompt
-alone.
+scales above 1 only: what the card of 3.5 Large Turbo calls scale 0 is 1 here, and 0 is the negative prompt alone.
 
 Medium 3.5 has a second attention over the image's own tokens in its first 13 blocks (`attn2`), Large has none;
 published recipes train the joint attention alone.

@@ -3,8 +3,7 @@
 A prompt has one image, the character, and clips `[F, 3, h, w]` told apart by their order: the pose and the face video;
 and where the character takes another's place, the video that stays and its mask, white where the character is drawn.
 Clips are scaled to cover the drawn size (the face the motion encoder's) and cut to it, and as many of their first
-frames are read as are drawn. Stock draws a long clip in segments, each from the end of the one before; a state here is
-one segment, the first.
+frames are read as are drawn. Stock draws a long clip in segments, each from the last one's end; a state is the first.
 
 The network is Wan's, image to video: beside the noisy channels stand the character's latents, as a latent frame before
 the clip's, and those of what stays. That frame is part of a state, denoised with it and dropped before decoding. The

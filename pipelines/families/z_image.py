@@ -1,13 +1,11 @@
 """Z-Image and Z-Image-Turbo: any checkpoint that stock `ZImagePipeline` loads.
 
 The network `ZImageTransformer2DModel` predicts `clean - noise` and is fed `1 - sigma`; latents and prompts come as
-lists, one tensor per sample, because prompts have different lengths. A Conditioning holds them padded to
-`max_sequence_length` with their lengths.
+lists, because prompts differ in length. A Conditioning holds them padded, with lengths.
 
 The guidance scale counts from 0, as in stock: `positive + scale * (positive - negative)`, and 0 is no guidance, one
 pass (Z-Image-Turbo is made for it, with 8 steps); scale 1 is guidance already. Stock's `cfg_normalization` is the
-option `norm_cap`. Its `cfg_truncation`, which ends guidance above a normalised time and does nothing by default, is
-left out.
+option `norm_cap`. Its `cfg_truncation`, which ends guidance above a time and is off by default, is left out.
 """
 
 from __future__ import annotations

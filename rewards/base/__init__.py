@@ -120,10 +120,8 @@ class RewardOutput:
 
 
 class Model(NamedTuple):
-    """A model that a reward holds on its device: its folder or hub id, bytes per weight, and how many weights.
-
-    `networks.model_sizes.sized` makes one; `parameters` is None if that is not known.
-    """
+    """A model that a reward holds on its device: its folder or hub id, bytes per weight, and `parameters`, how many
+    weights (None if unknown). `networks.model_sizes.sized` makes one."""
 
     name: str
     bytes_per_weight: int = 4
@@ -350,11 +348,8 @@ def asks_people(name: str | None) -> bool:
 
 
 def reproduction_of(name: str | None, options: Mapping[str, Any] | None = None) -> str | None:
-    """What a built-in reward reproduces, and what that was checked against here; None if it has no published name.
-
-    The line comes from `built_in.yaml`. If options replace the published text by another one, it says so.
-
-    """
+    """What a built-in reward reproduces and was checked against here (`built_in.yaml`), or that options replace the
+    published text by another one; None if it has no published name."""
     line = built_in_rewards().get(name or "", {}).get("reproduces")
     if line is None:
         return None

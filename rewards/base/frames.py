@@ -79,10 +79,8 @@ def framewise(reward: Reward, frames: Frames) -> FunctionReward:
 
 
 def frame_places(frames: int, *, policy: FramePolicy, count: int | None = None) -> list[int]:
-    """The frames that are looked at, of `frames`; see `flowrl.config.rewards.Frames`.
-
-    `uniform`: `round(i (F - 1) / (n - 1))`, halves up, with n = min(count, F); the middle frame for a count of 1.
-    """
+    """The places of the frames that are looked at, of `frames` (`flowrl.config.rewards.Frames`). `uniform`: `round(i (F
+    - 1) / (n - 1))`, halves up, n = min(count, F); the middle frame for a count of 1."""
     if policy == "first":
         return [0]
     if policy == "all":
@@ -99,10 +97,8 @@ def frame_places(frames: int, *, policy: FramePolicy, count: int | None = None) 
 def frame_weights(
     values: Float[Tensor, " b n"], *, reducer: FrameReducer, fraction: float | None = None
 ) -> Float[Tensor, " b n"]:
-    """Weight of each frame's value in its video's: rows that sum to 1, or to 0 if `positive_mean` finds none.
-
-    Among equal values the earlier frames count.
-    """
+    """Weights of frames in their video's value: rows that sum to 1, or to 0 if `positive_mean` finds none; of equal
+    values the earlier count."""
     values = widened(values.detach())
     number = values.shape[1]
     if reducer == "mean":

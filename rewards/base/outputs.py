@@ -19,10 +19,8 @@ MOST_WORDS = 64
 
 
 def log_word(text: str) -> str:
-    """The name of a sub-score or an error from a server or a user's function, made fit for a log.
-
-    At most 60 ASCII letters, digits and a few signs; others become `_`. Without secrets.
-    """
+    """A sub-score's or error's name from a server or a user's function, made fit for a log: at most 60 ASCII letters,
+    digits and a few signs, `_` for others, without secrets."""
     return re.sub(r"[^A-Za-z0-9_ ./:+()%-]", "_", without_secrets(text)).strip()[:_LONGEST_WORD] or "unnamed"
 
 
@@ -32,10 +30,7 @@ def log_words(names: Iterable[str]) -> dict[str, str]:
 
 
 def check_output(output: object, batch: int, name: str) -> RewardOutput:
-    """Checks a reward's output: types and shapes [batch]. Returns it with NaN and infinity marked as failed items.
-
-    A failed item never keeps a number: its value becomes NaN.
-    """
+    """Checks a reward's output (types, shapes [batch]); NaN and infinity become failed items, whose value is NaN."""
     if not isinstance(output, RewardOutput):
         raise ValueError(f"reward {name!r} must return a RewardOutput, got {type(output).__name__}.")
     tensors = {"values": (output.values, torch.float32), "valid": (output.valid, torch.bool)}
@@ -84,10 +79,8 @@ def move_output(output: RewardOutput, device: torch.device) -> RewardOutput:
 
 
 def join_outputs(outputs: Sequence[RewardOutput]) -> RewardOutput:
-    """Joins the outputs of one reward for the pieces of a batch.
-
-    A sub-score that some pieces lack is NaN there: a server that could not be reached names none.
-    """
+    """Joins one reward's outputs for the pieces of a batch; a sub-score is NaN where a piece lacks it, as of a lost
+    server."""
     errors: Counter[str] = Counter()
     for output in outputs:
         errors.update(output.errors)

@@ -62,11 +62,8 @@ def parse_reward_specs(specs: Sequence[Spec]) -> list[RewardConfig]:
 
 
 def validate_reward_specs(specs: Sequence[Spec]) -> list[CheckedReward]:
-    """Checks everything about a run's rewards that needs no weights, so that a run can stop before a model loads.
-
-    Names, options with their types and values, that a user's file can be imported and has the function. It runs the
-    top level of a user's file.
-    """
+    """Checks all of a run's rewards that needs no weights, before a model loads: names, options with types and values,
+    and that a user's file can be imported (which runs its top level) and has the function."""
     entries = parse_reward_specs(specs)
     check_weights([entry.weight for entry in entries])
     return [

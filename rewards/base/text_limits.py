@@ -45,10 +45,8 @@ def clip_limit(model: str) -> TextLimit:
 
 
 def cut_line(called: str, options: object, prompts: Sequence[str]) -> str:
-    """A sentence on how many prompts a reward does not read to the end; empty if it reads all, as far as is known.
-
-    The tokenizer counts tokens if its file is here; otherwise words and marks are counted, never more than tokens.
-    """
+    """A sentence on how many prompts a reward does not read to the end; empty if none is known. The tokenizer counts if
+    its file is here; otherwise words and marks count, never more than tokens."""
     limit = limit_of(options)
     if limit is None:
         return ""

@@ -55,11 +55,8 @@ class Verdicts:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Comparator:
-    """What compares pairs of places in the batch, the first of each shown first.
-
-    `needs`, `version` and `waits` are as in `Reward`. `free` means that a pair costs nothing once the samples are
-    scored, so all pairs may be asked at once.
-    """
+    """What compares pairs of places in the batch, the first of each shown first; `needs`, `version` and `waits` as in
+    `Reward`. `free`: pairs cost nothing once samples are scored, so all may be asked at once."""
 
     compare: Callable[[RewardInputs, Pairs], Verdicts]
     needs: frozenset[str]

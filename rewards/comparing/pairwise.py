@@ -203,11 +203,8 @@ class Tournament:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rank(InnerOptions):
-    """Another reward's rank within the group, 0 for the lowest: it does not matter how far an outlier lies.
-
-    Failed items are not ranked. If that leaves a sample alone, it is invalid ("no_opponent"). The part `score` is the
-    other reward.
-    """
+    """Another reward's rank within the group, 0 for the lowest: it does not matter how far an outlier lies. Failed
+    items are not ranked; a sample left alone is invalid ("no_opponent"). The part `score` is the other reward."""
 
     judges: ClassVar[tuple[str, ...]] = ("groups",)
     reward: str

@@ -139,11 +139,8 @@ def ring_pairs(order: Sequence[int], opponents: int) -> Matches:
 
 
 def bracket(num_members: int) -> list[int]:
-    """Seeds (0 is best) in the order of a knock-out bracket's slots, filled up to a power of two.
-
-    Neighbours meet, and then the winners of neighbouring pairs; the best two meet last. Seeds of num_members and above
-    do not exist: a seed that would meet one has a bye. 8 members: 0 7 3 4 1 6 2 5.
-    """
+    """Seeds (0 is best) in a knock-out bracket's slots, filled up to a power of two: neighbours meet, then the winners
+    of neighbouring pairs; the best two meet last. Seeds from num_members on are byes. 8 members: 0 7 3 4 1 6 2 5."""
     slots = [0]
     while len(slots) < num_members:
         size = 2 * len(slots)
@@ -201,11 +198,9 @@ def single_elimination(num_members: int, *, byes: Byes = "top_seeds") -> Play:
 
 
 def swiss(num_members: int) -> Play:
-    """ceil(log2 N) rounds between members with equal points that have not met, floor(N / 2) matches each.
-
-    The key orders by points (a win 1, a tie half, and one for sitting out, at most once), then by Buchholz's sum of the
-    opponents' points; members equal in both are tied. Points are scaled up if a match had no verdict.
-    """
+    """ceil(log2 N) rounds of floor(N / 2) matches between members with equal points that have not met. The order is by
+    points (win 1, tie half, sitting out 1, at most once; scaled up for matches without verdict), then by Buchholz's sum
+    of the opponents' points; members equal in both are tied."""
     table = _Table(num_members)
     bye_N, due_N = np.zeros(num_members), np.zeros(num_members)
     met: set[frozenset[int]] = set()

@@ -36,10 +36,8 @@ def group_places(inputs: RewardInputs) -> dict[int, np.ndarray]:
 
 
 class VerdictCache:
-    """Verdicts by content: the comparator's version, the question, and both images. The least used are dropped first.
-
-    Images are compared in 8 bits. Failures are not kept. Safe to use from several threads.
-    """
+    """Verdicts by comparator's version, question and both images (in 8 bits), without failures; the least used are
+    dropped first. Safe to use from several threads."""
 
     def __init__(self, size: int) -> None:
         self.size = size

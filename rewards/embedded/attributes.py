@@ -50,11 +50,8 @@ _SHARPNESS = 10.0  # of the step at GenEval's threshold of one half
 
 
 class Attributes(NamedTuple):
-    """The network's answer for b images.
-
-    `count_logits` [b, 15, 6]: over the counts 0 .. 5 (5: or more), of the twelve pairs, then of the three shapes in any
-    colour. `cell_logits` [b, 13, 8, 8]: over ground and the twelve pairs in each cell.
-    """
+    """The answer for b images. `count_logits` [b, 15, 6]: counts 0 .. 5 (5: or more) of the twelve pairs, then of the
+    three shapes in any colour. `cell_logits` [b, 13, 8, 8]: ground and the twelve pairs in each cell."""
 
     count_logits: Float[Tensor, " b 15 6"]
     cell_logits: Float[Tensor, " b 13 8 8"]
@@ -178,10 +175,8 @@ def _counter(label: str, color: str | None) -> int:
 
 
 def _centre(cells: Tensor, label: str, color: str | None) -> Tensor:
-    """Mean (x, y) of a kind's cells in [0, 1], weighted by their probability; the image's middle if it is absent.
-
-    Probabilities are squared, so many empty cells with small ones do not draw the mean to the middle.
-    """
+    """Mean (x, y) in [0, 1] of a kind's cells, weighted by squared probability, so that many nearly empty cells do not
+    draw it to the middle, where it is if the kind is absent."""
     rows = [i for i, pair in enumerate(PAIRS) if pair[0] == label and color in (None, pair[1])]
     weight = cells[rows].sum(dim=0) ** 2
     line = (torch.arange(GRID, dtype=cells.dtype, device=cells.device) + 0.5) / GRID
@@ -208,11 +203,9 @@ def _world_record(metadata: Mapping[str, Any]) -> Record:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttributeScore:
-    """How far an image of the embedded world has what its GenEval record asks for, with gradient: a value in [0, 1].
-
-    Runs in float32 also inside a caller's autocast region. Images that carry gradient give values that do; the
-    network's own weights are frozen. For images of the embedded world only: on photos it means nothing.
-    """
+    """How far an image has what its GenEval record asks for, with gradient: a value in [0, 1], computed in float32 also
+    under autocast; the network's own weights are frozen. Only for images of the embedded world: on photos it means
+    nothing."""
 
     combine: Combine = "mean"
     """`mean` or `product` of the clauses' probabilities; the other one is logged as a part."""

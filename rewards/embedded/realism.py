@@ -45,10 +45,8 @@ def scene_of(record: Mapping[str, Any], *key: Part) -> UInt8[np.ndarray, " h w 3
 def scene_images(
     records: Sequence[Mapping[str, Any]], *, seed: int = 0, stream: str = "realism"
 ) -> Float[Tensor, " n 3 h w"]:
-    """One drawn scene for each GenEval record, from counters of its own: no discriminator learns from these.
-
-    Scenes of two seeds or two streams are unrelated.
-    """
+    """One drawn scene per GenEval record, from counters of its own, unrelated between seeds or streams: no
+    discriminator learns from these."""
     scenes = np.stack([scene_of(record, seed, stream, i) for i, record in enumerate(records)])
     return torch.from_numpy(scenes).permute(0, 3, 1, 2).float() / 255.0
 

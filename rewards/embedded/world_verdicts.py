@@ -21,11 +21,8 @@ _MOTION, _EDIT = {"shape", "color", "direction"}, {"scene", "target", "tag"}  # 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorldMotions:
-    """Whether a clip shows the asked shape, in the asked colour, moving evenly in the asked direction.
-
-    Prompts come with records as `flowrl.world.clips.motion_record` makes them; an item without one, or without a video,
-    has failed ("missing_field").
-    """
+    """Whether a clip shows the asked shape, in the asked colour, moving evenly in the asked direction. An item without
+    a record as of `flowrl.world.clips.motion_record`, or without a video, has failed ("missing_field")."""
 
     credit: Literal["graded", "strict"] = "graded"
     """The value. `graded`: mean of the shares of frames with the right shape and colour, the agreement of the
@@ -54,11 +51,8 @@ class WorldMotions:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorldEdits:
-    """Whether the edit changed what the instruction asks for, and nothing else.
-
-    Prompts come with one source image and records as `flowrl.world.edits.edit_record` makes them; an item that lacks
-    either has failed ("missing_field").
-    """
+    """Whether the edit changed what the instruction asks for, and nothing else. An item without one source image, or a
+    record as of `flowrl.world.edits.edit_record`, has failed ("missing_field")."""
 
     credit: Literal["graded", "strict"] = "graded"
     """The value. `graded`: `(done + done * kept) / 2`, in [0, 1]; `strict`: 1 if both are 1, else 0. Both are
@@ -87,11 +81,8 @@ class WorldEdits:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorldGrids:
-    """Whether each quarter of an image holds exactly the shape and colour that its record asks for.
-
-    Prompts come with records as `flowrl.world.scene_grids.grid_record` makes them; an item without one has failed
-    ("missing_field").
-    """
+    """Whether each quarter of an image holds exactly the shape and colour that its record asks for. An item without a
+    record as of `flowrl.world.scene_grids.grid_record` has failed ("missing_field")."""
 
     credit: Literal["share", "strict", "consistency"] = "share"
     """The value. `share`: share of the cells that are right; `strict`: 1 if all are, else 0; `consistency`: share

@@ -33,11 +33,9 @@ class CallLimits:
 
 
 class AskingPace:
-    """Spreads requests evenly over time, as limits a minute ask for; used by one event loop.
-
-    The time of the next request is kept for each limit; a request moves it by 60 s / limit for each thing it costs.
-    Tokens are known when they have come: until then a request counts as one like those before.
-    """
+    """Spreads requests evenly over time, as limits a minute ask for; used by one event loop. Each request moves each
+    limit's next time by 60 s / limit for each thing it costs; tokens not yet known count as those of earlier
+    requests."""
 
     def __init__(self, limits: CallLimits) -> None:
         self.limits = limits

@@ -52,11 +52,9 @@ CRITERIA = ("style, logic and identity",)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GridConsistency:
-    """Whether the cells of a grid, or images, show the same subject, by a judge (PaCo-RL); modes: see the module.
-
-    An item has failed ("missing_field") if its prompt names no grid of two cells or more, if it lacks a source image
-    in `edit`, or if it has not as many sub-prompts as cells in `clip_text`; and if any of its questions failed.
-    """
+    """Whether a grid's cells, or images, show the same subject, by a judge (PaCo-RL); modes: see the module. An item
+    has failed ("missing_field") if its prompt names no grid of two cells or more, a source image is missing in `edit`,
+    or sub-prompts are not as many as cells in `clip_text`; and if any of its questions failed."""
 
     judge: Mapping[str, Any] | None = None
     """Which one, see `flowrl.rewards.judges.chat`; one that gives log-probabilities. Only for `grid` and `edit`."""

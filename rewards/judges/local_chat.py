@@ -212,11 +212,9 @@ class LocalJudge:
 
 
 class GumbelNoise:
-    """Turns the greedy choice of generation into a draw from `softmax(logits / temperature)`, from counters alone.
-
-    The largest of `logits_v / temperature + g_v` with independent Gumbel noise `g = -log(-log u)` is such a draw. Every
-    row has its own seed, so an answer does not depend on who else is in the batch.
-    """
+    """Makes greedy generation a draw from `softmax(logits / temperature)`: the largest of `logits_v / temperature +
+    g_v`, with independent Gumbel noise `g = -log(-log u)` from counters alone. Every row has its own seed, so answers
+    do not depend on the rest of the batch."""
 
     def __init__(self, questions: Sequence[Question], seed: int, *, prompt_length: int) -> None:
         self.temperatures = [question.temperature for question in questions]

@@ -99,11 +99,9 @@ def rule_question(words: Template, image: Pixels, prompt: str, rule: str) -> Que
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rubric(OneJudge):
-    """`s(x) = sum_j w_j P(the good answer to rule j)`, in [0, sum w]; the judge is asked once for each rule.
-
-    The sub-scores `rule_01`, `rule_02` ... are the probabilities, so the log shows which rule a run learns or exploits.
-    An item any of whose rules failed has failed: a sum over the others would be another score.
-    """
+    """`s(x) = sum_j w_j P(the good answer to rule j)`, in [0, sum w], one question per rule. The sub-scores `rule_01`,
+    `rule_02` ... are the probabilities: the log shows which rule a run learns or exploits. If one rule failed, so has
+    the item: a sum over the others would be another score."""
 
     judge: Mapping[str, Any]
     """Which one, see `flowrl.rewards.judges.chat`; one that gives log-probabilities. Weights that were fitted to one

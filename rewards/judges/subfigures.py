@@ -153,11 +153,9 @@ def _row_mean(values: Tensor) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SubfigureSimilarity(OneModel):
-    """How much the cells of a grid resemble each other: the mean cosine of CLIP's embeddings over all pairs, [-1, 1].
-
-    In float32; differentiable with `preprocess` bilinear or bicubic. An item has failed ("missing_field") if its prompt
-    names no grid of two cells or more. The part `lowest` is the cosine of the least similar pair.
-    """
+    """How much a grid's cells resemble each other: the mean cosine of CLIP's embeddings over all pairs, [-1, 1], in
+    float32; differentiable with `preprocess` bilinear or bicubic. An item fails ("missing_field") if its prompt names
+    no grid of two cells or more. `lowest` is the cosine of the least similar pair."""
 
     model: str = DEFAULT_MODEL
     """As of `clip_score`."""

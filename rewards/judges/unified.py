@@ -56,11 +56,8 @@ RATING = r"(\d+(?:\.\d+)?)"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RatingStyle:
-    """A style: its templates, the range of its scores, how it is usually scaled, and how long its answers are.
-
-    `pattern` finds a rating in the answer; it holds NAME where there are several `dimensions`. `source` is whose words
-    are asked, and `size` what images are resized to there.
-    """
+    """A style: its templates, their `source`, the images' `size`, the range of scores, their usual scale, and how long
+    answers are. `pattern` finds a rating in the answer, with NAME where there are several `dimensions`."""
 
     templates: tuple[str, ...]
     low: float
@@ -107,11 +104,8 @@ STYLES: dict[str, RatingStyle] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class UnifiedReward(OneJudge):
-    """UnifiedReward's written rating of each image, or of each edit of a source image.
-
-    An answer without the score that was asked for is a failed item ("unparsed"), as is an edit without a source image
-    ("missing_field"). A number outside the scale is cut to its end. Sub-scores are unscaled.
-    """
+    """UnifiedReward's written rating of each image, or of each edit of a source image, cut to the scale; sub-scores are
+    unscaled. An answer without its score fails ("unparsed"), as does an edit without source image ("missing_field")."""
 
     judge: Mapping[str, Any]
     """Which one, see `flowrl.rewards.judges.chat`. Unless it has a `size`, or `template` is given, style final_score

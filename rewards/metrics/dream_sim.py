@@ -65,10 +65,8 @@ _ADAPTED = re.compile(r"extractor_list\.(\d+)\.model\.(.+)\.lora_([AB])\.weight$
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DreamSim:
-    """Minus DreamSim's distance, in [-2, 0], in float32; among several references the nearest counts.
-
-    Images go through in 8 bits, so no gradient flows. The part `distance` is the number as papers print it.
-    """
+    """Minus DreamSim's distance, in [-2, 0], in float32, to the nearest of several references; `distance` is the number
+    as papers print it. Images go through in 8 bits, so no gradient flows."""
 
     folder: str
     """Cache folder of the package dreamsim: the unpacked release with the towers and the LoRA, and for DINO the file

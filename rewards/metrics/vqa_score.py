@@ -38,10 +38,8 @@ OWNER = "reward 'vqa_score'"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VqaScore:
-    """VQAScore of image and prompt, in [0, 1]; the larger model needs about 24 GB in bfloat16.
-
-    Images are padded to squares in CLIP's mean colour. The question comes from the package (Apache-2.0).
-    """
+    """VQAScore of image and prompt, in [0, 1], on images padded to squares in CLIP's mean colour, with the package's
+    question (Apache-2.0); the larger model needs about 24 GB in bfloat16."""
 
     model: str = "zhiqiulin/clip-flant5-xxl"
     """A folder or a hub id; zhiqiulin/clip-flant5-xl is the smaller one."""

@@ -141,10 +141,8 @@ def check_open_clip(model: str) -> None:
 
 
 def open_clip_encoder(model: str, *, device: torch.device, owner: str) -> ClipEncoder:
-    """A model of open_clip with its own preprocessing and tokenizer, shared as networks of transformers are.
-
-    `model` is `architecture/weights` by open_clip's names, `hf-hub:owner/name`, or `local-dir:folder`.
-    """
+    """A model of open_clip with its preprocessing and tokenizer, shared as networks of transformers are; `model` is
+    open_clip's `architecture/weights`, `hf-hub:owner/name`, or `local-dir:folder`."""
     import open_clip  # type: ignore[import-untyped]
     from open_clip.transform import PreprocessCfg, image_transform_v2  # type: ignore[import-untyped]
 

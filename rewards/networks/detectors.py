@@ -16,11 +16,8 @@ from flowrl.runtime.shapes import UInt8
 
 
 class Detector(Protocol):
-    """What a detector looks like.
-
-    `version` says in the run's manifest which one it is; `remarks` what a table of its verdicts has to say about them,
-    a sentence each: with what its numbers compare.
-    """
+    """A detector: `version` names it in the run's manifest; `remarks` are sentences for a table of its verdicts: with
+    what its numbers compare."""
 
     @property
     def version(self) -> str: ...

@@ -124,10 +124,8 @@ class Mask2FormerDetector:
 
     @torch.no_grad()
     def detect(self, images: UInt8[np.ndarray, " b h w 3"]) -> list[list[Detection]]:
-        """The 100 best detections of each image, unfiltered; those that score below 0.05 carry no mask.
-
-        No threshold of GenEval lets those through, and a hundred masks of every image would fill the memory.
-        """
+        """The 100 best detections of each image, unfiltered; those below 0.05, which no threshold of GenEval lets
+        through, have no mask: a hundred of every image would fill the memory."""
         found = list[list[Detection]]()
         for start in range(0, len(images), BATCH):
             part = torch.from_numpy(np.ascontiguousarray(images[start : start + BATCH])).to(self.device)
@@ -177,10 +175,8 @@ def detector_size(height: int, width: int) -> tuple[int, int]:
 
 
 def preprocess(images: UInt8[Tensor, " b h w 3"]) -> tuple[Float[Tensor, " b 3 hp wp"], tuple[int, int]]:
-    """The detector's input, and the size of the image in it, which fills the top left.
-
-    Resized to 8 bits as OpenCV does it; padded with grey before it is normalised.
-    """
+    """The detector's input, resized to 8 bits as in OpenCV and padded with grey, then normalised; and the size of the
+    image in its top left."""
     fitted = detector_size(images.shape[1], images.shape[2])
     pixels = opencv_resize(images.permute(0, 3, 1, 2), *fitted).float()
     missing = [-side % MULTIPLE for side in fitted]
@@ -205,11 +201,8 @@ def opencv_resize(images: UInt8[Tensor, " b 3 h w"], height: int, width: int) ->
 
 
 def _taps(size: int, target: int, device: torch.device, *, columns: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """For each of `target` outputs its two inputs of `size`, and their weights in 2048ths.
-
-    Beyond the edge the outer input counts twice; of columns it has the whole weight, of rows OpenCV leaves the split,
-    which shows in the rounding.
-    """
+    """For each of `target` outputs its two inputs of `size`, and their weights in 2048ths. Beyond the edge the outer
+    input counts twice: of columns with the whole weight, of rows with OpenCV's split, which shows in the rounding."""
     place = ((torch.arange(target, dtype=torch.float64) + 0.5) * (size / target) - 0.5).float()
     first = place.floor()
     rest = place - first

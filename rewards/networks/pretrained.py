@@ -64,10 +64,8 @@ def expand_home(model: str) -> str:
 
 
 def shared_network(key: Hashable, make: Callable[[], Any]) -> Any:
-    """The network under a key of this process: made at the first call, the same object while anything holds it.
-
-    Whoever takes it must leave it as it is: frozen, in evaluation mode, on its device.
-    """
+    """The network under a key of this process: made at the first call, the same object while anything holds it. Leave
+    it as it is: frozen, in evaluation mode, on its device."""
     network = _SHARED.get(key)
     if network is None:
         network = make()
@@ -214,10 +212,8 @@ def fetch_file(source: str, name: str | None, *, revision: str | None = None, ow
 
 
 def read_weights(path: Path, *, owner: str, others: bool = False) -> dict[str, Tensor]:
-    """The tensors of a checkpoint by name, on the host: safetensors, or a file of torch that holds nothing else.
-
-    A file of torch may keep them under the key `state_dict` or `model`. It is read without running any code from it.
-    """
+    """The tensors of a checkpoint by name, on the host, without running code from it: safetensors, or a file of torch
+    with nothing else, perhaps under the key `state_dict` or `model`."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 

@@ -123,11 +123,8 @@ def newer_name(name: str) -> str:
 def split_weights(
     weights: Mapping[str, Tensor], *, owner: str, heads: tuple[str, ...] = HEAD
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """A checkpoint's weights under the names of transformers' `Qwen2VLModel`, and those of its head.
-
-    `heads` are the prefixes of the head's weights; if there is only one, their names come without it. The
-    language model's output layer is left out, nothing reads it.
-    """
+    """A checkpoint's weights as transformers' `Qwen2VLModel` names them, without the unread output layer of the
+    language model, and those of its head, by the prefixes `heads` (without the prefix if there is one)."""
     backbone, head, unknown = {}, {}, []
     for given, weight in weights.items():
         name = newer_name(given)
@@ -258,11 +255,8 @@ def encode(
     videos: Sequence[Tensor] | None = None,
     resize: bool = False,
 ) -> dict[str, Tensor]:
-    """The model's input: per sample one user turn of images or clip, if given, then text, and the start of the answer.
-
-    All samples have the same number of images, one after the other. Images and clips are taken at their size; bring
-    them to it before. With `resize` the processor brings images to a size that it takes.
-    """
+    """The input: per sample one user turn of images or clip, if given, then text, and the start of the answer; equally
+    many images per sample, one after the other, at their size, or with `resize` at one that the processor takes."""
     kind: list[dict[str, str]] = []
     given: dict[str, Any] = {}
     if images is not None:
@@ -278,11 +272,8 @@ def encode(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TokenScorer:
-    """A loaded `TokenReward`, its processor and template: prompts and images or clips to the head's outputs.
-
-    `resize` says that the processor brings images to a size that it takes; `read` is the head, told more than it
-    knows by itself.
-    """
+    """A loaded `TokenReward`, its processor and template: prompts and images or clips to the head's outputs. `resize`:
+    the processor fits images to a size that it takes; `read`: the head, told more than it knows by itself."""
 
     network: TokenReward
     processor: Any
@@ -303,10 +294,8 @@ class TokenScorer:
         images: Callable[[slice], Sequence[Image.Image]] | None = None,
         videos: Callable[[slice], Sequence[Tensor]] | None = None,
     ) -> Float[Tensor, " b k o"]:
-        """The head's outputs at each of the reward tokens, `batch_size` samples at a time.
-
-        `images` or `videos` give the resized images, or clips, of some of the samples; see `encode`.
-        """
+        """The head's outputs at the reward tokens, `batch_size` samples at a time; `images` or `videos` give the
+        resized images or clips of some samples, see `encode`."""
         tokens = [token for token in self.processor.tokenizer.get_added_vocab() if token.startswith("<|")]
         for prompt in prompts:  # such a token would end the turn or stand in for an image
             if held := [token for token in tokens if token in prompt]:
@@ -390,10 +379,8 @@ class CheckpointOptions:
         position_mode: PositionMode = "sequential",
         resize: bool = False,
     ) -> list[TokenScorer]:
-        """A scorer for each template, on one network, which other rewards of the same weights share.
-
-        `identity` tells the weights apart, if the model and its revision do not.
-        """
+        """A scorer for each template on one network, shared with other rewards of the same weights: same model,
+        revision and `identity`."""
         known: dict[str, Any] = {"owner": self.published.owner, "family": self.published.family}
         config, processor, token_ids = load_base(self.base, self.published.tokens, revision=self.base_revision, **known)
 

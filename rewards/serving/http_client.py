@@ -55,11 +55,8 @@ class Body:
 
 
 class ServerLine:
-    """One server. Everything here happens in the loop of its `Lines`.
-
-    Each request on its way has a client of one connection to itself. One client for all of them looks at each of its
-    idle connections before every request, which at 64 takes half of the time of a request.
-    """
+    """One server, all in the loop of its `Lines`. Each request has a client of one connection: one client for all looks
+    at each idle connection before every request, which at 64 takes half of a request's time."""
 
     def __init__(self, url: str, connect: Callable[[], httpx2.AsyncClient], down_after: float | None) -> None:
         self.url, self.dead = url, False

@@ -19,10 +19,8 @@ from flowrl.rewards.serving.wire_videos import encode_video
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Way:
-    """How images and videos travel: the format of images, and whether the server reads videos as one file.
-
-    With JPEG the frames of a video travel as JPEG each.
-    """
+    """How images and videos travel: the format of images, and whether the server reads videos as one file (JPEG: as
+    frames)."""
 
     image_format: ImageFormat = "png"
     videos: bool = False

@@ -59,11 +59,7 @@ class Ballot:
     """The questions of a run. One thread asks and waits; a server's threads bring the answers."""
 
     def __init__(self, folder: Path, identity: Mapping[str, Any], *, voters: int, timeout: float | None) -> None:
-        """Opens the journal.
-
-        Raises:
-            ValueError: it holds something that is not an answer.
-        """
+        """Opens the journal. Raises ValueError: it holds something that is not an answer."""
         self.voters, self.timeout, self.changed = voters, timeout, threading.Condition()
         self.journal = Journal(folder, identity)
         self._kept: dict[str, list[tuple[str | None, Row]]] = {}
@@ -113,11 +109,8 @@ class Ballot:
             self._open = {number: ask for number, ask in self._open.items() if ask not in asked}
 
     def answer(self, number: int, voter: str, said: str) -> None:
-        """Takes an answer.
-
-        Raises:
-            WireError: there is no such question, the time is up, the voter has answered, or nothing can be written.
-        """
+        """Takes an answer. Raises WireError: no such question, time is up, the voter has answered, or nothing can be
+        written."""
         with self.changed:
             if not 0 <= number < len(self._asked):
                 raise WireError(404, "unknown", f"there is no question {number}: load the page again.")

@@ -138,7 +138,7 @@ def test_a_place_that_cannot_be_written_is_refused_before_a_plan(
 ) -> None:
     (file := tmp_path / "file").touch()
     assert cli.main(["init", "--model", "nobody/knows-this", "--card", "24", "--out", str(file / "x")]) == 1
-    assert "is none: give another --out" in capsys.readouterr().err
+    assert "is not one: give another --out" in capsys.readouterr().err
 
 
 def test_on_a_terminal_a_wrong_answer_is_asked_for_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,9 +20,18 @@ from flowrl.training.prompting import caching, encode_prompts, guided
 NEVER, ALWAYS = 1e-12, 1e9
 """Thresholds below which nothing that moves is, and above which no block of these networks gets."""
 CACHED = {
-    "cogvideox", "flux", "flux_fill", "hunyuan_video", "kontext", "ltx_video", "qwen_image", "qwen_image_edit",
-    "wan", "wan_vace",
-}  # fmt: skip
+    "cogvideox",
+    "flux",
+    "flux_fill",
+    "hunyuan_image",
+    "hunyuan_video",
+    "kontext",
+    "ltx_video",
+    "qwen_image",
+    "qwen_image_edit",
+    "wan",
+    "wan_vace",
+}
 """Families whose blocks diffusers can cache; those of a SD3 with more blocks than the tiny one has, too."""
 
 

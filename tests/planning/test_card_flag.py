@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,14 @@ def test_a_former_preset_is_planned_and_trained_on_its_card(
     tiny: TinyRuns, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """With a configuration of the tests in the place of one that ships, which needs a model of gigabytes."""
+    for name in (
+        "migrating.imported",
+        "planning.bases",
+        "planning.catalogue",
+        "planning.recommended",
+        "planning.written",
+    ):
+        importlib.import_module(f"flowrl.{name}")  # now: imported under the patch, they would keep it
     monkeypatch.setattr(base, "config_files", lambda: {"mine": tiny.config})
     asked: list[Any] = []
 

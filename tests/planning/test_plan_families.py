@@ -109,7 +109,7 @@ MIDDLING = {"num_layers": 4, "num_single_layers": 3, "n_layers": 4, "transformer
 """Fewer blocks than published, and more than those by which many are measured."""
 
 
-WHOLE = ("sd", "wan_vace")
+WHOLE = ("sd", "wan_vace", "wan_animate")
 """Families of which no two blocks are alike, or whose memory is not that of a few."""
 
 

@@ -145,7 +145,8 @@ def test_what_cannot_be_found_is_told_and_not_guessed(tmp_path: Path, capsys: py
 
 
 def test_a_size_that_stock_changes_is_told(folders: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flowrl.pipelines.generic.stock_recording._drawn_size", lambda *given, **named: (64, 64, None))
+    made = torch.zeros(1, 3, 64, 64)
+    monkeypatch.setattr("diffusers.AutoencoderKL.decode", lambda *given, **named: (made,))
     found = stock_route(family("generic"), str(folders("AuraFlowPipeline")), SETTINGS["AuraFlowPipeline"])
     assert isinstance(found, str)
     assert "draws 64 x 64 where 16 x 16 pixels are asked for" in found

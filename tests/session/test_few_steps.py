@@ -17,6 +17,7 @@ FEW = {
     "black-forest-labs/FLUX.1-schnell": "black-forest-labs/FLUX.1-dev",
     "black-forest-labs/FLUX.2-klein-4B": "black-forest-labs/FLUX.2-klein-base-4B",
     "black-forest-labs/FLUX.2-klein-9B": "black-forest-labs/FLUX.2-klein-base-9B",
+    "hunyuanvideo-community/HunyuanImage-2.1-Distilled-Diffusers": "hunyuanvideo-community/HunyuanImage-2.1-Diffusers",
     "krea/Krea-2-Turbo": "krea/Krea-2-Raw",
     "Qwen/Qwen-Image-2.1-Turbo": "Qwen/Qwen-Image-2.1",
     "stabilityai/stable-diffusion-3.5-large-turbo": "stabilityai/stable-diffusion-3.5-large",

@@ -16,6 +16,8 @@ from tiny_runs import differences, lasting, lora, metrics, state
 from toy_pipeline import QuickRun, quick_run, reward_list, toy_config, toy_in_place
 
 from flowrl.cli import main
+from flowrl.config.base import find_config
+from flowrl.config.train import load_config
 from flowrl.runtime.files import LOCK
 from flowrl.runtime.randomness import counter_normal
 from flowrl.session.preflight import resolve
@@ -359,7 +361,10 @@ def _draws(**config: Any) -> Any:
 
 @pytest.mark.parametrize(("same", "own"), [(False, [3, 0, 1]), (True, [0, 0, 0]), (2, [1, 0, 0])])
 def test_start_noise_is_that_of_an_image_or_of_those_that_share_it(same: bool | int, own: list[int]) -> None:
-    noise = _draws(same_latent=same, group_size=4).start_noise(SimpleNamespace(iteration=5), range(3, 6))
+    config = load_config(find_config("tiny_flow_grpo"), [f"same_latent={str(same).lower()}", "group_size=4"])
+    noise = _draws(images_per_start=config.images_per_start, group_size=4).start_noise(
+        SimpleNamespace(iteration=5), range(3, 6)
+    )
     for place, (group, image) in enumerate(zip([0, 1, 1], own, strict=True)):
         assert torch.equal(noise[place], counter_normal(NOISE_SHAPE, 7, "start", 5, group, image))
 

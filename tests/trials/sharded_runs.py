@@ -65,8 +65,10 @@ def run(folder: Path, families: list[str], recipes: list[str], layouts: list[str
     chosen = [(family, recipe) for family in families for recipe in recipes]
 
     def train(name: str, processes: int, *settings: str) -> None:
-        told = [(0, False, command(folder, family, recipe, folder / name / f"{family}-{recipe}", *settings))
-                for family, recipe in chosen]  # fmt: skip
+        told = [
+            (0, False, command(folder, family, recipe, folder / name / f"{family}-{recipe}", *settings))
+            for family, recipe in chosen
+        ]
         train_on_two(folder, told, seconds=SECONDS, processes=processes, python=python)
 
     found = {}

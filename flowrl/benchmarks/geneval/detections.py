@@ -46,8 +46,7 @@ _DEAD_ZONE = 0.1  # share of both sizes that an offset must exceed before it cou
 def keep_detections(detections: Iterable[Detection], tag: str) -> dict[str, list[Detection]]:
     """The detections that count, by class, best first: above the threshold of the task, at most 16 of a class.
 
-    Classes with nothing left are absent. Equal scores keep the detector's order. Boxes that overlap all stay, as with
-    the benchmark's default.
+    Empty classes are absent. Equal scores keep their order. Boxes that overlap all stay, as in the benchmark's default.
     """
     least = MIN_COUNTING_SCORE if tag == "counting" else MIN_SCORE
     kept: dict[str, list[Detection]] = {}

@@ -38,11 +38,8 @@ class Record:
 
 
 def parse_record(metadata: Mapping[str, Any] | Record) -> Record:
-    """Reads and checks one metadata record; keys besides `tag`, `include`, `exclude` are left alone.
-
-    One that has been read already is given back, so that many images of a prompt can share the reading. The ValueError
-    says which part is wrong, what is allowed, and what to change.
-    """
+    """Reads and checks a metadata record, or gives back one already read; keys besides `tag`, `include`, `exclude`
+    stay. Raises ValueError: which part is wrong, what is allowed, and what to change."""
     if isinstance(metadata, Record):
         return metadata
     if not isinstance(metadata, Mapping):

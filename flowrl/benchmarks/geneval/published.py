@@ -25,10 +25,8 @@ _PERSON = CLASSES.index("person")
 
 
 def published_records() -> list[MetadataRecord]:
-    """The 553 records of the official metadata file: every class once, then a hundred draws of each other task.
-
-    Records that were drawn before are left out, so that tasks end with fewer. No colour is asked of a person.
-    """
+    """The 553 records of the official metadata file: every class once, then a hundred draws of each other task without
+    those drawn before, so tasks end with fewer. No colour is asked of a person."""
     rng = np.random.default_rng(_SEED)
     records = [
         wording.single_object(CLASSES[int(i)]) for i in rng.choice(len(CLASSES), size=len(CLASSES), replace=False)

@@ -77,10 +77,8 @@ class Words:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Score:
-    """A number of one image, or several, from `low` to `high`; None if it does not apply to the image.
-
-    Several numbers of one image are averaged together with those of all others; their unit is the prompt.
-    """
+    """One number of an image, or several averaged with those of all others (the unit is the prompt), from `low` to
+    `high`; None if it does not apply to the image."""
 
     name: str
     low: float

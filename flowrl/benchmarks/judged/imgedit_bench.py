@@ -29,8 +29,7 @@ _RATINGS = ("first", "second", "third")
 
 
 def read_imgedit(given: str, images_dir: Path | None) -> CaseFile:
-    """The cases of `basic_edit.json`. Raises ValueError: no such file, a record of another kind, or source images that
-    are missing."""
+    """The cases of `basic_edit.json`. Raises ValueError: no such file, a wrong record, or missing source images."""
     path = Path(given)
     records = read_json(path)
     first = next(iter(records.values()), None)

@@ -29,11 +29,9 @@ def constants(path: Path) -> dict[str, str]:
 
 
 def messages(path: Path, function: str) -> Words:
-    """The system and the user turn that a function of a Python file makes a chat request of, one image after the text.
-
-    What stands there as `{record['Name']}` becomes the field `{name}`. Raises ValueError: there is no such function, or
-    it is written in another way.
-    """
+    """The system and user turns of a chat request in a Python file's function, one image after the text.
+    `{record['Name']}` becomes the field `{name}`. Raises ValueError: no such function, or it is written in another
+    way."""
     wanted = [node for node in _tree(path).body if isinstance(node, ast.FunctionDef) and node.name == function]
     texts = [
         _text(value, path)

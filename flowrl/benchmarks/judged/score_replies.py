@@ -55,10 +55,8 @@ def labelled_ratings(text: str, count: int, low: int, high: int) -> list[float] 
 
 
 def named_ratings(text: str, names: Sequence[str], high: int) -> dict[str, float] | None:
-    """The rating after each of some names, the last of several, in lower case; None unless all are there.
-
-    A name may stand in asterisks, and a colon may follow it.
-    """
+    """The rating after each of some names in lower case, the last of several; None unless all are there. A name may
+    stand in asterisks, and a colon may follow it."""
     listed = "|".join(re.escape(name) for name in names)
     pairs = re.findall(rf"({listed})[*\s]*[:\uff1a]?[*\s]*(\d){_WHOLE}", strip_thought(text), flags=re.IGNORECASE)
     found = {name.lower(): float(digit) for name, digit in pairs if int(digit) <= high}

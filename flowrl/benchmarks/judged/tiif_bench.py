@@ -97,8 +97,7 @@ def remarks(judgements: Sequence[Judgement]) -> list[str]:
 
 
 def tiif_words(folders: Sequence[Path]) -> dict[str, Words]:
-    """The first of the three published wordings, out of the script that asks. Raises ValueError: the script lacks
-    it."""
+    """The first of the three published wordings, from the script that asks. Raises ValueError: it is absent."""
     file = first_file([*folders, *(folder.parent for folder in folders)], ("eval/eval_with_vlm.py", "eval_with_vlm.py"))
     if file is None:
         return {}

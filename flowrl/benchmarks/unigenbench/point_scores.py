@@ -47,18 +47,14 @@ class Scores:
     sub: dict[str, Tally]
     """The labels that occur, those without a hyphen among them."""
     overall: float
-    """The unweighted mean of the primary accuracies, as on the leaderboards, in [0, 1]; NaN where nothing was
-    judged."""
+    """The unweighted mean of the primary accuracies, as on the leaderboards, in [0, 1]; NaN if none was judged."""
     skipped: int
     """Images without scores. They are in no total."""
 
 
 def aggregate(rows: Iterable[Row]) -> Scores:
-    """Counts test points. One is met if its score equals 1: 1.0 and True are, "1" and 0.5 are not.
-
-    A row whose scores are None, or not one for each test point, is skipped. Rows are (test points, scores), one per
-    image. Raises ValueError: no rows.
-    """
+    """Counts test points of (test points, scores) rows, one per image. One is met if its score equals 1: 1.0 and True
+    do, "1" and 0.5 do not. A row without one score per point is skipped. Raises ValueError: no rows."""
     sub: dict[str, list[bool]] = {}
     count = skipped = 0
     for points, scores in rows:
@@ -105,8 +101,7 @@ def paired_intervals(
     before: tuple[Sequence[Row], Sequence[Hashable]], after: tuple[Sequence[Row], Sequence[Hashable]], *, seed: int = 0
 ) -> dict[str, Interval]:
     """After minus before, for `overall` and the primary dimensions that both have; the same prompts are drawn in both.
-    Both are (rows, prompts), as `score_intervals` takes them. Raises ValueError: the two are not of the same
-    prompts."""
+    Both are (rows, prompts), as `score_intervals` takes them. Raises ValueError: other prompts."""
     found = [_counts(*side) for side in (before, after)]
     if set(found[0].prompts) != set(found[1].prompts):
         lonely = set(found[0].prompts) ^ set(found[1].prompts)

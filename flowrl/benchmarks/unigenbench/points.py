@@ -57,12 +57,8 @@ PRIMARIES = tuple(dict.fromkeys(primary_of(point.en) for point in POINTS))
 
 
 def published_counts(language: Language, *, long: bool, published: bool = False) -> dict[str, int]:
-    """How often each test point occurs in a published file.
-
-    Args:
-        long: of the file with long prompts.
-        published: in the English short file that the published scores are made of, which has one more test point.
-    """
+    """How often each test point occurs in a published file: the one with `long` prompts, or the English short one that
+    the `published` scores are made of, which has one more test point."""
     labels = LABELS[language]
     counts = {label: point.long if long else point.short for label, point in zip(labels, POINTS, strict=True)}
     if published and language == "en" and not long:

@@ -26,14 +26,9 @@ class Reply:
 
 
 def parse_reply(text: str | None, num_points: int) -> list[Any] | None:
-    """The scores of a judge's reply, or None if it cannot be read and must be asked for again.
-
-    Args:
-        text: the whole reply; None if there was none.
-        num_points: test points that were asked about.
-
-    Returns one entry per test point, of whatever type the judge wrote; `aggregate` counts those that equal 1.
-    """
+    """The scores of a judge's whole reply to `num_points` test points; None if there is none or it cannot be read, and
+    must be asked for again. One entry per test point, of whatever type the judge wrote; `aggregate` counts those that
+    equal 1."""
     reply = read_reply(text, num_points)
     return None if reply is None else reply.score
 

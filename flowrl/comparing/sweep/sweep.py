@@ -1,5 +1,4 @@
-"""Measures a tuned model at many guidance scales, and searches of equal cost: draws missing images, then writes
-`sweep.json` and the page.
+"""Measures a tuned model at many guidance scales, and searches of equal cost; writes `sweep.json` and the page.
 
 settings/<setting>/journal-<hash>.jsonl   one line per prompt; the hash is of all conditions, so that nothing mixes
 settings/<setting>/images-<hash>/         the first image of the prompts that the page shows
@@ -262,8 +261,7 @@ def lora_hash(lora: Path) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SweepJob:
-    """Settings that are drawn together, keys of their missing prompts, and the cost of a prompt relative to a plain
-    one."""
+    """Settings that are drawn together, keys of missing prompts, and the cost of a prompt relative to a plain one."""
 
     settings: tuple[Setting, ...]
     missing: tuple[str, ...]

@@ -38,8 +38,7 @@ Row = dict[str, Any]
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TunedModels:
     """A base model with LoRAs side by side, and how it is sampled. `adapters` are their names: "" for the swept model,
-    else the run's.
-    """
+    else the run's."""
 
     pipeline: Pipeline
     adapters: Mapping[str, str]
@@ -87,10 +86,8 @@ def draw_prompts(
     samples: int,
     seed: int,
 ) -> dict[Setting, tuple[Tensor, list[Row]]]:
-    """Draws images [P, K, 3, H, W] and a journal row per prompt for one setting, or for several best-of-N at one scale.
-
-    Best of N for several N takes the first N of the same candidates.
-    """
+    """Draws images [P, K, 3, H, W] and a journal row per prompt for one setting, or for best of several N at one scale:
+    each takes the first N of the same candidates."""
     first = settings[0]
     count = max(setting.plan.num_candidates for setting in settings)
     make = model.make(first.scale, first.run)
@@ -155,16 +152,12 @@ def judge(pipeline: Pipeline, judges: Judges, prompts: Sequence[Prompt], images:
 
 @torch.no_grad()
 def drift(model: TunedModels, prompts: Sequence[Prompt], seed: int, run: str = "") -> float:
-    """`flowrl.training.drift.KL_TEXT` of a tuned model, each of the two models under its own guidance.
-
-    RLG at scale w has w² times this distance: `out_base + w (out_tuned - out_base)` differs w times as much.
-    """
+    """`flowrl.training.drift.KL_TEXT` of a tuned model, each model under its own guidance. RLG at scale w has w² times
+    this: `out_base + w (out_tuned - out_base)` differs w times as much."""
     chosen = [prompts[place] for place in spread(len(prompts), KL_PROMPTS)]
     base, tuned = model.make(0.0, run)(chosen), model.make(1.0, run)(chosen)
     return distance_of(model.pipeline, chosen, base, tuned, model.schedule, seed=seed)
 
-
-# ---- features --------------------------------------------------------------------------------------------------------
 
 FEATURES_TEXT = {
     "attributes": "the embedded world's attribute scorer, mean over the cells of its last convolution",

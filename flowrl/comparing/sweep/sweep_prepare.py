@@ -30,8 +30,7 @@ EMBEDDED_PROMPTS = "asset:prompts/world_heldout.jsonl"
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SweepPlan:
     """A requested sweep: `source` is base and LoRA, `config` is None if only a LoRA was given, `name` is the name on
-    the page, `features` are compared for diversity besides pixels, `samples` is the number of images per prompt.
-    """
+    the page, `features` are compared for diversity besides pixels, `samples` is the number of images per prompt."""
 
     question: SweepQuestion
     source: Source
@@ -113,8 +112,7 @@ def check_other(name: str, folder: Path, source: Source) -> None:
 def spread_prompts(
     given: str | Path | None, number: int, config: TrainConfig | None, *, negative: str, embedded: bool
 ) -> tuple[Prompt, ...]:
-    """Prompts spread evenly over a file, or else over the run's own or the embedded world's. Raises ValueError: no
-    prompts are known, or there are too few."""
+    """Prompts spread evenly over a file, else the run's or the world's. Raises ValueError: none, or too few."""
     own = config.prompts.eval if config is not None else None
     name = given or own or (EMBEDDED_PROMPTS if embedded else None)
     if name is None:

@@ -186,8 +186,7 @@ class Sweep:
 
 
 def columns_of(rows: Sequence[Mapping[str, Any]], measures: Sequence[Measure]) -> dict[str, Column]:
-    """Columns of a setting from its journal rows, which are in the order of the prompts. Raises ValueError: a reward
-    has no such sub-score."""
+    """Columns of a setting from its journal rows, in the prompts' order. Raises ValueError: a sub-score is missing."""
     found: dict[str, Column] = {}
     for measure in measures:
         if measure.column not in rows[0]["values"]:
@@ -202,10 +201,7 @@ def columns_of(rows: Sequence[Mapping[str, Any]], measures: Sequence[Measure]) -
 
 
 def mean_of(values: Column, *, ends: Range | None = VERDICTS, level: float = LEVEL) -> Interval:
-    """Mean over the values that did not fail, with its interval over prompts; unknown if all failed.
-
-    `ends` are as `mean_interval` takes them.
-    """
+    """Mean over values that did not fail, and its interval over prompts (`mean_interval`); unknown if all failed."""
     known = np.isfinite(values)
     prompt = np.broadcast_to(np.arange(len(values))[:, None], values.shape)
     if not known.any():
@@ -245,15 +241,9 @@ def results_of(
     notes: Sequence[str] = (),
     folder: Path = Path(),
 ) -> Sweep:
-    """Computes results from columns.
-
-    Args:
-        measures: rewards by role.
-        drifts: distances of the tuned model under "", and of other runs under their names.
-        notes: notes for the reader; those that the numbers call for are added.
-
-    Raises ValueError: a reward failed on every image of a setting.
-    """
+    """Computes results from columns. `drifts` are distances of the tuned model under "", and of other runs under their
+    names; the notes that the numbers call for are added. Raises ValueError: a reward failed on every image of a
+    setting."""
     plain = [
         SettingResult(
             setting=setting,

@@ -50,13 +50,7 @@ class Setting:
         return f"{search}rlg_{self.scale:g}"
 
     def evaluations(self, num_steps: int, guidance: float, base_guidance: float) -> int:
-        """Network evaluations per kept image. A guided model takes 2 a step; RLG takes those of both models.
-
-        Args:
-            num_steps: denoising steps.
-            guidance: scale of the tuned model; 1 means no guidance.
-            base_guidance: scale of the base model.
-        """
+        """Network evaluations per kept image. A guided model (scale not 1) takes 2 a step; RLG takes both models'."""
         rows = network_rows([self.scale], base_guidance_scale=base_guidance, rl_guidance_scale=guidance)
         return self.plan.evaluations(num_steps) * rows
 
@@ -96,8 +90,7 @@ class Measure:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SweepQuestion:
     """The whole question: settings in drawing order (scales, searches, other runs), the other runs by name, rewards by
-    role, and the reward by which search chooses (None without a search).
-    """
+    role, and the reward by which search chooses (None without a search)."""
 
     settings: tuple[Setting, ...]
     others: tuple[tuple[str, Path], ...]
@@ -122,12 +115,8 @@ def ask(
     embedded: bool,
     num_steps: int,
 ) -> SweepQuestion:
-    """Reads scales, searches, other runs and rewards, in the form that `flowrl.comparing.sweep.sweep.sweep` takes.
-
-    Args:
-        embedded: whether the base is the embedded model, which has rewards by default.
-        num_steps: denoising steps; pruning must fit them.
-    """
+    """Reads scales, searches, other runs and rewards, as `flowrl.comparing.sweep.sweep.sweep` takes them. An `embedded`
+    base has rewards by default; pruning must fit into `num_steps`."""
     scales = _rising(rlg, "`rlg`", "0,0.5,1,1.5,2,3")
     if not 0 < keep < 1:
         raise ValueError(f"`keep` is the share that a pruning keeps, between 0 and 1, got {keep:g}: 0.5 halves")

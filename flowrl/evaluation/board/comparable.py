@@ -1,8 +1,7 @@
 """Groups a benchmark's results by their conditions, so that only comparable ones are ranked together.
 
-Conditions are all that a number depends on besides the model: prompts, images per prompt, judge and its version,
-sampling, and the benchmark's options. Start noise is not a condition: other noise gives an equally good sample that is
-only less well paired.
+Conditions are all that a number depends on besides the model: prompts, images per prompt, judge with version, sampling,
+options. Start noise is not a condition: other noise gives an equally good sample that is only less well paired.
 """
 
 from __future__ import annotations

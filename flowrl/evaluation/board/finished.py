@@ -59,13 +59,8 @@ class BoardEntry:
 
 
 def find_entries(given: Sequence[str]) -> list[BoardEntry]:
-    """Finds the entries of all given paths, and each base once.
-
-    Args:
-        given: files result.json, folders with results, or `NAME=PATH,PATH`: trainings of one method.
-
-    Raises ValueError: nothing is found, a file cannot be read, or one result is named twice.
-    """
+    """Finds the entries of all given files, folders and `NAME=PATH,PATH` (trainings of one method), and each base once.
+    Raises ValueError: nothing is found, a file cannot be read, or one result is named twice."""
     entries, seen = [], dict[Path, str]()
     for text in given:
         for pool, file in _results(text):

@@ -76,7 +76,6 @@ def _candidates(rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[Sequence[st
 
 
 def _tasks(column: Values) -> Iterator[tuple[Sequence[str], Values]]:
-    """The values of each task of a score."""
     for task in dict.fromkeys(row.task for row in column.rows if row.task):
         rows = tuple(row for row in column.rows if row.task == task)
         files = {key: file for key, file in column.files.items() if key[0] == task}

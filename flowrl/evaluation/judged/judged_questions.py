@@ -46,8 +46,6 @@ def find_words(protocol: Protocol, asks: Iterable[Ask], given: Path | None, besi
     """Finds the words of questions.
 
     Args:
-        protocol: knows the published words.
-        asks: one question of each name.
         given: the folder of the option template_dir; its NAME.txt replaces the published file.
         beside: where published files may lie if it was not given.
 
@@ -79,10 +77,7 @@ def ask_cases(
     chat: Chat, protocol: Protocol, cases: Sequence[Case], images: Sequence[ImageFile], words: WordsOf, asking: Asking,
     journal: Journal, *, label: str,
 ) -> tuple[list[Judgement], list[Row]]:  # fmt: skip
-    """Asks every question about every image that the journal does not answer yet.
-
-    Returns the verdicts on each case, and the journal's rows of all questions.
-    """
+    """Asks what the journal does not answer yet; returns verdicts on each case, and the rows of all questions."""
     work = [(case, image, ask) for case, image in zip(cases, images, strict=True) for ask in case.asks]
 
     def build(place: int, attempt: int, temperature: float) -> Question:

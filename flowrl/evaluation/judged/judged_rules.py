@@ -75,10 +75,8 @@ class JudgedPlan:
     asking: Asking
 
     def identity(self, version: str) -> dict[str, Any]:
-        """All that an answer depends on besides the image and the question.
-
-        For a judge in this process this includes version and weights, because a folder may later hold other weights.
-        """
+        """All that an answer depends on besides image and question. A judge in this process adds version and weights,
+        because a folder may later hold other weights."""
         assert self.judge is not None
         return {
             "benchmark": self.protocol.title,

@@ -88,15 +88,8 @@ def measure(
     spec: Mapping[str, Any] | None = None,
     device: torch.device = CPU,
 ) -> CardMeasures:
-    """Measures the first of the rewards.
-
-    Args:
-        rewards: the reward of the card, then others to compare it with.
-        batch_size: images scored at once.
-        changes: names of `PERTURBATIONS`.
-        spec: that of the first reward; its option `comparator`, if set, says whose bias to test.
-        device: device of that comparator.
-    """
+    """Measures the first of the rewards, under `changes` (names of `PERTURBATIONS`), and compares the others with it.
+    If `spec`, the first's, has a `comparator`, that one's bias is tested, on `device`."""
     (name, reward), *rest = rewards.items()
     group = np.array([item.index for item in items])
 
@@ -160,12 +153,7 @@ def _notes(reward: Reward, group: np.ndarray) -> tuple[str, ...]:
 
 @torch.no_grad()
 def judge_order(comparator: Mapping[str, Any], items: Sequence[ImageFile], *, device: torch.device = CPU) -> OrderBias:
-    """Shows a judge each image with two others of its prompt, in both orders.
-
-    Args:
-        comparator: the option of that name of a pairwise reward.
-        device: where a model in this process runs.
-    """
+    """Shows a pairwise reward's judge (`comparator`) each image with two others of its prompt, in both orders."""
     from flowrl.rewards.comparing.comparators import comparator_options
 
     compares = comparator_options(comparator).build(device)

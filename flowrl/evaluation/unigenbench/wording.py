@@ -4,9 +4,8 @@ One question per image. Its words come from a template with the fields {prompt},
 {definitions} and {descriptions} (a line "test point: text" for each); `<image>` marks the place of the image. Without
 the mark the image comes first, or last if the judge is a hosted Gemini, as in the published code.
 
-Template and definitions are the published ones (CC BY 4.0, `rewards/templates/published/unigenbench`), on which the
-benchmark's offline judges were trained: other words make another judge. The options `template` and `definitions`
-replace them; `own` takes this package's.
+Template and definitions are the published ones (CC BY 4.0, `rewards/templates/published/unigenbench`), on which its
+offline judges were trained: other words make another judge. Options `template` and `definitions` replace them.
 """
 
 from __future__ import annotations
@@ -62,10 +61,9 @@ class Wording:
 def read_wording(
     language: Language, template: str | None, definitions: str | None, *, image_last: bool = False
 ) -> Wording:
-    """Reads the published words, this package's, or those of your files.
+    """Reads the published words, this package's (`own`), or those of your files.
 
     Args:
-        language: of the prompts.
         template: a text file with the four fields, `own`, or None for the published one.
         definitions: a JSON file `{test point: what it means}` with all 27 of the language, `own`, or None likewise.
         image_last: whether the image follows the text if the template does not mark its place.

@@ -42,13 +42,7 @@ def clips_section(
     values: Sequence[Mapping[str, Column]],
     home: Path,
 ) -> str:
-    """The part of the page, with the base's clip of the same prompt and sample below the subject's.
-
-    Args:
-        subjects: the subject, and the base if there is one.
-        clips: clips of each subject, in the same order.
-        values: values of each clip by scorer, NaN for failures.
-    """
+    """The part of the page, with the base's clip of a prompt and sample below the subject's; NaN is a failure."""
     # The first sample of the first prompts, then the worst clip of each diagnostic.
     chosen = [("", place) for place, clip in enumerate(clips[0]) if clip.sample == 0][:FIRST]
     for name in WORST:

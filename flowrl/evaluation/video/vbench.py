@@ -6,8 +6,7 @@ Options: `python=vb/bin/python` of that environment, `dimensions=[human_action,s
     subject.folder/vbench/full_info.json               the prompts that it is given
     subject.folder/vbench/<dimension>/                 its result and log.txt
 
-Start noise is a function of (seed, prompt, k), different for every video: VBench asks for seeds that are random,
-reproducible and not picked.
+Start noise is a function of (seed, prompt, k): VBench asks for seeds that are random, reproducible and not picked.
 """
 
 from __future__ import annotations

@@ -40,8 +40,7 @@ class Package:
 
 
 def find_package(python: str) -> Package:
-    """Finds an environment's package without importing it. Raises ValueError: no such Python runs, or it has no
-    vbench."""
+    """Finds an environment's package without an import. Raises ValueError: no such Python runs, or it has no vbench."""
     path = shutil.which(Path(python).expanduser())
     advice = (
         f"make an environment for it (python3 -m venv vb && vb/bin/pip install vbench=={CHECKED}) and give "
@@ -69,11 +68,9 @@ def find_package(python: str) -> Package:
 def measure(
     package: Package, dimension: str, *, videos: Path, prompts: Path, folder: Path, local: bool = False
 ) -> Measured:
-    """Runs the package on one dimension.
+    """Runs the package on one of `flowrl.benchmarks.vbench.DIMENSIONS`.
 
     Args:
-        package: where it is.
-        dimension: one of `flowrl.benchmarks.vbench.DIMENSIONS`.
         videos: a folder that holds only `<prompt>-<k>.mp4`.
         prompts: the list of prompts that it reads.
         folder: output folder; `log.txt` has its output.

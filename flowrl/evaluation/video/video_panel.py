@@ -101,10 +101,7 @@ def result(
 
 
 def with_columns(parts: Sequence[SubjectVerdicts[ClipScores]]) -> list[SubjectVerdicts[ScoredImages]]:
-    """Clips of all subjects with sub-scores beside their rewards and the diagnostics after them, as values and in rows.
-
-    A sub-score that is the value itself, of all clips of all subjects, is left out.
-    """
+    """All subjects' clips with sub-scores (unless equal to the reward) and diagnostics, as values and in rows."""
     scored = [part.found.scored for part in parts]
     columns: list[dict[str, Any]] = [{} for _ in scored]
     for name in scored[0].values:

@@ -1,8 +1,7 @@
 """Follows run folders while they grow: every read continues where the last one ended.
 
 It reads only whole lines of metrics, so it never sees part of a row. If a file became shorter or was replaced, the run
-was continued from a checkpoint: the file is read again from its start and counts as another generation. Links out of a
-folder are not followed.
+was continued from a checkpoint: it is read again, as another generation. Links out of a folder are refused.
 """
 
 from __future__ import annotations
@@ -50,21 +49,12 @@ class Followed:
         return bool(self.version)
 
     def refuse_links(self) -> None:
-        """Refuses a run with a link out of its folder, without reading it.
-
-        Raises:
-            ValueError: names the part.
-        """
+        """Refuses a run with a link out of its folder, without reading it. Raises ValueError: names the part."""
         if found := leads_out(self.folder, _PARTS, deep=1):
             raise ValueError(f"{found}, which is not followed")
 
     def refresh(self) -> None:
-        """Reads new data since the last time.
-
-        Raises:
-            ValueError: a link leads out of the folder.
-            OSError: the folder is gone, or cannot be read.
-        """
+        """Reads new data. Raises ValueError: a link leads out of the folder. Raises OSError: it cannot be read."""
         with self.lock:
             self.refuse_links()
             self._read_on()

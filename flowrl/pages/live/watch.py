@@ -31,8 +31,7 @@ def watch(runs: Sequence[str | Path] = ("runs",), *, port: int) -> None:
         runs: run folders, or folders that contain runs.
         port: 0 is a free one.
 
-    Raises:
-        ValueError: a folder is not there, the port is taken, or a package is not installed.
+    Raises ValueError: a folder is not there, the port is taken, or a package is not installed.
     """
     folders = [Path(path).expanduser() for path in runs]
     for path in folders:
@@ -65,9 +64,5 @@ def read_ahead(runs: Sequence[Followed]) -> None:
 
 
 def make_server(watched: Watched, port: int) -> tuple[uvicorn.Server, str, socket.socket]:
-    """The server, the address of the page with a new token, and the listening socket.
-
-    Raises:
-        ValueError: as `watch`.
-    """
+    """The server, the address of the page with a new token, and the listening socket. Raises ValueError: as `watch`."""
     return page_server(partial(make_app, watched), port, "flowrl watch")

@@ -100,10 +100,8 @@ def device_mesh(layout: Layout, device: str) -> DeviceMesh:
 
 
 class Shards:
-    """The processes that hold one copy of the weights between them, this one among them.
-
-    Their questions to each other are on the host and use gloo, so they wait for no GPU.
-    """
+    """The processes, this one among them, that hold one copy of the weights; they ask each other on the host by gloo,
+    so they wait for no GPU."""
 
     def __init__(self, mesh: DeviceMesh) -> None:
         """`mesh` has one dimension."""

@@ -162,11 +162,9 @@ class TrackioTracker:
 
 
 class WandbTracker:
-    """A run by the identity in the manifest, so that a continued run goes on there.
-
-    Numbers are plotted over `iteration`, not over W&B's own count of calls: iterations done again after a stop fall on
-    the same place, where W&B would drop them as late. It sends neither code nor terminal output.
-    """
+    """A run by the manifest's identity, so that a continued run goes on there. Numbers are plotted over `iteration`,
+    not W&B's count of calls: repeated iterations fall on the same place, where W&B would drop them as late. It sends
+    neither code nor terminal output."""
 
     name = "Weights & Biases"
 

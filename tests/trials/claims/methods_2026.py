@@ -300,12 +300,14 @@ def kept(folder: Path, before: RunData) -> dict[str, list[dict[str, float]]]:
 
     return {
         name: [
-            {side: of(read_run(folder / f"{side}-s{seed}"), tasks) - of(before, tasks, 0)
-             for side in (name, "student", "joint")}
+            {
+                side: of(read_run(folder / f"{side}-s{seed}"), tasks) - of(before, tasks, 0)
+                for side in (name, "student", "joint")
+            }
             for seed in SEEDS
         ]
         for name, tasks in HALVES.items()
-    }  # fmt: skip
+    }
 
 
 def report(folder: Path, facts: dict[str, Any], out: Path) -> None:
@@ -329,10 +331,17 @@ def report(folder: Path, facts: dict[str, Any], out: Path) -> None:
         metrics = [BOTH, f"{REWARD}left", f"{REWARD}right"] if halves else [SCORE]
         sides[name] = {"settings": " ".join(SIDES[name].words), "rated": SIDES[name].rated}
         sides[name] |= side_of(runs, metrics, half if halves else None if steps else screen)
-    written = origin() | facts | {
-        "seeds": list(SEEDS), "common": " ".join(COMMON), "sides": sides,
-        "pairs": {name: pair | {"holm": corrected[name]} for name, pair in pairs.items()}, "effects": effects,
-    }  # fmt: skip
+    written = (
+        origin()
+        | facts
+        | {
+            "seeds": list(SEEDS),
+            "common": " ".join(COMMON),
+            "sides": sides,
+            "pairs": {name: pair | {"holm": corrected[name]} for name, pair in pairs.items()},
+            "effects": effects,
+        }
+    )
     if {"student", "joint", *HALVES} <= done.keys():
         written["kept"] = kept(folder, screen)
     write_atomically(out, json.dumps(written, indent=1) + "\n")
