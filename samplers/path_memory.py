@@ -8,7 +8,7 @@ the first.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 
@@ -44,26 +44,22 @@ class PathMemory:
 
         return followed
 
-    @property
-    def before(self) -> Tensor | None:
-        """`[b, *latent]`, what guidance had kept before the step just evaluated; None where it keeps nothing."""
-        found = next((key for key in self._kept if key[1] == self.step), None)
-        if found is None:
+    def at_states(self, states: Sequence[int]) -> Tensor | None:
+        """`[b, S, *latent]` what guidance had kept where a step begins, 0 at the start; None where it keeps nothing."""
+        if not self._kept or not states:
             return None
-        known = self._before(found[0])
-        return torch.zeros_like(self._kept[found]) if known is None else known
+        (owner, _), some = next(iter(self._kept.items()))
+        nothing = torch.zeros_like(some)
+        return torch.stack([self._kept.get((owner, state - 1), nothing) for state in states], dim=1)
 
     def chosen(self, choose: Callable[[Tensor], Tensor]) -> PathMemory:
         """The memory of some of the samples, which go on under other guidance after the step just evaluated."""
         found = next((kept for (_, step), kept in self._kept.items() if step == self.step), None)
         return PathMemory(self._schedule, None if found is None else choose(found))
 
-    def _before(self, owner: int) -> Tensor | None:
-        return self._kept.get((owner, self.step - 1), self._given)
-
     def averaged(self, owner: object, difference: Tensor, momentum: float) -> Tensor:
         """The running average with the step's difference, which is kept as a constant."""
-        known = self._before(id(owner))
+        known = self._kept.get((id(owner), self.step - 1), self._given)
         average = difference if known is None else difference + momentum * known.to(difference)
         self._kept[id(owner), self.step] = average.detach()
         return average

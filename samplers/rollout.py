@@ -74,15 +74,19 @@ def rollout(
     if not set(kept) <= set(range(tail + 1)):
         raise ValueError(f"states 0 .. {tail} of this path can be kept, got {kept}")
     x = start_state(x, schedule)
-    columns, log_probs, memory = _Columns(), list[Tensor](), PathMemory(schedule)
-    velocity, keep = memory.along(velocity), columns.keep
+    columns, log_probs, memory = dict[str, Tensor](), list[Tensor](), PathMemory(schedule)
+    velocity = memory.along(velocity)
+
+    def keep(name: str, place: int, count: int, latents: Tensor) -> None:
+        if name not in columns:  # room for all: a stack would hold them twice
+            columns[name] = latents.new_empty(len(latents), count, *latents.shape[1:])
+        columns[name][:, place] = latents
+
     if 0 in kept:
         keep("states", 0, len(kept), x)
     for step in range(tail):
         sigma, sigma_next = schedule.sigma[step], schedule.sigma[step + 1]
         predicted = velocity(x, sigma, schedule.timestep[step])
-        if step in kept:
-            keep("memory", kept.index(step), len(kept), memory.before)
         if step in steps:
             x, log_prob, mean = advance(kernel, x, predicted, sigma, sigma_next, noise(step))
             if keep_means:
@@ -102,21 +106,9 @@ def rollout(
         log_prob=torch.stack(log_probs, 1) if steps else x.new_empty(len(x), 0),
         mean=columns.get("mean", none) if keep_means else None,
         velocity=columns.get("velocity", none) if keep_velocity else None,
-        memory=columns.get("memory"),
+        memory=memory.at_states(kept),
         final=solve(velocity, x, schedule, first=tail),
     )
-
-
-class _Columns(dict[str, Tensor]):
-    """Latents of a path, `[b, count, *latent]`, by name."""
-
-    def keep(self, name: str, place: int, count: int, latents: Tensor | None) -> None:
-        """Puts latents in a place of a column, which has room for all: a stack would hold them twice."""
-        if latents is None:
-            return
-        if name not in self:
-            self[name] = latents.new_zeros(len(latents), count, *latents.shape[1:])
-        self[name][:, place] = latents
 
 
 def _check_steps(stochastic: Sequence[int], num_steps: int, solver: str) -> tuple[int, ...]:

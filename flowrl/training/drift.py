@@ -106,7 +106,7 @@ def _base_side(
         sigma, timestep = schedule.sigma[step], schedule.timestep[step]
         velocity = memory.along(base)(x, sigma, timestep)
         if step in compared:
-            places.append((x.cpu(), velocity.cpu(), step, memory.before))
+            places.append((x.cpu(), velocity.cpu(), step, memory.at_states([step])))
         x = euler(x, velocity, sigma, schedule.sigma[step + 1])
     return BaseSide(prompts=tuple(prompts), places=tuple(places))
 
@@ -114,7 +114,7 @@ def _base_side(
 def _distance(side: BaseSide, tuned: Velocity, schedule: Schedule, device: torch.device) -> float:
     distances = []
     for x, base, step, kept in side.places:
-        evaluated = PathMemory(schedule, kept).along(tuned)
+        evaluated = PathMemory(schedule, None if kept is None else kept[:, 0]).along(tuned)
         velocity = evaluated(sent(x, device), schedule.sigma[step], schedule.timestep[step])
         distances.append(float(widened(velocity - sent(base, device)).square().mean()))
     return sum(distances) / len(distances)

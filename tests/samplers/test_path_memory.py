@@ -73,8 +73,10 @@ def test_every_step_is_that_of_diffusers_guider(momentum: float | None, scale: f
             guider.prepare_inputs({})
             wanted = guider.forward(positive[row : row + 1], negative[row : row + 1]).pred
             torch.testing.assert_close(found[row : row + 1], wanted, rtol=1e-5, atol=1e-5)
-    assert path.before is not None
-    assert path.before.shape == negative.shape
+    kept = path.at_states(range(STEPS))
+    assert kept is not None
+    assert kept.shape == (3, STEPS, 4, 5, 6)
+    assert not kept[:, 0].any()
 
 
 def test_a_step_beside_any_path_is_the_first() -> None:
