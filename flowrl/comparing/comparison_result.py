@@ -210,19 +210,27 @@ def read_results(
     )  # fmt: skip
 
 
+def check_metric(metric: str, row: Mapping[str, Any], name: str) -> None:
+    """Refuses a metric that a row of evaluation lacks."""
+    keys = [key for key in row if key.startswith((GENEVAL, REWARD)) and not key.endswith(("_low", "_high"))]
+    if metric not in keys:
+        near = closest(metric, keys)
+        hint = f"did you mean {near}?" if near else f"there are {', '.join(keys)}"
+        raise ValueError(f"`metric` {metric!r} is not in the evaluations of {name}: {hint}")
+
+
 def _with_shared_images(runs: Sequence[RunResult], metric: str) -> tuple[list[RunResult], tuple[str, ...]]:
     """The runs with only the images that all evaluations scored, and a note. Raises ValueError: there are none."""
-    sides, firsts = [], []
     for run in runs:
-        keys = [key for key in run.data.evaluations[-1] if key.startswith((GENEVAL, REWARD))]
-        keys = [key for key in keys if not key.endswith(("_low", "_high"))]
-        if metric not in keys:
-            near = closest(metric, keys)
-            hint = f"did you mean {near}?" if near else f"there are {', '.join(keys)}"
-            raise ValueError(f"`metric` {metric!r} is not in the evaluations of {run.data.name}: {hint}")
-        firsts.append(run.start is not None and 0 in run.start.image_rows)
-        sides += [score_rows(run.start.image_rows[0], metric)] if run.start is not None and firsts[-1] else []
-        sides.append(score_rows(run.data.image_rows[run.last], metric))
+        check_metric(metric, run.data.evaluations[-1], run.data.name)
+    found = [
+        (
+            score_rows(run.start.image_rows[0], metric) if run.start and 0 in run.start.image_rows else None,
+            score_rows(run.data.image_rows[run.last], metric),
+        )
+        for run in runs
+    ]
+    sides = [side for pair in found for side in pair if side is not None]
     shared = partners(*sides)
     total = len({(row.task, row.prompt, row.sample) for side in sides for row in side})
     if not shared[0]:
@@ -232,8 +240,8 @@ def _with_shared_images(runs: Sequence[RunResult], metric: str) -> tuple[list[Ru
         )
     kept = iter(shared)
     joined = [
-        replace(run, before=next(kept) if first else None, after=next(kept))
-        for run, first in zip(runs, firsts, strict=True)
+        replace(run, before=None if before is None else next(kept), after=next(kept))
+        for run, (before, _) in zip(runs, found, strict=True)
     ]
     lost = total - len(shared[0])
     said = f"Left out everywhere: {lost} of {total} images, for which one evaluation or more has no score."

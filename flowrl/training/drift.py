@@ -102,9 +102,10 @@ def _base_side(
     x = start_state(noise.to(device_of(pipeline)), schedule)
     compared = {quarter * schedule.num_steps // KL_SIGMAS for quarter in range(KL_SIGMAS)}
     places, memory = [], PathMemory(schedule)
+    evaluated = memory.along(base)
     for step in range(max(compared) + 1):
         sigma, timestep = schedule.sigma[step], schedule.timestep[step]
-        velocity = memory.along(base)(x, sigma, timestep)
+        velocity = evaluated(x, sigma, timestep)
         if step in compared:
             places.append((x.cpu(), velocity.cpu(), step, memory.at_states([step])))
         x = euler(x, velocity, sigma, schedule.sigma[step + 1])

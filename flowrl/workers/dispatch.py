@@ -225,9 +225,8 @@ class Dispatcher:
 
     def _error(self, answer: PieceFailed, now: float) -> None:
         if answer.ticket is None and (self.workers[answer.worker].losses or self._times):
-            self._gone(
-                answer.worker, f"it could not load: {answer.error}", now
-            )  # others have drawn: it lacks something
+            # Others have drawn, so it is this worker that lacks something.
+            self._gone(answer.worker, f"it could not load: {answer.error}", now)
         elif answer.ticket is None or answer.ticket in self._pieces:
             raise answer.error
         else:  # another worker was faster, and the weights may be gone by now
