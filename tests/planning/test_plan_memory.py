@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import diffusers
 import pytest
 import torch
-from tiny_folders import TINY, save_tiny
+from counted_operations import peak_on_cpu
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
-from torch.profiler import ProfilerActivity, profile
 
 from flowrl.config.base import config_files, find_config
 from flowrl.config.sections import OptimConfig
@@ -23,14 +20,12 @@ from flowrl.config.train import load_config, resolve_path
 from flowrl.pipelines import family
 from flowrl.pipelines.arithmetic.compiling import repeated_blocks
 from flowrl.pipelines.shared.cards import Size
-from flowrl.pipelines.shared.family_pipeline import FamilyPipeline
 from flowrl.pipelines.weights.full_weights import FullWeights
 from flowrl.pipelines.weights.lora import Policy
 from flowrl.pipelines.weights.quantize import LIBRARIES, quantize_blocks
 from flowrl.pipelines.weights.trained_weights import TrainedWeights
 from flowrl.planning import gather as gathering
 from flowrl.planning import traces
-from flowrl.planning.decoding import decode_peaks
 from flowrl.planning.fits import Choices, Fit, card_gib, fit
 from flowrl.planning.hours import gathered_bytes
 from flowrl.planning.memory import (
@@ -49,11 +44,9 @@ from flowrl.planning.memory import (
 from flowrl.planning.network import DenoiserWeights, Network, Trained, few_blocks, measure, weights_of, without_gradient
 from flowrl.planning.traces import Trace
 from flowrl.recipes.counting import Counts, RolloutRecord
-from flowrl.runtime.files import read_json
 from flowrl.session.preflight import recipe_of
 from flowrl.training.learner import GradientSum
 from flowrl.training.optimizers import make_optimizer
-from flowrl.training.parts import model_family
 from flowrl.workers.parcels import lay_down
 
 pytestmark = pytest.mark.slow
@@ -220,18 +213,6 @@ def real_call(call: Mapping[str, Any], rows: int) -> dict[str, Any]:
     }
 
 
-def peak_on_cpu(run: Callable[[], object]) -> int:
-    """Most bytes that torch's own profiler saw allocated at once."""
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
-        run()
-    events = (event for event in seen.profiler.kineto_results.events() if event.name() == "[memory]")
-    now = most = 0
-    for event in sorted(events, key=lambda event: event.start_ns()):
-        now += event.nbytes()
-        most = max(most, now)
-    return most
-
-
 @pytest.mark.parametrize(("name", "model", "size"), [("sd3", SD3, (64, 64, None)), ("wan", WAN, (64, 64, 17))])
 def test_activations_are_those_of_a_network_on_the_cpu(
     name: str, model: str, size: tuple[int, int, int | None]
@@ -304,68 +285,6 @@ def test_an_operation_that_shares_or_writes_is_never_remembered() -> None:
     with Trace():
         wide = [torch.empty(2, device="meta", dtype=torch.int64) * factor for factor in (1, 1.0, 1, 1.0, True)]
     assert [tensor.dtype for tensor in wide] == [torch.int64, torch.float32, torch.int64, torch.float32, torch.int64]
-
-
-# ---- decoding --------------------------------------------------------------------------------------------------------
-
-
-def drawn_vae(model: Path) -> Any:
-    config = read_json(model / "vae" / "config.json", finite=False)
-    return getattr(diffusers, config["_class_name"]).from_config(config).eval()
-
-
-@pytest.mark.parametrize("name", TINY)
-def test_decoding_makes_what_it_makes_on_the_cpu(name: str, tmp_path: Path) -> None:
-    """Of every family: its own `decode` of a tiny autoencoder, with numbers in it."""
-    own: Any = family(name)
-    model = save_tiny(name, tmp_path / name)
-    given: dict[str, Any] = {"height": 64, "width": 64, **({"num_frames": 33} if own.videos else {})}
-    found = decode_peaks(own, str(model), (64, 64, given.get("num_frames")))
-    assert found is not None
-
-    def constants(p: FamilyPipeline) -> dict[str, Tensor]:
-        try:
-            found: dict[str, Tensor] = own.constants(p)
-        except AttributeError:  # those of a scheduler, which decoding does not ask for
-            return {}
-        return found
-
-    p = FamilyPipeline(
-        replace(own, constants=constants), own.card(str(model)), own.options(**given),
-        pipe=SimpleNamespace(vae=drawn_vae(model)), denoisers={}, dtype=torch.float32, device=torch.device("cpu"),
-        tokens=1,
-    )  # fmt: skip
-    latent = torch.zeros(1, *p.latent_shape)
-    with torch.no_grad(), Trace() as trace:
-        own.decode(p, latent)
-    assert found[0] == pytest.approx(trace.peak, rel=0.1)
-    if own.videos:  # on a CPU their convolutions take several times as much for a workspace
-        return
-
-    @torch.no_grad()
-    def decode() -> None:
-        own.decode(p, latent)
-
-    seen = peak_on_cpu(decode)
-    assert found[0] <= 1.02 * seen
-
-
-@pytest.mark.parametrize(("model", "gib"), [
-    ("Qwen/Qwen-Image", 6.76), ("stabilityai/stable-diffusion-3.5-medium", 3.0),
-])  # fmt: skip
-def test_decoding_an_image_of_1024_pixels(model: str, gib: float) -> None:
-    own: Any = model_family(replace(load_config(find_config("tiny_grpo_geneval")).pipeline, name=None, model=model))
-    found = decode_peaks(own, model, (1024, 1024, None))
-    assert found is not None
-    assert found[0] / GIB == pytest.approx(gib, rel=0.01)
-
-
-def test_tiles_bound_what_a_long_clip_makes() -> None:
-    """480 x 832 x 81 in tiles makes 1.69 GiB when all of it is run, which takes 15 s; whole it makes 7.6."""
-    found = decode_peaks(family("wan"), "Wan-AI/Wan2.1-T2V-1.3B-Diffusers", (480, 832, 81))
-    assert found is not None
-    assert found[0] / GIB == pytest.approx(7.62, rel=0.01)
-    assert 1.69 < found[1] / GIB < 2.5
 
 
 # ---- settings --------------------------------------------------------------------------------------------------------
