@@ -37,6 +37,7 @@ def cached(runs: TinyRuns) -> Path:
     return runs.train("cached", *FORWARD, "sampler.first_block_cache=1")
 
 
+@pytest.mark.slow
 def test_a_run_with_a_cache_resumes_to_the_bit(runs: TinyRuns, cached: Path) -> None:
     run = runs.train("resumed", *FORWARD, "sampler.first_block_cache=1", "num_iterations=1")
     assert main(["train", f"resume={run}", "num_iterations=2"]) == 0
@@ -49,6 +50,7 @@ def test_a_run_with_a_cache_resumes_to_the_bit(runs: TinyRuns, cached: Path) -> 
     assert main(["train", f"resume={whole}", "sampler.first_block_cache=0.5"]) == 1
 
 
+@pytest.mark.slow
 def test_samples_and_evaluations_say_so_and_lie_apart(tmp_path: Path) -> None:
     how: dict[str, Any] = {"steps": 8, "show": False, "device": "cpu"}
     drawn = [flowrl.sample(EMBEDDED, "a red circle", first_block_cache=one, **how) for one in (None, 0, 1e-9, 1)]

@@ -302,21 +302,20 @@ def test_the_one_with_less_to_do_takes_idle_turns() -> None:
 
 
 @pytest.mark.parametrize("error", [ValueError("no such folder"), RuntimeError("the disk is gone")], ids=repr)
-def test_what_stops_the_first_process_is_told_to_the_others(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+def test_what_stops_the_first_process_is_told_to_the_others(error: Exception) -> None:
     """Those wait for it: it speaks before it ends, whatever it ends by."""
     said: list[Any] = []
-
-    def of_first(split: Any, mine: Any) -> Any:
-        said.extend([mine] if split.mesh.get_local_rank() == 0 else [])
-        return said[0]
 
     def work() -> None:
         raise error
 
     def process(rank: int) -> Any:
-        return SimpleNamespace(mesh=SimpleNamespace(get_local_rank=lambda: rank))
+        def gather(mine: Any) -> list[Any]:
+            said.extend([mine] if rank == 0 else [])
+            return said
 
-    monkeypatch.setattr(parallelize, "_of_first", of_first)
+        return SimpleNamespace(mesh=SimpleNamespace(get_local_rank=lambda: rank), gather=gather)
+
     with pytest.raises(type(error)) as raised:
         parallelize.done_by_first(process(0), work)
     assert raised.value is error

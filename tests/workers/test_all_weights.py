@@ -54,6 +54,7 @@ def numel(tensors: Mapping[str, Tensor]) -> int:
     return sum(tensor.numel() for tensor in tensors.values())
 
 
+@pytest.mark.slow
 def test_a_run_of_all_weights_is_that_without_workers(
     runs: TinyRuns, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
