@@ -101,7 +101,7 @@ def _explained(error: BaseException) -> str:
     if lost_process(error):
         return (
             "another process of this run ended or cannot be reached. Its own output, on the terminal or in its log, "
-            "has the reason. If that says nothing, something killed it: lack of memory (dmesg names it), the "
+            "has the reason. If that says nothing, it was killed from outside: lack of memory (dmesg names it), the "
             "scheduler, or a failure of its machine"
         )
     if re.search(r"CUDA error|device-side assert|HIP error|cudnn", str(error), re.IGNORECASE):
