@@ -139,8 +139,8 @@ def scores(run: RunData, at: int | None = None) -> dict[str, float]:
     }
 
 
-def worth(folder: Path) -> dict[str, float]:
-    """Graded credit out of domain of the best of four by each reward, and of any of them."""
+def worth(folder: Path) -> dict[str, list[float]]:
+    """Graded credit out of domain of the best of four by each reward, and of any of them, prompt by prompt."""
     found = flowrl.evaluate(
         "asset:tiny-sd3", prompts=folder / "beyond.jsonl", samples=CHOICES, out=folder / "choices", seed=SEEDS[0],
         steps=10, guidance=3.0, dtype="float32", batch_size=48, show=False,
@@ -156,10 +156,10 @@ def worth(folder: Path) -> dict[str, float]:
     graded = torch.tensor([float(row["graded"]) for row in found.rows])
     values = {name: judged(entry, inputs) for name, entry in REWARDS.items()} | {"any": torch.zeros(len(prompts))}
     return {
-        name: fmean(
+        name: [
             float(graded[groups == group][own[groups == group] == own[groups == group].max()].mean())
             for group in range(len(by_prompt))
-        )
+        ]
         for name, own in values.items()
     }
 
@@ -176,23 +176,43 @@ def judged(entry: Mapping[str, Any], inputs: RewardInputs) -> torch.Tensor:
     return values
 
 
-def report(folder: Path, worths: Mapping[str, float], out: Path) -> None:
-    """Writes the figures of seeds whose trainings are all finished."""
+def told(own: Sequence[float], of_any: Sequence[float]) -> dict[str, float]:
+    """The mean over prompts, and how far it is above that of any image, with the standard error over prompts."""
+    above = np.array(own) - np.array(of_any)
+    error = float(above.std(ddof=1) / len(above) ** 0.5)
+    return {"mean": fmean(own), "above_any": float(above.mean()), "standard_error": error}
+
+
+def report(folder: Path, worths: Mapping[str, Sequence[float]], out: Path) -> None:
+    """Writes what rewards are worth, and the figures of seeds whose trainings are all finished."""
 
     def runs_of(seed: int) -> dict[tuple[str, str], Path]:
         return {(method, name): folder / f"{method}-{name}-s{seed}" for method in METHODS for name in REWARDS}
 
     seeds = [seed for seed in SEEDS if all((run / "summary.json").exists() for run in runs_of(seed).values())]
-    if not seeds:
-        return
-    read = {seed: {key: read_run(run) for key, run in runs_of(seed).items()} for seed in seeds}
+    written = origin() | {
+        "planned_seeds": list(SEEDS), "seeds": seeds, "settings": " ".join(COMMON), "methods": METHODS,
+        "rewards": REWARDS | {"taste": REWARDS["taste"] | {"file": TASTE.name}},
+        "worth": {name: told(own, worths["any"]) for name, own in worths.items()},
+    }  # fmt: skip
+    if seeds:
+        written |= trained({seed: runs_of(seed) for seed in seeds}, worths)
+        written["before"] = scores(read_run(runs_of(SEEDS[0])[next(iter(METHODS)), next(iter(REWARDS))]), 0)
+    write_atomically(out, json.dumps(written, indent=1) + "\n")
+
+
+def trained(
+    folders: Mapping[int, Mapping[tuple[str, str], Path]], worths: Mapping[str, Sequence[float]]
+) -> dict[str, Any]:
+    """The figures of seeds, each with its trainings by method and reward."""
+    seeds = list(folders)
+    read = {seed: {key: read_run(run) for key, run in runs.items()} for seed, runs in folders.items()}
     found = {seed: {key: scores(run) for key, run in runs.items()} for seed, runs in read.items()}
-    first = folder / f"{next(iter(METHODS))}-{next(iter(REWARDS))}-s{SEEDS[0]}"
 
     def over(method: str, domain: str, seed: int) -> list[float]:
         return [found[seed][method, name][domain] for name in REWARDS]
 
-    own = [worths[name] for name in REWARDS]
+    own = [fmean(worths[name]) for name in REWARDS]
     ranks = {
         method: [float(spearmanr(own, over(method, "out", seed)).statistic) for seed in seeds] for method in METHODS
     }
@@ -202,20 +222,16 @@ def report(folder: Path, worths: Mapping[str, float], out: Path) -> None:
         after[f"{method}_out"] = [fmean(over(method, "out", seed)) for seed in seeds]
         after[f"{method}_spread"] = [stdev(over(method, "out", seed)) for seed in seeds]
     every = {method: [runs[method, name] for runs in read.values() for name in REWARDS] for method in METHODS}
-    written = origin() | {
-        "planned_seeds": list(SEEDS), "seeds": seeds, "settings": " ".join(COMMON), "methods": METHODS,
-        "rewards": REWARDS | {"taste": REWARDS["taste"] | {"file": TASTE.name}},
+    return {
         "commits": sorted({str(run.manifest.get("git_commit")) for runs in every.values() for run in runs}),
         "nfe": {method: fmean(run.train[-1]["nfe/total"] for run in runs) for method, runs in every.items()},
         "seconds": {method: fmean(run.train[-1]["seconds/total"] for run in runs) for method, runs in every.items()},
-        "worth": dict(worths), "before": scores(read_run(first), 0),
         "scores": {m: {n: [found[seed][m, n] for seed in seeds] for n in REWARDS} for m in METHODS},
         "drift": {m: {n: [read[seed][m, n].evaluations[-1].get("eval/kl") for seed in seeds] for n in REWARDS}
                   for m in METHODS},
         "ranks": ranks, "after": after,
         "effects": {"intrinsic": {"per_seed": [fmean(pair) for pair in zip(*ranks.values(), strict=True)]}},
     }  # fmt: skip
-    write_atomically(out, json.dumps(written, indent=1) + "\n")
 
 
 def main(words: Sequence[str] | None = None) -> None:
@@ -227,7 +243,7 @@ def main(words: Sequence[str] | None = None) -> None:
     given = parser.parse_args(words)
     folder = given.runs.resolve()
     once_an_image()
-    prompts, kept = prepare(folder), folder / "worth.json"
+    prompts, kept = prepare(folder), folder / "worths.json"
     if not kept.exists():
         write_atomically(kept, json.dumps(worth(folder)) + "\n")
     worths = json.loads(kept.read_text(encoding="utf-8"))
