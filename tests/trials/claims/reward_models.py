@@ -120,10 +120,10 @@ def train(folder: Path, method: str, reward: str, seed: int, prompts: Path) -> N
     if (run / "summary.json").exists():
         return
     shutil.rmtree(run, ignore_errors=True)
-    begun, measured = time.monotonic(), {**VERDICT, "weight": 0.0}
+    begun, measured = time.monotonic(), [] if reward == "verdict" else [VERDICT | {"weight": 0.0}]
     first = (method, reward, seed) == (next(iter(METHODS)), next(iter(REWARDS)), SEEDS[0])
     words = [*COMMON, f"prompts.eval={prompts}", f"seed={seed}", f"eval.initial={str(first).lower()}"]
-    settings = typed_settings(words) | {"rewards": [REWARDS[reward] | {"weight": 1.0}, measured]}
+    settings = typed_settings(words) | {"rewards": [REWARDS[reward] | {"weight": 1.0}, *measured]}
     if not flowrl.train(METHODS[method], out=str(run), show=False, **settings).finished:
         raise SystemExit(f"{run} was stopped")
     print(f"{time.strftime('%H:%M:%S')} {run.name} {time.monotonic() - begun:.0f} s", flush=True)
