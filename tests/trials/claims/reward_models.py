@@ -68,7 +68,9 @@ REWARDS: dict[str, dict[str, Any]] = {
     "rubric": {
         "name": "rubric",
         "options": {
-            "rules": "asset:rubrics/world.json", "normalise": True, "judge": {"model": "world:shapes", "wrong": 0.1},
+            "rules": "asset:rubrics/world.json",
+            "normalise": True,
+            "judge": {"model": "world:shapes", "wrong": 0.1},
         },
     },
     "taste": {"file": str(TASTE), "function": "colourful_judge", "options": {"liking": 20.0}},
@@ -76,7 +78,7 @@ REWARDS: dict[str, dict[str, Any]] = {
         "name": "noisy",
         "options": {"reward": "geneval", "options": {"credit": "official"}, "std": 0.3, "outliers": 0.05},
     },
-}  # fmt: skip
+}
 COMMON = [
     "prompts_per_step=8",
     "group_size=6",
@@ -142,17 +144,28 @@ def scores(run: RunData, at: int | None = None) -> dict[str, float]:
 def worth(folder: Path) -> dict[str, list[float]]:
     """Graded credit out of domain of the best of four by each reward, and of any of them, prompt by prompt."""
     found = flowrl.evaluate(
-        "asset:tiny-sd3", prompts=folder / "beyond.jsonl", samples=CHOICES, out=folder / "choices", seed=SEEDS[0],
-        steps=10, guidance=3.0, dtype="float32", batch_size=48, show=False,
-    )  # fmt: skip
+        "asset:tiny-sd3",
+        prompts=folder / "beyond.jsonl",
+        samples=CHOICES,
+        out=folder / "choices",
+        seed=SEEDS[0],
+        steps=10,
+        guidance=3.0,
+        dtype="float32",
+        batch_size=48,
+        show=False,
+    )
     by_prompt = {record["prompt"]: record for record in records()}
     prompts = [str(row["prompt"]) for row in found.rows]
     groups = torch.tensor([list(by_prompt).index(prompt) for prompt in prompts])
     images = [torch.from_numpy(np.array(read_rgb(path))).permute(2, 0, 1) / 255 for path in found.files]
     inputs = RewardInputs(
-        images=torch.stack(images), prompts=prompts, metadata=[by_prompt[prompt] for prompt in prompts],
-        group_ids=groups, sample_ids=torch.arange(len(prompts)),
-    )  # fmt: skip
+        images=torch.stack(images),
+        prompts=prompts,
+        metadata=[by_prompt[prompt] for prompt in prompts],
+        group_ids=groups,
+        sample_ids=torch.arange(len(prompts)),
+    )
     graded = torch.tensor([float(row["graded"]) for row in found.rows])
     values = {name: judged(entry, inputs) for name, entry in REWARDS.items()} | {"any": torch.zeros(len(prompts))}
     return {
@@ -191,10 +204,13 @@ def report(folder: Path, worths: Mapping[str, Sequence[float]], out: Path) -> No
 
     seeds = [seed for seed in SEEDS if all((run / "summary.json").exists() for run in runs_of(seed).values())]
     written = origin() | {
-        "planned_seeds": list(SEEDS), "seeds": seeds, "settings": " ".join(COMMON), "methods": METHODS,
+        "planned_seeds": list(SEEDS),
+        "seeds": seeds,
+        "settings": " ".join(COMMON),
+        "methods": METHODS,
         "rewards": REWARDS | {"taste": REWARDS["taste"] | {"file": TASTE.name}},
         "worth": {name: told(own, worths["any"]) for name, own in worths.items()},
-    }  # fmt: skip
+    }
     if seeds:
         written |= trained({seed: runs_of(seed) for seed in seeds}, worths)
         written["before"] = scores(read_run(runs_of(SEEDS[0])[next(iter(METHODS)), next(iter(REWARDS))]), 0)
@@ -227,11 +243,14 @@ def trained(
         "nfe": {method: fmean(run.train[-1]["nfe/total"] for run in runs) for method, runs in every.items()},
         "seconds": {method: fmean(run.train[-1]["seconds/total"] for run in runs) for method, runs in every.items()},
         "scores": {m: {n: [found[seed][m, n] for seed in seeds] for n in REWARDS} for m in METHODS},
-        "drift": {m: {n: [read[seed][m, n].evaluations[-1].get("eval/kl") for seed in seeds] for n in REWARDS}
-                  for m in METHODS},
-        "ranks": ranks, "after": after,
+        "drift": {
+            m: {n: [read[seed][m, n].evaluations[-1].get("eval/kl") for seed in seeds] for n in REWARDS}
+            for m in METHODS
+        },
+        "ranks": ranks,
+        "after": after,
         "effects": {"intrinsic": {"per_seed": [fmean(pair) for pair in zip(*ranks.values(), strict=True)]}},
-    }  # fmt: skip
+    }
 
 
 def main(words: Sequence[str] | None = None) -> None:
