@@ -15,7 +15,7 @@ from torch import Tensor
 
 from flowrl.pipelines.families import sd
 from flowrl.pipelines.shared import common, stock_schedules
-from flowrl.pipelines.shared.cards import Card, Grid, Size, VideoOptions, embedding, given
+from flowrl.pipelines.shared.cards import Card, Grid, Size, VideoOptions, embedding
 from flowrl.pipelines.shared.family_pipeline import Family, FamilyPipeline
 from flowrl.runtime.private_names import get_3d_rotary_pos_embed
 
@@ -48,6 +48,11 @@ def _positions(p: FamilyPipeline) -> dict[str, Tensor]:
     return {"cos": cos, "sin": sin}
 
 
+def _conditioning(p: FamilyPipeline, tokens: int) -> dict[str, Tensor]:
+    _check_text(p.card, tokens)
+    return {"embeds": common.meta(1, tokens, p.card.network.text_embed_dim)}
+
+
 def _refuse(card: Card) -> None:
     if card.network.patch_size_t is not None:
         raise ValueError(
@@ -56,14 +61,18 @@ def _refuse(card: Card) -> None:
         )
 
 
-def _tokens(card: Card, options: Any) -> int:
+def _check_text(card: Card, tokens: int) -> None:
     own = card.network.max_text_seq_length
-    length = 226 if options.max_sequence_length is None else int(options.max_sequence_length)
-    if length != own:
+    if tokens != own:
         raise ValueError(
-            f"pipeline.max_sequence_length ({length}) must be {own} for {card.model}: its network attends to padding "
+            f"pipeline.max_sequence_length ({tokens}) must be {own} for {card.model}: its network attends to padding "
             "as to words and was trained with so many tokens of text"
         )
+
+
+def _tokens(card: Card, options: Any) -> int:
+    length = 226 if options.max_sequence_length is None else int(options.max_sequence_length)
+    _check_text(card, length)
     return length
 
 
@@ -80,7 +89,7 @@ FAMILY = Family(
         "hidden_states": x.transpose(1, 2), "encoder_hidden_states": cond.tensors["embeds"], "timestep": timestep,
         "image_rotary_emb": (p.positions["cos"], p.positions["sin"]) if p.positions else None,
     },
-    read=lambda p, output, x: output.transpose(1, 2), conditioning=given("text_embed_dim"),
+    read=lambda p, output, x: output.transpose(1, 2), conditioning=_conditioning,
     constants=lambda p: sd.levels_on(p.device, stock_schedules.plain_config(p.pipe.scheduler.config)),
     positions=_positions, evaluate=sd.evaluate, schedule=sd.own_levels,
     check_scheduler=stock_schedules.check_diffusion_scheduler, refuse=_refuse, tokens=_tokens,
