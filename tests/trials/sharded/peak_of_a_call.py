@@ -96,10 +96,23 @@ def planned(name: str, model: str, dtype: torch.dtype, processes: int, *, full: 
     assert few is not None
     network = measure(few, call, trained=Trained(targets=targets, rank=0 if full else RANK), dtype=dtype)
     facts = Facts(
-        network=network, eval_working=0, rows=1, passes=(1, 1), keeps=0, decode=None, eval_decode=None, image=0,
-        parts={}, rewards=(), unknown=(), dtype=(str(dtype), dtype.itemsize), full=full, slots=0, reference=False,
+        network=network,
+        eval_working=0,
+        rows=1,
+        passes=(1, 1),
+        keeps=0,
+        decode=None,
+        eval_decode=None,
+        image=0,
+        parts={},
+        rewards=(),
+        unknown=(),
+        dtype=(str(dtype), dtype.itemsize),
+        full=full,
+        slots=0,
+        reference=False,
         evaluates=False,
-    )  # fmt: skip
+    )
     one = MemorySettings(
         micro_batch_size=1, rollout_batch_size=1, eval_batch_size=1, shard=processes, processes=processes
     )
