@@ -162,20 +162,25 @@ def test_a_killed_learner_leaves_nothing() -> None:
 def test_what_learners_hold_between_them_reaches_other_machines(monkeypatch: pytest.MonkeyPatch) -> None:
     """The part of this learner and that of another, which this one maps, each once; a part that is not there is not
     sent."""
+    whole, store, (here, there) = weights(), dict[int, Any](), Pipe()
     monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(get=lambda reference: store[reference]))
-    whole, store, (here, there) = weights(), list[Any](), Pipe()
     rows = {"first": slice(0, 50), "second": slice(50, 100)}
     halves = {
         name: Held(values=whole["large"][part], dtype=torch.float32, shape=(100, 7), first=part.start * 7)
         for name, part in rows.items()
     }
+
+    def put(data: Any) -> int:
+        store[len(store)] = data.copy()
+        return len(store) - 1
+
     if not (pid := os.fork()):
         other, kept = lay_down({"large": halves["second"]}, [], nowhere)
         there.send((other, kept is not None))
         signal.pause()
     try:
         mine, memory = lay_down({"large": halves["first"]}, [], nowhere)
-        backend: Any = SimpleNamespace(_sent={}, put=lambda data: store.append(data.copy()) or len(store) - 1)
+        backend: Any = SimpleNamespace(_sent={}, put=put)
         version = Version(number=1, parts=(mine, here.recv()[0]), memory=memory)
         for _ in range(2):
             parts = RayBackend._parts(backend, version)
