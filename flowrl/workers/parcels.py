@@ -67,10 +67,10 @@ class Shard:
     """Its number among the files that the process has open; negative where bundles have references."""
     bundles: tuple[Bundle, ...]
 
-    def by_ray(self, memory: SharedBytes, put: Callable[[Any], Any]) -> Shard:
-        """The same for workers of other machines; `put` gives a reference."""
-        bytes_of = {one: memory.bytes[one.start : one.start + one.size].numpy() for one in self.bundles}
-        return replace(self, bundles=tuple(replace(one, reference=put(own)) for one, own in bytes_of.items()))
+    def by_ray(self, put: Callable[[Any], Any]) -> Shard:
+        """The same for workers of other machines; `put` gives a reference. Raises ValueError, OSError: as `arrived`."""
+        arrived = zip(self.bundles, self.arrived(), strict=True)
+        return replace(self, bundles=tuple(replace(one, reference=put(data.numpy())) for one, data in arrived))
 
     def arrived(self) -> Iterator[Tensor]:
         """The bytes of each bundle. Raises ValueError: they are not those that were laid down; OSError: they are not

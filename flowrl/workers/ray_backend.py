@@ -113,15 +113,9 @@ class RayBackend:
         return WorkerReady(worker, place)
 
     def _parts(self, version: Version) -> Sequence[Shard]:
-        """A version as workers of other machines get it. Raises ValueError: other learners hold some of it."""
-        if len(version.parts) > 1:
-            raise ValueError(
-                "a worker started on a machine that does not reach this learner's memory, and learners that hold all "
-                "weights between them (policy.train=full, parallel.shard) send them by memory alone: keep workers on "
-                "the machine of the learners, or set parallel.shard=1"
-            )
-        if version not in self._sent and version.memory is not None:
-            self._sent[version] = (version.parts[0].by_ray(version.memory, self.put),)
+        """A version as workers of other machines get it, also what other learners of this machine hold of it."""
+        if version not in self._sent:
+            self._sent[version] = tuple(part.by_ray(self.put) for part in version.parts)
         return self._sent[version]
 
     def _forget(self, worker: int) -> None:

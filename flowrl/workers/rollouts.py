@@ -21,11 +21,12 @@ from flowrl.pipelines.weights.trained_weights import Held
 from flowrl.runtime.cluster import RayEnded, refuse_ended
 from flowrl.runtime.scrubbing import say as print
 from flowrl.training.draws import Drawn, EvalRequest, Request
+from flowrl.training.processes.mesh import shards_of
 from flowrl.training.run import Run
 from flowrl.workers.actor import Duty
 from flowrl.workers.dispatch import Dispatcher
 from flowrl.workers.joining import join_cluster
-from flowrl.workers.parcels import SharedBytes, Version, lay_down
+from flowrl.workers.parcels import SharedBytes, Version, lay_down, reachable
 from flowrl.workers.ray_backend import Order, RayBackend
 
 _LOOK = 0.05  # seconds between looks of the thread that gives out pieces
@@ -41,14 +42,23 @@ class Rollouts:
 
     def __init__(self, config: TrainConfig, run: Run) -> None:
         """Connects to Ray and starts this process's share of the workers, which load meanwhile. Raises ValueError: no
-        cluster answers, or this machine has too few GPUs."""
+        cluster answers, this machine has too few GPUs, or learners that hold all weights between them do not reach each
+        other's memory."""
         settings, kind = config.workers, run.device.type
         gpus = settings.rollout_gpus if kind == "cuda" else 0.0
-        address = join_cluster(config, run)
-        threads, folder = torch.get_num_threads(), os.getcwd()
         mark = torch.frombuffer(bytearray(os.urandom(16)), dtype=torch.uint8)  # that no other machine has
         probe = Held(values=mark, dtype=mark.dtype, shape=tuple(mark.shape))
         part, self._probe = lay_down({"probe": probe}, [], str)
+        split = shards_of(run.layout, run.device) if config.policy.train == "full" else None
+        if split is not None and any(split.any_needs([not all(map(reachable, split.gather(part)))])):
+            raise ValueError(
+                "learners that hold all weights between them (policy.train=full, parallel.shard) lay them down for "
+                "workers in memory of one machine, and these do not reach each other's: launch as many processes a "
+                f"machine as parallel.shard ({config.parallel.shard}) divides, on Linux, not each in a container of "
+                "its own; or set workers.rollouts=0"
+            )
+        address = join_cluster(config, run)
+        threads, folder = torch.get_num_threads(), os.getcwd()
         self._spare = list[SharedBytes]()
         self._by_memory = self._probe is not None  # which only Linux has
         duty = Duty(config=config, learners=run.world, device=kind, threads=threads, folder=folder, probe=part)
