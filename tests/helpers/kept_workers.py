@@ -52,14 +52,16 @@ class Kept(RayBackend):
     answers: ClassVar[list[Answer]] = []
     far: ClassVar[bool] = False
 
-    def start(self, worker: int) -> None:
-        self._forget(worker)
-        if (gone := self._actors.pop(worker, None)) is not None:
-            self._ray.kill(gone)
-        actor = self._actors[worker] = Kept.idle.pop() if Kept.idle else self._class.remote()
-        actor.__ray_call__.remote(Kept.family)
-        actor.__ray_call__.remote(forget)
-        self._awaited[actor.load.remote(self._duty)] = worker, None
+    def _make(self) -> Any:
+        if Kept.idle:
+            group = Kept.idle.pop()
+            group.found.clear()
+        else:
+            group = super()._make()
+        for actor in group.actors:
+            actor.__ray_call__.remote(Kept.family)
+            actor.__ray_call__.remote(forget)
+        return group
 
     def submit(self, worker: int, ticket: int, piece: Order) -> None:
         if Kept.far:
@@ -68,7 +70,7 @@ class Kept(RayBackend):
             super().submit(worker, ticket, piece)
             return
         Kept.dies_at = None
-        self._awaited[self._actors[worker].__ray_call__.remote(die)] = worker, ticket
+        self._awaited[self._groups[worker].actors[0].__ray_call__.remote(die)] = worker, ticket, 0
 
     def wait(self, seconds: float) -> list[Answer]:
         found = super().wait(seconds)
@@ -77,8 +79,8 @@ class Kept(RayBackend):
 
     def close(self) -> None:
         self._awaited.clear()
-        Kept.idle += self._actors.values()
-        self._actors.clear()
+        Kept.idle += self._groups.values()
+        self._groups.clear()
 
 
 class Inside:
@@ -126,9 +128,10 @@ class Inside:
         elif self._given:
             number, ticket, piece = self._given.pop(0)
             Inside.drew.add(number)
-            Inside.asked.append((getattr(piece.request, "iteration", -1), piece.version.number))
-            drawn = self._workers[number].draw(piece.request, piece.version.number, piece.version.parts)
-            found.append(PieceDone(number, ticket, drawn))
+            (request,), version = piece.requests, piece.version
+            Inside.asked.append((getattr(request, "iteration", -1), version.number))
+            drawn = self._workers[number].draw(request, version.number, version.parts)
+            found.append(PieceDone(number, ticket, [drawn]))
         elif not found:
             time.sleep(0.001)
         return found
