@@ -303,8 +303,8 @@ class TrainConfig:
             ),
             (
                 workers.shard > 1 and workers.rollout_gpus < 1,
-                f"workers.shard is {workers.shard} and workers.rollout_gpus {workers.rollout_gpus:g}, but processes that "
-                "exchange weights by NCCL each need a GPU of their own: set workers.rollout_gpus=1, or workers.shard=1",
+                f"workers.shard is {workers.shard} and workers.rollout_gpus {workers.rollout_gpus:g}, but processes "
+                "that exchange weights by NCCL each need a GPU: set workers.rollout_gpus=1, or workers.shard=1",
             ),
             (
                 workers.address is not None and not (workers.rollouts or workers.rewards),

@@ -7,7 +7,10 @@ import os
 import time
 from typing import Any, ClassVar
 
+import torch
+
 from flowrl.pipelines import PIPELINES
+from flowrl.training.processes.mesh import device_mesh
 from flowrl.workers.actor import Duty, RolloutWorker
 from flowrl.workers.dispatch import Answer, PieceDone, WorkerGone, WorkerReady
 from flowrl.workers.ray_backend import Order, RayBackend
@@ -26,8 +29,11 @@ def without_toy(_: Any) -> None:
 
 
 def forget(worker: Any) -> None:
-    """Takes from a worker the version of another run's weights, whose numbers this run counts again."""
+    """Takes from a worker the version of another run's weights, whose numbers this run counts again, and its group."""
     worker._version = 0
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+        device_mesh.cache_clear()
 
 
 def die(_: Any) -> None:
@@ -40,7 +46,7 @@ class Kept(RayBackend):
 
     Attributes:
         idle: those of earlier runs.
-        dies_at: the ticket at which a worker dies in the place of drawing.
+        dies_at: the ticket at which a worker, or the last process of one, dies in the place of drawing.
         family: what a worker does before it loads.
         answers: of the run.
         far: whether no worker is taken for one of this machine.
@@ -66,11 +72,10 @@ class Kept(RayBackend):
     def submit(self, worker: int, ticket: int, piece: Order) -> None:
         if Kept.far:
             self._near.clear()
-        if ticket != Kept.dies_at:
-            super().submit(worker, ticket, piece)
-            return
-        Kept.dies_at = None
-        self._awaited[self._groups[worker].actors[0].__ray_call__.remote(die)] = worker, ticket, 0
+        if ticket == Kept.dies_at:
+            Kept.dies_at = None
+            self._groups[worker].actors[-1].__ray_call__.remote(die)
+        super().submit(worker, ticket, piece)
 
     def wait(self, seconds: float) -> list[Answer]:
         found = super().wait(seconds)
