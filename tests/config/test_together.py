@@ -42,7 +42,8 @@ def load(tmp_path_factory: pytest.TempPathFactory) -> Load:
     def loaded(*settings: str) -> TrainConfig:
         config, _out, *own = command(folder, "flux", "grpo", folder / "run", "sampler.noise_level=0.7")
         own += ["policy.lora_rank=null"] * ("policy.train=full" in settings)
-        own += ["workers.rollouts=1"] * bool({"workers.staleness=1", "workers.engine=engine.py"} & {*settings})
+        drawn = {"workers.staleness=1", "workers.engine=engine.py", "workers.shard=2"}
+        own += ["workers.rollouts=1"] * bool(drawn & {*settings})
         own += ["sampler.sde_window_size=1"] * ("sampler.sde_window_by=prompt" in settings)
         return load_config(config, [*own, *settings])
 
@@ -68,6 +69,7 @@ OTHERS = {
     "policy.lora_alpha": "policy.lora_alpha=4",
     "policy.init_lora": "policy.init_lora=runs/a/lora",
     "optim.offload": "optim.offload=true",
+    "workers.shard": "workers.shard=2",
     "workers.staleness": "workers.staleness=1",
     "workers.engine": "workers.engine=engine.py",
     "curriculum.sampling": "curriculum.sampling=replay",

@@ -183,8 +183,8 @@ def there() -> Iterator[None]:
 FULL = ("policy.train=full", "policy.lora_rank=null", "pipeline.dtype=bfloat16", "optim.lr=1e-3")
 RUNS = {
     "sd3": ("num_iterations=3", "sampler.guidance_scale=3"),
-    "flux": ("pipeline.quantize=int8", "credit.method=g2rpo", "sampler.kernel=cps"),
-    "wan": (*FULL, "workers.staleness=0"),
+    "flux": ("pipeline.dtype=bfloat16", "pipeline.quantize=int8", "credit.method=g2rpo", "sampler.kernel=cps"),
+    "wan": FULL,
 }
 
 
