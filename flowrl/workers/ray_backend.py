@@ -25,7 +25,7 @@ from flowrl.workers.parcels import Shard, Version
 _GONE: Mapping[str, str] = WORDS["worker_gone"]
 """Why an actor is gone, in few words, by Ray's error."""
 _IDLE = 0.02  # seconds to the next look where no answer is awaited
-_GRACE = 10.0
+_GRACE = 30.0
 """Seconds for which an error of one process waits for news of the others: perhaps one of them has died."""
 
 

@@ -98,6 +98,13 @@ def test_what_else_is_refused_says_so(load: Load, settings: tuple[str, ...]) -> 
         check_together(load(*cached, *(setting for setting in given if setting != left)))
 
 
+@pytest.mark.parametrize("key", ["parallel.shard", "workers.shard"])
+def test_stock_pipelines_are_not_split(load: Load, key: str) -> None:
+    faults = look(load("pipeline.name=generic", f"{key}=2"), here=False).faults
+    assert "pipeline.name=generic loads a model whole onto one device" in str(faults)
+    assert "onto one device" not in str(look(load("pipeline.name=generic"), here=False).faults)
+
+
 def test_a_refusal_is_met_where_all_of_its_settings_are() -> None:
     one = Exclusion(settings=("parallel.shard", "policy.train=full"), why="there is one")
     assert one.met({**OFF, "parallel.shard": "3", "policy.train": "full"}) == ["parallel.shard=3", "policy.train=full"]

@@ -155,7 +155,7 @@ def test_an_error_of_one_process_ends_all(
     else:
         assert backend.wait(0) == []
         now = backend.now()
-        monkeypatch.setattr(RayBackend, "now", lambda backend: now + 11)
+        monkeypatch.setattr(RayBackend, "now", lambda backend: now + 31)
     failed, gone = backend.wait(0)
     assert failed == PieceFailed(0, 5, error)
     assert gone == WorkerGone(0, "one of its processes failed: no room")
