@@ -230,7 +230,6 @@ def _of_prompts(given: Mapping[str, Any], looked: Looked) -> Iterator[str]:
 def _of_whole(config: TrainConfig, looked: Looked, *, here: bool) -> Iterator[Callable[[], object]]:
     """Checks whether the sections fit together."""
     from flowrl.config.together import check_together
-    from flowrl.pipelines import GENERIC
     from flowrl.pipelines.arithmetic.compiling import check_compile
     from flowrl.pipelines.weights.quantize import check_quantize
     from flowrl.rewards.actors.ray_rewards import check_reward_workers
@@ -263,8 +262,6 @@ def _of_whole(config: TrainConfig, looked: Looked, *, here: bool) -> Iterator[Ca
     if (known := looked.family) is not None:
         stills = f"eval.temporal measures videos, but family {known.name} makes images: remove it"
         yield partial(refuse, (config.eval.temporal and not known.videos, stills))
-        whole = "pipeline.name=generic loads a model whole onto one device: set parallel.shard=1 and workers.shard=1"
-        yield partial(refuse, (known.name in GENERIC and max(config.parallel.shard, config.workers.shard) > 1, whole))
         yield lambda: check_routes(config.rewards, known.name, known.parts)
         yield lambda: _check_trained(config, known, looked)
         yield lambda: _check_negative(config, known)

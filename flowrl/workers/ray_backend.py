@@ -135,7 +135,12 @@ class RayBackend:
         if found and len(awaited) > 1:
             found, _ = self._ray.wait(awaited, num_returns=len(awaited), timeout=0)
         answers = [answer for reference in found if (answer := self._answer(reference)) is not None]
-        return [*answers, *self._failures()]
+        for worker, (begun, failed) in [(one, group.failed) for one, group in self._groups.items() if group.failed]:
+            owed = any((owner, ticket) == (worker, failed.ticket) for owner, ticket, _ in self._awaited.values())
+            if not owed or self.now() - begun > _GRACE:  # of several processes none can go on
+                self.stop(worker)
+                answers += [failed, WorkerGone(worker, f"one of its processes failed: {failed.error}")]
+        return answers
 
     def close(self) -> None:
         """Ends all actors."""
@@ -170,17 +175,6 @@ class RayBackend:
             return PieceDone(worker, ticket, [result for result in results if result is not None])
         (self._near.add if all(near for _, near in results) else self._near.discard)(worker)
         return WorkerReady(worker, results[0][0])
-
-    def _failures(self) -> Iterator[Answer]:
-        """Errors of workers of several processes whose others have answered too, or had the time; none can go on."""
-        for worker, group in list(self._groups.items()):
-            if group.failed is None:
-                continue
-            begun, failed = group.failed
-            owed = any((owner, ticket) == (worker, failed.ticket) for owner, ticket, _ in self._awaited.values())
-            if not owed or self.now() - begun > _GRACE:
-                self.stop(worker)
-                yield from (failed, WorkerGone(worker, f"one of its processes failed: {failed.error}"))
 
     def _parts(self, version: Version) -> Sequence[Shard]:
         """A version as workers of other machines get it. Raises ValueError: other learners hold some of it."""
