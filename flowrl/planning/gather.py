@@ -125,7 +125,7 @@ def gather(config: TrainConfig, name: str, family: ModelFamily, *, processes: in
         vae_slice=options.get("vae_slice", usual.vae_slice), vae_tiling=options.get("vae_tiling", False),
         optimizer=config.optim.name, optim_offload=config.optim.offload, shard=config.parallel.shard,
         context=config.parallel.context, rollouts=config.workers.rollouts,
-        staleness=config.workers.staleness,
+        worker_shard=config.workers.shard, staleness=config.workers.staleness,
     )  # fmt: skip
     plan = Plan(
         name=name, config=config, model=split_revision(location)[0], family=family.name, processes=processes, pace=pace,

@@ -264,10 +264,12 @@ def memory_lines(plan: Plan, card: int | None = None) -> list[str]:
         lines += note(f"at the start {in_bytes(memory.start)} of {parts}")
     lines += _host_lines(plan, memory, facts)
     if memory.worker is not None:
-        back = in_bytes(sum(facts.record.columns) * facts.latent)
+        back, workers = in_bytes(sum(facts.record.columns) * facts.latent), plan.config.workers
+        gpus = f" on {workers.drawing * workers.rollout_gpus:g} GPUs" * (plan.processor == "GPU")
         lines += note(
-            f"this is the process that learns; one that draws takes at most {in_bytes(memory.worker)}. In an iteration "
-            f"it is sent {in_bytes(memory.sent)} of weights, and {back} of latents come back from all of them"
+            f"this is the process that learns; one of the {workers.drawing} that draw{gpus} takes at most "
+            f"{in_bytes(memory.worker)}. In an iteration it is sent {in_bytes(memory.sent)} of weights, and {back} of "
+            "latents come back from all of them"
         )
     lines += _micro_batches(plan, memory, facts)
     if plan.counts.through_rewards:

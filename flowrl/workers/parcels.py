@@ -24,6 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flowrl.pipelines.weights.parallelize import first_held, own_part
 from flowrl.pipelines.weights.trained_weights import Held
 
 BUNDLE = 2**26
@@ -150,10 +151,11 @@ def bundles_of(weights: Mapping[str, Held]) -> Iterator[tuple[bytes, list[tuple[
 
 
 def read(parts: Sequence[Shard], own: Mapping[str, Tensor] | None) -> Mapping[str, Tensor]:
-    """Copies a version into the tensors that a worker draws with, or into new ones. Raises ValueError: something did
-    not arrive whole, or is of another policy; OSError: as `Shard.arrived`."""
+    """Copies a version into the tensors that a worker draws with, of those that are split into this process's pieces,
+    or into new ones. Raises ValueError: something did not arrive whole, or is of another policy; OSError: as
+    `Shard.arrived`."""
     found = dict(own or {})
-    left = {name: tensor.numel() for name, tensor in found.items()}
+    left = {name: own_part(tensor).numel() for name, tensor in found.items()}
     for data in (data for part in parts for data in part.arrived()):
         length = int(data[:8].view(torch.int64))
         offset = _after(8 + length)
@@ -165,8 +167,11 @@ def read(parts: Sequence[Shard], own: Mapping[str, Tensor] | None) -> Mapping[st
                 left[name] = found[name].numel()
             if name not in found or list(found[name].shape) != shape:
                 raise ValueError(f"the learner's weights have {name} {shape}, which this worker's policy has not")
-            found[name].data.view(-1)[first : first + count].copy_(data[offset:end].view(dtype))
-            left[name] -= count
+            piece, begin = own_part(found[name].detach()).view(-1), first_held(found[name])
+            low, high = max(first, begin), min(first + count, begin + len(piece))
+            if low < high:
+                piece[low - begin : high - begin].copy_(data[offset:end].view(dtype)[low - first : high - first])
+                left[name] -= high - low
             offset = _after(end)
     if missing := [name for name, count in left.items() if count]:
         raise ValueError(f"{len(missing)} weights did not arrive whole (first: {missing[0]})")

@@ -27,7 +27,7 @@ from flowrl.workers.actor import Duty
 from flowrl.workers.dispatch import Dispatcher
 from flowrl.workers.joining import join_cluster
 from flowrl.workers.parcels import SharedBytes, Version, lay_down, reachable
-from flowrl.workers.ray_backend import Order, RayBackend
+from flowrl.workers.ray_backend import Order, RayBackend, bundled
 
 _LOOK = 0.05  # seconds between looks of the thread that gives out pieces
 _LOOK_AT_FILE = 1.0  # seconds between looks at `ASKED`
@@ -65,9 +65,10 @@ class Rollouts:
         self._say, self._world, self._file = run.main, run.world, run.folder / ASKED
         self._asked, self._looked = self._written(), 0.0  # what the file said before the run is over
         self.backend = RayBackend(duty, gpus=gpus)
-        share = settings.rollouts // run.world
+        share, self._together = settings.rollouts // run.world, settings.shard
         self.dispatcher = Dispatcher(self.backend, workers=share, tell=self._tell, who="rollout worker")
         self.layout: dict[str, Any] = {"rollouts": settings.rollouts, "staleness": settings.staleness}
+        self.layout |= {"shard": settings.shard} if settings.shard > 1 else {}
         self.layout |= {"gpus_each": gpus, "address": address, "own_instance": settings.address is None}
         self._versions = 0
         self._waited = 0.0
@@ -99,14 +100,15 @@ class Rollouts:
         return made
 
     def submit(self, requests: Sequence[Request | EvalRequest], version: Version) -> list[int]:
-        """Asks for pieces under weights that were sent; returns a ticket for each."""
+        """Asks for pieces under weights that were sent; see `DrawsElsewhere`. A ticket is for as many as a worker has
+        processes, whose network calls are equally many."""
         refuse_ended()
         with self._lock:
-            return self.dispatcher.add(Order(request, version) for request in requests)
+            return self.dispatcher.add(Order(some, version) for some in bundled(requests, self._together))
 
     def collect(self, tickets: Sequence[int]) -> Iterator[Drawn]:
-        """The pieces in order, each as soon as it is there. Raises BaseException: what drawing raised; or
-        `WorkersLost`."""
+        """The pieces in order, those of a ticket as soon as they are there. Raises BaseException: what drawing raised;
+        or `WorkersLost`."""
         for ticket in tickets:
             begun = time.perf_counter()
             with self._lock:
@@ -114,9 +116,9 @@ class Rollouts:
                     if self._failed is not None:
                         raise self._failed
                     self._lock.wait(0.5)  # a signal is answered meanwhile
-                found: Drawn = self.dispatcher.take(ticket)
+                found: Sequence[Drawn] = self.dispatcher.take(ticket)
             self._waited += time.perf_counter() - begun
-            yield found
+            yield from found
 
     def row(self) -> dict[str, float]:
         """Workers that are there, restarts and seconds waited for pieces since the last call."""
