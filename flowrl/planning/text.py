@@ -216,8 +216,8 @@ def _cost(plan: Plan) -> list[str]:
 
 
 def _hours(plan: Plan, cost: Cost) -> list[str]:
-    kind, iterations = plan.processor, plan.run.iterations
-    if plan.pace.range is None and kind == "GPU":
+    kind, iterations = plan.pace.processor, plan.run.iterations
+    if plan.pace.range is None:
         rows = [(f"{kind} time", "an iteration", "the run", *([f"on {plan.processes}"] if plan.processes > 1 else []))]
         for name, peak in PEAKS.items():
             paces = (peak * SHARES[0], peak * SHARES[1])
@@ -225,8 +225,6 @@ def _hours(plan: Plan, cost: Cost) -> list[str]:
             amounts += [cost.total / plan.processes] if plan.processes > 1 else []
             rows.append((f"one {name}", *(span(amount, paces) for amount in amounts)))
         return table(rows) + note(plan.pace.told)
-    if plan.pace.range is None:
-        return pairs([(f"{kind} time", "not known: flowrl bench CONFIG measures the pace of this machine")])
     paces = plan.pace.range
     hours = [
         (
