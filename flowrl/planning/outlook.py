@@ -87,15 +87,8 @@ def outlook_of(plan: Plan, card: int | None, price: float | None = None) -> Outl
 def recipe_of_run(plan: Plan, config: TrainConfig, speed: Speed) -> Recipe:
     """A run's time by the settings of a configuration, and the lengths that end within each of `SPANS`."""
     work = work_of(plan, config)
-    lengths = {
-        name: length_within(
-            work,
-            speed,
-            batch=batches_of(config, max(1, speed.cards // config.parallel.context)),
-            within=within,
-        )
-        for name, within in SPANS.items()
-    }
+    batches = batches_of(config, max(1, speed.cards // config.parallel.context))
+    lengths = {name: length_within(work, speed, batch=batches, within=within) for name, within in SPANS.items()}
     return Recipe(config=config, hours=speed.hours(work.total), lengths=lengths)
 
 
@@ -182,12 +175,8 @@ def sooner_lines(plan: Plan, outlook: Outlook) -> list[str]:
     if own is None or speed is None or own.hours.most <= min(SPANS.values()) * (1 - RESERVE):
         return []
     recipes = [("this recipe", own), *([("recommended recipe", other)] if other is not None else [])]
-    lines = table(
-        [
-            ("prompts x group x iterations", *(title for title, _ in recipes)),
-            *length_rows([one for _, one in recipes], speed),
-        ]
-    ) + note(GIVES_UP)
+    head = ("prompts x group x iterations", *(title for title, _ in recipes))
+    lines = table([head, *length_rows([one for _, one in recipes], speed)]) + note(GIVES_UP)
     if other is not None:
         lines += note(
             f"Recommended: {other.config.objective.name}, {other.config.updates_per_rollout} updates a rollout. It "

@@ -29,8 +29,7 @@ EXTRA = "in flowrl's folder, pip install -e '.[ray]'"
 _PATIENCE = 10.0  # seconds that a cluster has to accept a connection
 _HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
 """What speakers of HTTP/2, as Ray is one, begin with; they answer a frame of the kind 4, their settings."""
-_PREFIX = "ray-"
-"""Of the folder of an instance."""
+_PREFIX = "ray-"  # of the folder of an instance
 _LONGEST_FOLDER = 40
 """Characters of a folder for Ray's files: names of its sockets, in folders of their own, end at 107."""
 

@@ -35,8 +35,7 @@ def claim(folder: Path) -> IO[bytes]:
 
 
 def without_abandoned(parent: str, prefix: str) -> str:
-    """Removes claimed folders of this user whose name begins with `prefix` and whose process is gone; returns
-    `parent`, where they lie."""
+    """Returns `parent` without the folders `prefix*` that ended processes of this user had claimed."""
     for folder in Path(parent).glob(f"{prefix}*"):
         with suppress(OSError):  # not claimed, in use, or on a disk without locks
             if folder.is_symlink() or (folder / _OWNER).lstat().st_uid != os.getuid():
