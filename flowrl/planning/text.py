@@ -190,7 +190,7 @@ def _cost(plan: Plan) -> list[str]:
     counts = (plan.config.num_images * run.iterations, run.iterations)
     a_sample = "an image" if plan.drawn == "image" else "a clip"
     stages = {**cost.stages, **({"decoding": cost.decoding} if cost.decoding else {})}
-    rows = [("", a_sample, "an iteration", "the run", "share")]
+    rows: list[tuple[str, ...]] = [("", a_sample, "an iteration", "the run", "share")]
     for name, value in stages.items():
         rows.append((name, *(flops(value / n) for n in counts), flops(value), f"{value / cost.total:.0%}"))
     if cost.evaluation:
