@@ -19,7 +19,6 @@ import re
 import secrets
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -36,6 +35,7 @@ from flowrl.rewards.base.specs import validate_reward_specs
 from flowrl.rewards.serving import score_server
 from flowrl.rewards.serving.front_door import ServerBackend, look
 from flowrl.runtime.scrubbing import say as print
+from flowrl.runtime.temporary import TemporaryFolder
 from flowrl.serving.served import Rows, ServerSettings, count_death, threads_of
 
 TOKEN = "FLOWRL_SERVE_TOKEN"
@@ -145,7 +145,7 @@ class Environments:
             validate_reward_specs(here)
         count = len(others) + bool(here)
         threads = asked.threads or max(1, threads_of(asked) // count)
-        self.folder = tempfile.TemporaryDirectory(prefix="flowrl-serve-")
+        self.folder = TemporaryFolder("flowrl-serve-")
         self.children = [self._child(Place(), here, threads)] if here else []
         self.children += [self._child(place, [rest], threads) for place, rest in others]
         self._threads = [

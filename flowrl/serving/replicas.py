@@ -14,7 +14,6 @@ import selectors
 import signal
 import socket
 import sys
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -29,6 +28,7 @@ from flowrl.rewards.serving.handed import Handed
 from flowrl.rewards.serving.server_metrics import DIRECTORY
 from flowrl.runtime.failures import explain
 from flowrl.runtime.scrubbing import say as print
+from flowrl.runtime.temporary import TemporaryFolder
 from flowrl.serving.served import Rows, ServerSettings, count_death, load_app, threads_of
 
 
@@ -61,7 +61,7 @@ class Replicas:
     ) -> None:
         self.bound, self.asked, self.specs, self.token = bound, asked, specs, token
         self.devices = [str(device) for device in devices]
-        self.folder = tempfile.TemporaryDirectory(prefix="flowrl-serve-")
+        self.folder = TemporaryFolder("flowrl-serve-")
         self.replicas = [_Replica(number=number) for number in range(len(devices))]
         self.selector = selectors.DefaultSelector()
         self.signals = 0
