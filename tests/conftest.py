@@ -41,7 +41,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
-    jaxtyping.jaxtyped = shape_checks.jaxtyped
+    vars(jaxtyping)["jaxtyped"] = shape_checks.jaxtyped
     jaxtyping.install_import_hook([f"flowrl.{name}" for name in CHECKED], "shape_checks.check")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import UserList
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import jaxtyping
 import pytest
@@ -24,7 +24,12 @@ def test_wrong_shapes_in_the_pure_layer_are_caught() -> None:
         KERNELS["ode"](x, x[:1], 0.5, 0.4)
 
 
-checked = shape_checks.jaxtyped(typechecker=shape_checks.check)
+Checked = TypeVar("Checked", bound=Callable[..., Any])
+
+
+def checked(about: Checked) -> Checked:
+    made: Checked = shape_checks.jaxtyped(typechecker=shape_checks.check)(about)
+    return made
 
 
 @checked
@@ -92,7 +97,7 @@ def test_parts_that_differ_are_looked_at_again() -> None:
 def test_functions_of_equal_code_are_checked_apart() -> None:
     made = dict[str, Any]()
     for kind in ("int", "str"):
-        names = {"__name__": f"module_of_{kind}"}
+        names: dict[str, Any] = {"__name__": f"module_of_{kind}"}
         exec(f"def same(x: {kind}) -> None: pass", names)
         made[kind] = checked(names["same"])
     made["int"](1)

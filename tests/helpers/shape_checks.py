@@ -87,7 +87,7 @@ class _Unknown(Exception):
 
 def _described(x: Any) -> Hashable:
     """All of a value that a check depends on."""
-    kind = type(x)
+    kind: Any = type(x)
     if isinstance(x, Tensor):
         return kind, x.shape, x.dtype
     if kind is str:
