@@ -50,6 +50,7 @@ VIDEO = (
     "cogvideox",
     "hunyuan_video",
     "hunyuan_video15",
+    "lucy_edit",
     "ltx2",
     "ltx_video",
     "sana_video",

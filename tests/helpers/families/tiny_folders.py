@@ -11,7 +11,8 @@ TINY = {
     "flux_fill": "tiny_flux:save_tiny_flux_fill", "hunyuan_image": "tiny_qwen_image:save_tiny_hunyuan_image",
     "hunyuan_video": "tiny_hunyuan_video",
     "hunyuan_video15": "tiny_hunyuan_video15",
-    "kontext": "tiny_flux:save_tiny_kontext", "krea2": "tiny_krea2", "ltx2": "tiny_ltx2", "ltx_video": "tiny_ltx_video",
+    "kontext": "tiny_flux:save_tiny_kontext", "krea2": "tiny_krea2", "lucy_edit": "tiny_wan:save_tiny_lucy_edit",
+    "ltx2": "tiny_ltx2", "ltx_video": "tiny_ltx_video",
     "lumina2": "tiny_lumina2", "qwen_image": "tiny_qwen_image", "qwen_image_21": "tiny_qwen_image_21",
     "qwen_image_edit": "tiny_qwen_image:save_tiny_qwen_image_edit", "sana": "tiny_sana",
     "sana_video": "tiny_sana_video", "sd": "tiny_sd",
@@ -24,7 +25,7 @@ _CLIP = {"height": 32, "width": 48, "num_frames": 5, "fps": 8.0, "max_sequence_l
 SETTINGS: dict[str, dict[str, Any]] = {
     "chroma": {"height": 32, "width": 32, "max_sequence_length": 16},
     "cogvideox": {**_CLIP, "num_frames": 9}, "hunyuan_video": _CLIP, "hunyuan_video15": _CLIP, "wan": _CLIP,
-    "wan_animate": _CLIP, "wan_vace": _CLIP,
+    "lucy_edit": _CLIP, "wan_animate": _CLIP, "wan_vace": _CLIP,
     "hunyuan_image": {"height": 32, "width": 48, "max_sequence_length": 32},
     "ltx2": {**_CLIP, "height": 64, "width": 64, "num_frames": 9},
     "ltx_video": {**_CLIP, "width": 64, "num_frames": 9},

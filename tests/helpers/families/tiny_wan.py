@@ -8,6 +8,7 @@ from typing import Any, Literal
 import torch
 from diffusers import (
     AutoencoderKLWan,
+    LucyEditPipeline,
     UniPCMultistepScheduler,
     WanAnimatePipeline,
     WanAnimateTransformer3DModel,
@@ -21,7 +22,7 @@ from transformers import CLIPImageProcessor, CLIPVisionConfig, CLIPVisionModel, 
 
 from flowrl.pretraining.tiny_sd3 import CONTEXT, t5_tokenizer
 
-Kind = Literal["t2v", "t2v-a14b", "ti2v-5b", "i2v", "i2v-a14b", "vace", "vace-a14b", "animate"]
+Kind = Literal["t2v", "t2v-a14b", "ti2v-5b", "i2v", "i2v-a14b", "vace", "vace-a14b", "animate", "lucy"]
 OPTIONS: dict[str, Any] = {
     "height": 32, "width": 48, "num_frames": 5, "fps": 8.0, "max_sequence_length": CONTEXT, "device": "cpu",
 }  # fmt: skip
@@ -39,7 +40,7 @@ def save_tiny_wan(folder: Path, kind: Kind = "t2v") -> Path:
                 is_encoder_decoder=False, tie_word_embeddings=True,
             )
         )  # fmt: skip
-        vace, animate = kind.startswith("vace"), kind == "animate"
+        vace, animate, lucy = kind.startswith("vace"), kind == "animate", kind == "lucy"
         layers: dict[str, Any] = {
             "dim_mult": [1, 1, 2],
             "temperal_downsample": [True, True],
@@ -56,7 +57,7 @@ def save_tiny_wan(folder: Path, kind: Kind = "t2v") -> Path:
         beside = kind in ("i2v", "i2v-a14b", "animate")
         config: dict[str, Any] = {
             "patch_size": (1, 2, 2), "num_attention_heads": 2, "attention_head_dim": 12,
-            "in_channels": 2 * CHANNELS + 4 if beside else CHANNELS, "out_channels": CHANNELS, "text_dim": WIDTH,
+            "in_channels": 2 * CHANNELS if lucy else 2 * CHANNELS + 4 if beside else CHANNELS, "out_channels": CHANNELS, "text_dim": WIDTH,
             "freq_dim": 16, "ffn_dim": 32, "num_layers": 2, "rope_max_seq_len": 16,
         }  # fmt: skip
         if kind in ("i2v", "animate"):
@@ -91,7 +92,7 @@ def save_tiny_wan(folder: Path, kind: Kind = "t2v") -> Path:
         if animate:
             del parts["boundary_ratio"]
         elif not vace:
-            parts["expand_timesteps"] = kind == "ti2v-5b"
+            parts["expand_timesteps"] = kind in ("ti2v-5b", "lucy")
         if kind in ("i2v", "animate"):
             parts["image_encoder"] = CLIPVisionModel(
                 CLIPVisionConfig(
@@ -102,7 +103,7 @@ def save_tiny_wan(folder: Path, kind: Kind = "t2v") -> Path:
             size = {"height": 16, "width": 16}
             parts["image_processor"] = CLIPImageProcessor(size=size, crop_size=size)
     stock: Any = WanVACEPipeline if vace else WanImageToVideoPipeline if beside else WanPipeline
-    stock = WanAnimatePipeline if animate else stock
+    stock = WanAnimatePipeline if animate else LucyEditPipeline if lucy else stock
     stock(**parts).save_pretrained(folder)
     return folder
 
@@ -115,3 +116,8 @@ def save_tiny_wan_vace(folder: Path) -> Path:
 def save_tiny_wan_animate(folder: Path) -> Path:
     """An Animate pipeline of two blocks, the first of which reads the face."""
     return save_tiny_wan(folder, "animate")
+
+
+def save_tiny_lucy_edit(folder: Path) -> Path:
+    """Lucy Edit, whose network reads as many channels of a clip as noisy ones."""
+    return save_tiny_wan(folder, "lucy")

@@ -28,8 +28,8 @@ KINDS = [name for name in sorted(dir(diffusers)) if name.endswith("Scheduler") a
 STEPS = 6
 DIFFUSERS = ("sd", "sdxl", "cogvideox")
 MULTISTEP = (
-    "sd3", "sana", "sana_video", "wan", "wan_animate", "wan_vace", "hunyuan_video", "hunyuan_video15", "ltx_video",
-    "ltx2",
+    "sd3", "sana", "sana_video", "wan", "wan_animate", "wan_vace", "lucy_edit", "hunyuan_video", "hunyuan_video15",
+    "ltx_video", "ltx2",
 )  # fmt: skip
 
 
