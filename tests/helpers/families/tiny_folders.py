@@ -13,7 +13,8 @@ TINY = {
     "hunyuan_video15": "tiny_hunyuan_video15",
     "kontext": "tiny_flux:save_tiny_kontext", "krea2": "tiny_krea2", "lucy_edit": "tiny_wan:save_tiny_lucy_edit",
     "ltx2": "tiny_ltx2", "ltx_video": "tiny_ltx_video",
-    "lumina2": "tiny_lumina2", "qwen_image": "tiny_qwen_image", "qwen_image_21": "tiny_qwen_image_21",
+    "lumina2": "tiny_lumina2", "motif_video": "tiny_motif_video", "qwen_image": "tiny_qwen_image",
+    "qwen_image_21": "tiny_qwen_image_21",
     "qwen_image_edit": "tiny_qwen_image:save_tiny_qwen_image_edit", "sana": "tiny_sana",
     "sana_video": "tiny_sana_video", "sd": "tiny_sd",
     "sd3": "tiny_models:save_tiny_sd3", "sdxl": "tiny_sd:save_tiny_sdxl", "wan": "tiny_wan",
@@ -25,7 +26,7 @@ _CLIP = {"height": 32, "width": 48, "num_frames": 5, "fps": 8.0, "max_sequence_l
 SETTINGS: dict[str, dict[str, Any]] = {
     "chroma": {"height": 32, "width": 32, "max_sequence_length": 16},
     "cogvideox": {**_CLIP, "num_frames": 9}, "hunyuan_video": _CLIP, "hunyuan_video15": _CLIP, "wan": _CLIP,
-    "lucy_edit": _CLIP, "wan_animate": _CLIP, "wan_vace": _CLIP,
+    "lucy_edit": _CLIP, "motif_video": _CLIP, "wan_animate": _CLIP, "wan_vace": _CLIP,
     "hunyuan_image": {"height": 32, "width": 48, "max_sequence_length": 32},
     "ltx2": {**_CLIP, "height": 64, "width": 64, "num_frames": 9},
     "ltx_video": {**_CLIP, "width": 64, "num_frames": 9},

@@ -29,7 +29,7 @@ STEPS = 6
 DIFFUSERS = ("sd", "sdxl", "cogvideox")
 MULTISTEP = (
     "sd3", "sana", "sana_video", "wan", "wan_animate", "wan_vace", "lucy_edit", "hunyuan_video", "hunyuan_video15",
-    "ltx_video", "ltx2",
+    "ltx_video", "ltx2", "motif_video",
 )  # fmt: skip
 
 
