@@ -107,7 +107,7 @@ class ProjectedGuidance:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class AdaptiveProjection:
-    """Adaptive projected guidance at every step, as diffusers' AdaptiveProjectedGuidance with `use_original_formulation`.
+    """Adaptive projected guidance at every step: diffusers' AdaptiveProjectedGuidance, `use_original_formulation` on.
 
     With a_t and p as in `ProjectedGuidance`, norms and projections over `dims`:
 

@@ -57,8 +57,8 @@ def save_tiny_wan(folder: Path, kind: Kind = "t2v") -> Path:
         beside = kind in ("i2v", "i2v-a14b", "animate")
         config: dict[str, Any] = {
             "patch_size": (1, 2, 2), "num_attention_heads": 2, "attention_head_dim": 12,
-            "in_channels": 2 * CHANNELS if lucy else 2 * CHANNELS + 4 if beside else CHANNELS, "out_channels": CHANNELS, "text_dim": WIDTH,
-            "freq_dim": 16, "ffn_dim": 32, "num_layers": 2, "rope_max_seq_len": 16,
+            "in_channels": 2 * CHANNELS if lucy else 2 * CHANNELS + 4 if beside else CHANNELS, "out_channels": CHANNELS,
+            "text_dim": WIDTH, "freq_dim": 16, "ffn_dim": 32, "num_layers": 2, "rope_max_seq_len": 16,
         }  # fmt: skip
         if kind in ("i2v", "animate"):
             config |= {"image_dim": 16, "added_kv_proj_dim": WIDTH}
