@@ -79,7 +79,7 @@ def told(stock: Any) -> dict[str, Any]:
 def test_levels_are_the_schedulers_own_or_it_is_refused(name: str) -> None:
     known, followed = family(name), set()
     shape = (4, 3, 32, 32) if known.videos else (4, 32, 32)
-    network = SimpleNamespace(patch_size=2)
+    network = SimpleNamespace(patch_size=2, patch_size_t=1)
     for (kind, label), stock in stocks().items():
         if kind == EULER:
             continue  # pipelines hand it sigmas; a test of each family holds it

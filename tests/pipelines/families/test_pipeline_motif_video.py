@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 import video_family as video
-from diffusers import AdaptiveProjectedGuidance, MotifVideoPipeline
+from diffusers import AdaptiveProjectedGuidance, FlowMatchEulerDiscreteScheduler, MotifVideoPipeline
+from diffusers.pipelines.motif_video.pipeline_motif_video import calculate_shift
 from family_sampling import check_published, fresh_stock, idle_tensors, load, start_noise, stock
 from flow_family import bare, check_schedule_is_stocks, edited
 from rounding import assert_same_sum
@@ -60,6 +61,12 @@ def test_clips_are_those_of_the_stock_pipeline_its_scheduler_and_its_guider(fold
     assert (latents - start_noise(pipeline)).abs().mean() > 0.1  # the network did something
     assert_same_sum(pipeline.decode(final), stock_call(pipe, pipeline, SCALE, "pt"))
     assert [pipeline.passes(scale) for scale in (0, 1, 8)] == [1, 2, 2]
+
+
+def test_a_shift_by_size_is_that_of_stock(folder: Path) -> None:
+    pipeline = tiny(folder)
+    pipeline.pipe.scheduler = FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True)
+    check_schedule_is_stocks(pipeline, mu=calculate_shift(2 * 2 * 3))  # frames, rows and columns of tokens
 
 
 @pytest.mark.slow

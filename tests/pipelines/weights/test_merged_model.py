@@ -17,6 +17,7 @@ from tiny_models import load_tiny, probe
 from torch import Tensor
 
 from flowrl.cli import main
+from flowrl.pipelines.places.lora_places import CARD
 from flowrl.pipelines.weights.lora import VARIANTS, Policy, add_saved_lora
 from flowrl.publishing.lora_exports import saved_loras
 from flowrl.publishing.merge import MergedModel, joined, merge_files, merge_weight, weights_of
@@ -136,17 +137,23 @@ def test_runs_are_merged_with_the_average_of_their_loras(
     tiny_sd3_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     loras = [str(write_lora(tiny_sd3_folder, tmp_path / name, name)) for name in ("lora", "rslora")]
-    to, base = tmp_path / "merged", ["--base", str(tiny_sd3_folder)]
-    assert main(["merge", loras[0], str(to), "--also", loras[1], *base]) == 0
+    for place in loras:
+        (Path(place) / CARD).write_text(json.dumps({"base_model_name_or_path": str(tiny_sd3_folder)}))
+    to = tmp_path / "merged"
+    assert main(["merge", loras[0], str(to), "--also", loras[1]]) == 0
     old, new = load_file(tiny_sd3_folder / WEIGHTS), load_file(to / WEIGHTS)
     found = [saved_loras(Path(place))[""] for place in loras]
     for layer in found[0].layers:
         parts = [merge_weight(old[f"{layer}.weight"], lora, layer) for lora in found]
         assert_same_sum(new[f"{layer}.weight"], sum(parts) / 2)
     capsys.readouterr()
-    wrong = ["merge", loras[0], str(tmp_path / "other"), "--also", loras[1], "--weights", "1", *base]
-    assert main(wrong) == 2
+    wrong = ["merge", loras[0], str(tmp_path / "other"), "--also", loras[1], "--weights", "1"]
+    assert main(wrong) == 1
     assert "--weights are one for each of the 2 LoRAs, got 1" in " ".join(capsys.readouterr().err.split())
+    elsewhere = shutil.copytree(tiny_sd3_folder, tmp_path / "elsewhere")
+    (Path(loras[1]) / CARD).write_text(json.dumps({"base_model_name_or_path": str(elsewhere)}))
+    assert main(wrong) == 1
+    assert "elsewhere: give the --base of all" in " ".join(capsys.readouterr().err.split())
     assert not (tmp_path / "other").exists()
 
 
