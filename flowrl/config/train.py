@@ -18,6 +18,7 @@ from flowrl.config.base import SETTINGS, find_config, read_with_base
 from flowrl.config.bounds import IMAGES, check_most
 from flowrl.config.building import build
 from flowrl.config.foreign import foreign_words
+from flowrl.config.locations import at_revision, is_path
 from flowrl.config.methods import (
     BudgetConfig,
     CreditConfig,
@@ -418,6 +419,16 @@ def resolve_path(text: str, base: Path | None = None) -> Path:
 def option_path(text: str) -> Path:
     """The path in an option of a reward, whether it exists or not; the bundled file or folder for ``asset:NAME``."""
     return resolve_path(text) if text.startswith("asset:") else Path(text).expanduser()
+
+
+def model_location(model: str) -> str:
+    """What a family's `load` takes: the path of an asset or of a written path, else the text, a hub id."""
+    return str(resolve_path(model)) if is_path(model) else model
+
+
+def location_of(settings: PipelineConfig) -> str:
+    """The location of a configuration's model, at its revision. Raises ValueError: a revision of a file or folder."""
+    return at_revision(model_location(settings.model), settings.revision)
 
 
 def is_here(text: str) -> bool:

@@ -107,16 +107,14 @@ def _clip_fault(row: Prompt, family: ModelFamily) -> str:
                 f"names a {key}, which family {family.name} does not take: remove it, give the frame to start from "
                 f"under 'source', or take a model of family {taking}"
             )
-    lacking = [key for key in family.needed_clips if key not in row.videos] if isinstance(family, Family) else []
+    lacking = [key for key in family.needed_clips if key not in row.videos]
     return f"has no {' and no '.join(lacking)}, and family {family.name} draws from one" if lacking else ""
 
 
 def _count_fault(row: Prompt, family: ModelFamily, allowed: tuple[int, int]) -> str:
     names = [*SOURCES, *foreign_rows.SOURCES]
     key = next((name for name in names if row.metadata.get(name) is not None), "") if row.sources else ""
-    own = "num_sources" if family.name in GENERIC else None
-    option = family.sources_option if isinstance(family, Family) else own
-    said = source_fault(len(row.sources), allowed, family.name, option, key)
+    said = source_fault(len(row.sources), allowed, family.name, family.sources_option, key)
     if not said or row.sources:
         return said
     if not (other := _unread(row)):

@@ -17,7 +17,7 @@ import torch
 
 from flowrl.config.base import SETTINGS, named_config
 from flowrl.config.overrides import Settings
-from flowrl.config.train import ConfigError, TrainConfig, load_config
+from flowrl.config.train import ConfigError, TrainConfig, load_config, location_of
 from flowrl.health.diagnosis import Check, Examination, divided, faulty
 from flowrl.health.machine_checks import disk_check
 from flowrl.pipelines import PIPELINES
@@ -37,7 +37,6 @@ from flowrl.runtime.failures import Faults, explain, faults_of
 from flowrl.runtime.randomness import counter_normal
 from flowrl.session.advice import few_step_advice
 from flowrl.session.preflight import more_faults
-from flowrl.training.model_files import location_of
 from flowrl.training.parts import cut_lines, model_family, read_run_prompts
 from flowrl.training.prompting import RunPrompts
 

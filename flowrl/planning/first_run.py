@@ -12,7 +12,7 @@ from flowrl.config.base import find_config
 from flowrl.config.overrides import Settings
 from flowrl.config.prompt_sets import PROMPT_SETS, advice_on, set_of_file
 from flowrl.config.sections import PipelineConfig
-from flowrl.config.train import ConfigError, TrainConfig, is_here, load_config, to_yaml
+from flowrl.config.train import ConfigError, TrainConfig, is_here, load_config, location_of, to_yaml
 from flowrl.pipelines import family_for, family_name
 from flowrl.pipelines.places.known_checkpoints import usual_sampling
 from flowrl.planning.bases import EVERYDAY, EVERYDAY_EVAL, Wish, base_for
@@ -20,7 +20,6 @@ from flowrl.planning.recommended import is_recommended, recommended
 from flowrl.planning.written import placed
 from flowrl.session.advice import FEW, SMALL_CLIP, few_step_advice, is_few_step, watches_sharpness
 from flowrl.session.preflight import look
-from flowrl.training.model_files import location_of
 
 SHARPNESS = {"name": "jpeg_compressibility", "weight": 0.0}
 """A reward that is only logged: images that lose detail make smaller files."""

@@ -11,7 +11,7 @@ from typing import Any
 from flowrl.config.locations import split_revision
 from flowrl.config.rewards import RewardConfig
 from flowrl.config.together import check_together
-from flowrl.config.train import Geometry, TrainConfig, is_here
+from flowrl.config.train import Geometry, TrainConfig, is_here, location_of
 from flowrl.pipelines import GENERIC, ModelFamily
 from flowrl.pipelines.shared import cards
 from flowrl.pipelines.weights.quantize import check_quantize
@@ -32,7 +32,6 @@ from flowrl.recipes.counting import Passes, RecipeCounts
 from flowrl.rewards import models_of, reward_options
 from flowrl.session.advice import geometry_of
 from flowrl.session.preflight import recipe_of
-from flowrl.training.model_files import location_of
 from flowrl.training.parts import DTYPES, family_options, init_lora, lora_of, read_prompts
 from flowrl.training.scoring import check_offload, scored_at_once
 

@@ -191,7 +191,9 @@ def memory_of(facts: Facts, chosen: MemorySettings) -> Memory:
     working = gathered + restored
     denoiser = _denoiser(facts, chosen)
     held = denoiser | _trained(facts, chosen)
-    encoders, vae, rewards = _others(facts)
+    encoders = sum(count * facts.dtype[1] for name, count in facts.parts.items() if name != "vae")
+    vae = {"autoencoder, float32": 4 * facts.parts["vae"]} if "vae" in facts.parts else {}
+    rewards = {f"reward's {model.rpartition('/')[2]}": count * size for model, count, size in facts.rewards}
     stages: dict[str, int] = {}
     away = 0  # what comes back from the host for a while
     if encoders and not chosen.free_text_encoders:
@@ -382,11 +384,3 @@ def _host(facts: Facts, chosen: MemorySettings, parts: tuple[int, int, int]) -> 
 def pinned(size: int) -> int:
     """Bytes of host memory for a tensor of so many bytes: pinned in powers of two up to a limit."""
     return size if size > PINNED or not size else 1 << (size - 1).bit_length()
-
-
-def _others(facts: Facts) -> tuple[int, dict[str, int], dict[str, int]]:
-    """Bytes of the text encoders, and of autoencoder and rewards by name."""
-    encoders = sum(count * facts.dtype[1] for name, count in facts.parts.items() if name != "vae")
-    vae = {"autoencoder, float32": 4 * facts.parts["vae"]} if "vae" in facts.parts else {}
-    rewards = {f"reward's {model.rpartition('/')[2]}": count * size for model, count, size in facts.rewards}
-    return encoders, vae, rewards

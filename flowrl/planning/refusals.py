@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
+from unittest.mock import patch
 
 from flowrl.config.prompt_sets import advice_on
 from flowrl.config.train import TrainConfig, is_here
@@ -37,7 +37,8 @@ def obstacles(config: TrainConfig, family: ModelFamily, processes: int) -> Obsta
             way = advice_on(value).partition(" (")[0] or "its contents were not checked"
             found.absent.append(f"{key}: {value} is not here; {way}")
     found.of_prompts.extend(found.absent)
-    with _world(processes):
+    # As the first process of a launcher would see it.
+    with patch.dict(os.environ, WORLD_SIZE=str(processes), RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT="29500"):
         looked = look(config, here=False, only_here=True)
         found.of_prompts.extend(looked.of_prompts)
         scored = (*config.rewards, *config.eval.rewards)
@@ -95,19 +96,3 @@ def _strings(value: Any) -> Iterator[str]:
     elif isinstance(value, Sequence):
         for entry in value:
             yield from _strings(entry)
-
-
-@contextmanager
-def _world(processes: int) -> Iterator[None]:
-    """A context in which checks see this number of processes, as the first one of a launcher would."""
-    told = {"WORLD_SIZE": str(processes), "RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
-    before = {name: os.environ.get(name) for name in told}
-    os.environ |= told
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value

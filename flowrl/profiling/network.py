@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flowrl.config.train import location_of
 from flowrl.pipelines.arithmetic.attention import give_kernel
 from flowrl.pipelines.arithmetic.attention_words import usable
 from flowrl.pipelines.arithmetic.compiling import check_compile, compile_blocks
@@ -22,7 +23,6 @@ from flowrl.profiling.subject import BenchSubject
 from flowrl.runtime.capabilities import this_machine
 from flowrl.runtime.private_names import can_checkpoint
 from flowrl.samplers.guidance import TrainNegative
-from flowrl.training.model_files import location_of
 from flowrl.training.parts import DTYPES, model_family
 from flowrl.training.prompting import guided
 

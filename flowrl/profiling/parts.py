@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 
+from flowrl.config.train import location_of
 from flowrl.planning.cost import decode_flops
 from flowrl.planning.published_models import other_parts
 from flowrl.profiling.ceilings import exact_ceiling
@@ -25,7 +26,6 @@ from flowrl.runtime.precision import arithmetic
 from flowrl.runtime.randomness import sample_normals
 from flowrl.training.checkpoints import save_lora, write_checkpoint
 from flowrl.training.learner import GradientSum
-from flowrl.training.model_files import location_of
 from flowrl.training.optimizers import make_optimizer
 from flowrl.training.prompting import encode_prompts, reward_inputs
 from flowrl.training.trackers.metric_rows import Sealed

@@ -22,6 +22,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from flowrl.config.train import model_location
 from flowrl.generation.models import SAMPLING, Model, check_source, find_source, lora_of, place_of
 from flowrl.pipelines import stock_of
 from flowrl.pipelines.places.hub_files import INDEX
@@ -30,7 +31,6 @@ from flowrl.pipelines.places.single_files import is_single_file
 from flowrl.publishing.lora_exports import SavedLora, finite_loras
 from flowrl.runtime.files import free_bytes, is_taken, nearest_folder, read_json, write_atomically
 from flowrl.runtime.public import public
-from flowrl.training.model_files import model_location
 
 
 @public

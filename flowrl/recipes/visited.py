@@ -34,7 +34,7 @@ from flowrl.config.options import build_options, entry_of
 from flowrl.config.readers import refuse_unread
 from flowrl.config.sections import PolicyConfig
 from flowrl.config.strict_yaml import refuse
-from flowrl.config.train import Geometry, TrainConfig
+from flowrl.config.train import Geometry, TrainConfig, location_of
 from flowrl.objectives.distillation import VISITED, Art, Opd, reward_direction
 from flowrl.objectives.terms import velocity_kl
 from flowrl.pipelines.weights.lora import Policy, refuse_other_network, refuse_unheld
@@ -47,7 +47,6 @@ from flowrl.samplers.guidance import uncounted
 from flowrl.training.batch import Batch
 from flowrl.training.learner import GradientSum, Statistics, total_of
 from flowrl.training.loop import TEACHER, Loop
-from flowrl.training.model_files import location_of
 from flowrl.training.parts import init_lora, lora_at, lora_of, model_family, sampler_of
 from flowrl.training.paths import Paths, sample, stochastic_steps
 from flowrl.training.processes.mesh import data_ranks, in_step

@@ -6,6 +6,7 @@ import functools
 import hashlib
 import os
 import time
+from contextlib import suppress
 from pathlib import Path
 
 KEPT_FROM = 2**26
@@ -64,7 +65,11 @@ def content_digest(path: Path) -> str:
             if settled and file_stamp(os.fstat(stream.fileno())) == stamp:
                 _digests[stamp] = digest
                 if large:
-                    _keep_digest(stamp, digest)
+                    kept = _digests_file()
+                    with suppress(OSError):  # nowhere to keep it: the next process reads the file again
+                        kept.parent.mkdir(parents=True, exist_ok=True)
+                        with kept.open("a", encoding="utf-8") as lines:  # a short line in one write: writers do not mix
+                            lines.write(f"{' '.join(map(str, stamp))} {digest}\n")
     except OSError as error:
         raise ValueError(f"{path} cannot be read ({error.strerror}): give a file that is there") from error
     return digest
@@ -83,13 +88,3 @@ def _kept_digests() -> dict[_Stamp, str]:
         return {}
     rows = [line for line in lines if len(line) == 6 and len(line[5]) == 64 and all(map(str.isdigit, line[:5]))]
     return {(int(a), int(b), int(c), int(d), int(e)): digest for a, b, c, d, e, digest in rows}
-
-
-def _keep_digest(stamp: _Stamp, digest: str) -> None:
-    file = _digests_file()
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with file.open("a", encoding="utf-8") as stream:  # one short line in one write: two writers do not mix
-            stream.write(f"{' '.join(map(str, stamp))} {digest}\n")
-    except OSError:  # nowhere to keep it: the next process reads the file again
-        pass

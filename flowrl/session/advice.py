@@ -6,11 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from flowrl.config.sections import PipelineConfig
-from flowrl.config.train import Geometry, TrainConfig
+from flowrl.config.train import Geometry, TrainConfig, location_of
 from flowrl.pipelines.places.known_checkpoints import checkpoints, published
 from flowrl.pipelines.shared.cards import read_part
 from flowrl.session.preflight import recipe_of
-from flowrl.training.model_files import location_of
 
 
 def geometry_of(config: TrainConfig, ranks: int) -> Geometry:

@@ -9,9 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from flowrl.config.locations import at_revision, is_path, split_revision
-from flowrl.config.sections import PipelineConfig
-from flowrl.config.train import option_path, resolve_path
+from flowrl.config.locations import split_revision
+from flowrl.config.train import option_path
 from flowrl.runtime.digests import content_digest, files_below
 
 MODEL = "model"
@@ -126,13 +125,3 @@ def hub_commit(model: str) -> str | None:
     except HFValidationError:
         return None
     return Path(index).parent.name if isinstance(index, str) else None
-
-
-def model_location(model: str) -> str:
-    """What a family's `load` takes: the path of an asset or of a written path, else the text, a hub id."""
-    return str(resolve_path(model)) if is_path(model) else model
-
-
-def location_of(settings: PipelineConfig) -> str:
-    """The location of a configuration's model, at its revision. Raises ValueError: a revision of a file or folder."""
-    return at_revision(model_location(settings.model), settings.revision)

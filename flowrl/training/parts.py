@@ -13,7 +13,7 @@ from torch import Tensor
 
 from flowrl.config.rewards import RewardConfig
 from flowrl.config.sections import PipelineConfig, PolicyConfig, PromptsConfig, SamplerConfig
-from flowrl.config.train import TrainConfig, resolve_path
+from flowrl.config.train import TrainConfig, location_of, resolve_path
 from flowrl.pipelines import ModelFamily, Pipeline, family_for, family_name, stock_of
 from flowrl.pipelines.arithmetic.attention_words import check_here, check_word, kernels_line
 from flowrl.pipelines.weights.full_weights import FullWeights
@@ -32,7 +32,7 @@ from flowrl.runtime.extras import check_extra
 from flowrl.runtime.precision import refuse_unable
 from flowrl.runtime.scrubbing import say as print
 from flowrl.samplers import Kernel
-from flowrl.training.model_files import encoders_digest, location_of
+from flowrl.training.model_files import encoders_digest
 from flowrl.training.processes.devices import device_kind, on_main, wait_for_everyone
 from flowrl.training.prompting import RunPrompts, encode_all, not_kept
 from flowrl.training.ready import Ready

@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flowrl.config.rewards import RewardConfig
-from flowrl.config.train import TrainConfig, resolve_path
+from flowrl.config.train import TrainConfig, location_of, resolve_path
 from flowrl.runtime.files import plain
 from flowrl.runtime.former_names import KEYS
-from flowrl.training.model_files import digest_of_file, digests_of, hub_commit, location_of, named_files, same_digest
+from flowrl.training.model_files import digest_of_file, digests_of, hub_commit, named_files, same_digest
 
 if TYPE_CHECKING:
     from flowrl.rewards.compose import WeightedSum

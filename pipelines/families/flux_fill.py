@@ -11,6 +11,7 @@ Guidance is an input of the network, made for scales about 30.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -48,12 +49,6 @@ def _arguments(p: FamilyPipeline, x: Tensor, timestep: Tensor, cond: Conditionin
     return given | {"hidden_states": torch.cat([given["hidden_states"], cond.tensors["kept"]], dim=2)}
 
 
-def _conditioning(p: FamilyPipeline, tokens: int) -> dict[str, Tensor]:
-    channels, height, width = p.latent_shape
-    kept = common.meta(1, height * width // 4, 4 * (channels + p.card.factors[0] ** 2))
-    return {**flux.FAMILY.conditioning(p, tokens), "kept": kept}
-
-
 def _refuse(card: Card) -> None:
     channels, found = card.vae.get("latent_channels", 16), card.network.in_channels
     wanted = 4 * (2 * channels + card.factors[0] ** 2)
@@ -68,5 +63,9 @@ def _refuse(card: Card) -> None:
 FAMILY = replace(
     flux.FAMILY, name="flux_fill", title="FLUX.1 Fill", num_sources=(2, 2),
     grid=lambda config: Grid(channels=(config.out_channels or config.in_channels) // 4, patch=2),
-    embed_sources=_embed_sources, arguments=_arguments, conditioning=_conditioning, refuse=_refuse,
+    embed_sources=_embed_sources, arguments=_arguments, refuse=_refuse,
+    conditioning=lambda p, tokens: {
+        **flux.FAMILY.conditioning(p, tokens),
+        "kept": common.meta(1, math.prod(p.latent_shape[1:]) // 4, 4 * (p.latent_shape[0] + p.card.factors[0] ** 2)),
+    },
 )  # fmt: skip

@@ -26,7 +26,7 @@ from torch import Tensor
 from flowrl.pipelines.arithmetic.attention_words import Attends
 from flowrl.pipelines.families.hunyuan_video15 import LINEAR, check_guider, embed, quoting_arguments, stated
 from flowrl.pipelines.shared import common
-from flowrl.pipelines.shared.cards import Card, Grid, ImageOptions, read_part, square
+from flowrl.pipelines.shared.cards import Card, Grid, ImageOptions, given, read_part, square
 from flowrl.pipelines.shared.common import Guidance
 from flowrl.pipelines.shared.family_pipeline import Family, FamilyPipeline
 from flowrl.pipelines.shared.stock_schedules import flow_levels_of
@@ -59,14 +59,6 @@ def arguments(p: FamilyPipeline, x: Tensor, timestep: Tensor, cond: Conditioning
     if "guidance" in cond.tensors:
         given["guidance"] = cond.tensors["guidance"].to(p.dtype) * 1000.0
     return given
-
-
-def conditioning(p: FamilyPipeline, tokens: int) -> dict[str, Tensor]:
-    """What it is given, without numbers."""
-    config = p.card.network
-    found = {"embeds": common.meta(1, tokens, config.text_embed_dim), "mask": common.meta(1, tokens)}
-    found |= {"glyphs": common.meta(1, _GLYPHS, config.text_embed_2_dim or 1), "glyph_mask": common.meta(1, _GLYPHS)}
-    return found | ({"guidance": common.meta(1)} if config.guidance_embeds else {})
 
 
 def schedule(p: FamilyPipeline, num_steps: int, grid: str, shift: float | None) -> Schedule:
@@ -139,15 +131,14 @@ def refuse(card: Card) -> None:
         )
 
 
-def _prepare(p: FamilyPipeline) -> None:
-    _check_guiders(p.model, [stated(one) for one in (p.pipe.guider, p.pipe.ocr_guider) if one is not None])
-
-
 FAMILY = Family(
     name="hunyuan_image", title="HunyuanImage", network=HunyuanImageTransformer2DModel, lora_targets=JOINT_ATTENTION,
     options=HunyuanImageOptions, encoders=("text_encoder", "text_encoder_2"), length=1000, own_size=square(64),
     grid=lambda config: Grid(channels=config.in_channels, patch=max(config.patch_size)),
     factors=lambda vae: (int(vae.get("spatial_compression_ratio", 32)), 1),
-    embed=embed, arguments=arguments, conditioning=conditioning, guided=guided, passes=_passes, memory=remembers,
-    schedule=schedule, refuse=refuse, prepare=_prepare, attention=Attends(mask="keys"),
+    embed=embed, arguments=arguments, conditioning=given("text_embed_dim", mask=True, glyphs=_GLYPHS),
+    guided=guided, passes=_passes, memory=remembers, schedule=schedule, refuse=refuse, attention=Attends(mask="keys"),
+    prepare=lambda p: _check_guiders(
+        p.model, [stated(one) for one in (p.pipe.guider, p.pipe.ocr_guider) if one is not None]
+    ),
 )  # fmt: skip

@@ -25,7 +25,7 @@ from flowrl.media.images import to_pixels
 from flowrl.pipelines.arithmetic.attention_words import Attends
 from flowrl.pipelines.families import wan
 from flowrl.pipelines.shared import common
-from flowrl.pipelines.shared.cards import Card, Grid, Size, VideoOptions, read_part
+from flowrl.pipelines.shared.cards import Card, Grid, Size, VideoOptions, given, read_part
 from flowrl.pipelines.shared.family_pipeline import Family, FamilyPipeline
 from flowrl.pipelines.shared.stock_schedules import check_flow_scheduler, flow_levels_of
 from flowrl.pipelines.weights.lora import JOINT_ATTENTION
@@ -78,12 +78,10 @@ def quoting_arguments(x: Tensor, timestep: Tensor, cond: Conditioning) -> dict[s
 
 
 def _conditioning(p: FamilyPipeline, tokens: int) -> dict[str, Tensor]:
-    config, (channels, _frames, height, width) = p.card.network, p.latent_shape
-    found = {"embeds": common.meta(1, tokens, config.text_embed_dim), "mask": common.meta(1, tokens)}
-    found |= {"glyphs": common.meta(1, _GLYPHS, config.text_embed_2_dim), "glyph_mask": common.meta(1, _GLYPHS)}
+    found = given("text_embed_dim", mask=True, glyphs=_GLYPHS)(p, tokens)
     if p.num_sources[1]:
-        found["beside"] = common.meta(1, channels, 1, height, width)
-        found["image"] = common.meta(1, _IMAGE_TOKENS, config.image_embed_dim)
+        found["beside"] = common.meta(1, p.latent_shape[0], 1, *p.latent_shape[2:])
+        found["image"] = common.meta(1, _IMAGE_TOKENS, p.card.network.image_embed_dim)
     return found
 
 

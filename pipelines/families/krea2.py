@@ -23,10 +23,9 @@ from flowrl.pipelines.families.flux import packed_grid, read
 from flowrl.pipelines.families.qwen_image import decode, encode, factors, pad_embeddings, padded_meta
 from flowrl.pipelines.families.z_image import guided_from_zero
 from flowrl.pipelines.shared import common, stock_schedules
-from flowrl.pipelines.shared.cards import Card, Size
-from flowrl.pipelines.shared.common import Guidance, pack
+from flowrl.pipelines.shared.cards import Card, Size, embedding
+from flowrl.pipelines.shared.common import pack
 from flowrl.pipelines.shared.family_pipeline import Family, FamilyPipeline
-from flowrl.samplers.guidance import Velocity
 from flowrl.samplers.guidance_rules import linear_cfg
 from flowrl.trajectory import Conditioning, Schedule
 
@@ -40,10 +39,9 @@ DISTILLED_MU = 1.15
 """Logarithm of the shift of distilled checkpoints, as in stock."""
 
 
-def _embed(p: FamilyPipeline, prompt: str, _: Sequence[Tensor]) -> dict[str, Tensor]:
-    length = p.max_sequence_length
-    embeds, mask = p.pipe.encode_prompt([prompt], device=p.device, max_sequence_length=length)
-    return pad_embeddings(embeds[:, mask[0]].to(p.dtype), length)
+def _embed(p: FamilyPipeline, prompt: str, sources: Sequence[Tensor]) -> dict[str, Tensor]:
+    found = embedding("embeds", "mask")(p, prompt, sources)
+    return pad_embeddings(found["embeds"][:, found["mask"][0]], p.max_sequence_length)
 
 
 def _arguments(p: FamilyPipeline, x: Tensor, timestep: Tensor, cond: Conditioning) -> dict[str, Any]:
@@ -60,13 +58,6 @@ def _arguments(p: FamilyPipeline, x: Tensor, timestep: Tensor, cond: Conditionin
         "encoder_attention_mask": mask,
         "position_ids": torch.cat([places.new_zeros(longest, 3), places]),
     }
-
-
-def _guided(p: FamilyPipeline, asked: Guidance) -> Velocity:
-    distilled = bool(p.card.index.get("is_distilled"))
-    return guided_from_zero(
-        p, asked, distilled=distilled, rule=lambda no, yes, w: linear_cfg(no, yes, 1 + w), apart=True
-    )
 
 
 def _schedule(p: FamilyPipeline, num_steps: int, grid: str, shift: float | None) -> Schedule:
@@ -87,6 +78,10 @@ FAMILY = Family(
     encoders=("text_encoder",), own_size=lambda card: Size(height=1024, width=1024), grid=packed_grid, factors=factors,
     constants=common.latent_statistics, embed=_embed, arguments=_arguments, read=read,
     conditioning=lambda p, tokens: padded_meta(tokens, p.card.network.num_text_layers, p.card.network.text_hidden_dim),
-    guided=_guided, passes=lambda card, scale: 1 if scale == 0 else 2, schedule=_schedule, decode=decode, encode=encode,
+    guided=lambda p, asked: guided_from_zero(
+        p, asked, distilled=bool(p.card.index.get("is_distilled")), apart=True,
+        rule=lambda no, yes, w: linear_cfg(no, yes, 1 + w),
+    ),
+    passes=lambda card, scale: 1 if scale == 0 else 2, schedule=_schedule, decode=decode, encode=encode,
     refuse=_refuse, attention=Attends(mask="keys"),
 )  # fmt: skip

@@ -21,26 +21,20 @@ from torch import Tensor
 
 from flowrl.pipelines.arithmetic.attention import dispatch_joint_attention
 from flowrl.pipelines.shared import common
-from flowrl.pipelines.shared.cards import Grid, clip_context, given, sample_size
+from flowrl.pipelines.shared.cards import Grid, clip_context, embedding, given, sample_size
 from flowrl.pipelines.shared.common import Guidance
 from flowrl.pipelines.shared.family_pipeline import Family, FamilyPipeline
 from flowrl.pipelines.shared.stock_schedules import check_flow_scheduler, flow_levels_of
 from flowrl.pipelines.weights.lora import JOINT_ATTENTION
 from flowrl.samplers.guidance import Velocity
 
+_EMBED = embedding("embeds", "", "pooled", do_classifier_free_guidance=False, prompt_2=None, prompt_3=None)
 
-def _embed(p: FamilyPipeline, prompt: str, _: Sequence[Tensor]) -> dict[str, Tensor]:
+
+def _embed(p: FamilyPipeline, prompt: str, sources: Sequence[Tensor]) -> dict[str, Tensor]:
     asked = SimpleNamespace(config=p.card.network)  # without T5 stock has zeros as wide as its network reads
     with nullcontext() if p.pipe.text_encoder_3 is not None else common.standing_in(p.pipe, transformer=asked):
-        embeds, _none, pooled, _none = p.pipe.encode_prompt(
-            [prompt],
-            [prompt],
-            [prompt],
-            device=p.device,
-            do_classifier_free_guidance=False,
-            max_sequence_length=p.max_sequence_length,
-        )
-    return {"embeds": embeds.to(p.dtype), "pooled": pooled.to(p.dtype)}
+        return _EMBED(p, prompt, sources)
 
 
 def _guided(p: FamilyPipeline, asked: Guidance) -> Velocity:

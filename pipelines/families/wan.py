@@ -50,12 +50,6 @@ class WanOptions(FirstFrameOptions):
     """Guidance of the second expert; None takes the first's scale."""
 
 
-def _own_size(card: Card) -> Size:
-    if card.index.get("expand_timesteps"):
-        return Size(height=704, width=1280, num_frames=121, fps=24.0)  # TI2V-5B: five seconds, as the others
-    return Size(height=480, width=832, num_frames=81, fps=16.0)
-
-
 def _embed(p: FamilyPipeline, prompt: str, sources: Sequence[Tensor]) -> dict[str, Tensor]:
     embeds = cogvideox.embed(p, prompt, sources)["embeds"]
     if p.card.network.added_kv_proj_dim is not None:
@@ -220,7 +214,9 @@ class _ExactTimestepEmbedding(TimestepEmbedding):  # type: ignore[misc]  # diffu
 FAMILY = Family(
     name="wan", title="Wan", network=WanTransformer3DModel, lora_targets=SELF_AND_CROSS_ATTENTION, denoisers=_EXPERTS,
     exact=("vae", "image_encoder"), options=WanOptions, encoders=("text_encoder",),
-    own_size=_own_size,
+    # TI2V-5B: five seconds, as the others
+    own_size=lambda card: Size(height=704, width=1280, num_frames=121, fps=24.0)
+    if card.index.get("expand_timesteps") else Size(height=480, width=832, num_frames=81, fps=16.0),
     grid=lambda config: Grid(
         channels=config.out_channels, patch=max(config.patch_size[1:]), most=config.rope_max_seq_len,
         frame_patch=config.patch_size[0],

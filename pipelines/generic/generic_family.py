@@ -60,6 +60,8 @@ class GenericFamily:
     title = "diffusers"
     lora_targets: tuple[str, ...] = ()
     clips: tuple[str, ...] = ()
+    needed_clips: tuple[str, ...] = ()
+    sources_option = "num_sources"
     denoisers: tuple[str, ...] = ("transformer", "transformer_2", "unet")
     sound = None
     parts: Mapping[str, Any] = {}

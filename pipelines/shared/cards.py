@@ -208,20 +208,29 @@ Embed = Callable[[Any, str, Sequence[Tensor]], dict[str, Tensor]]
 
 
 def given(
-    embeds: str, *, pooled: str | None = None, mask: bool = False, length: bool = False, first_frame: bool = False
+    embeds: str,
+    *,
+    pooled: str = "",
+    mask: bool = False,
+    length: bool = False,
+    glyphs: int = 0,
+    first_frame: bool = False,
 ) -> Callable[[Any, int], dict[str, Tensor]]:
-    """A `conditioning` of embeddings, and perhaps pooled ones, a mask, the prompt's length and a first frame that is
-    held where there are sources, of widths that the denoiser's entries say. Where its guidance is an input, the scale
-    is among them."""
+    """A `conditioning` of embeddings, and perhaps pooled ones, a mask, the prompt's length, so many tokens of quoted
+    text with their mask, and a first frame that is held where there are sources, of widths that the denoiser's entries
+    say. Where its guidance is an input, the scale is among them."""
 
     def conditioning(p: Any, tokens: int) -> dict[str, Tensor]:
         config = vars(p.card.network)
         found = {"embeds": common.meta(1, tokens, config[embeds])}
         if mask:
             found["mask"] = common.meta(1, tokens)
+        if glyphs:
+            found["glyphs"] = common.meta(1, glyphs, config["text_embed_2_dim"] or 1)
+            found["glyph_mask"] = common.meta(1, glyphs)
         if length:
             found["length_on_host"] = torch.tensor([tokens])
-        if pooled is not None:
+        if pooled:
             found["pooled"] = common.meta(1, config[pooled])
         if config.get("guidance_embeds"):
             found["guidance"] = common.meta(1)

@@ -131,6 +131,14 @@ class ModelFamily(Protocol):
         """Keys of a prompt's row whose clips are sources too, before its images."""
 
     @property
+    def needed_clips(self) -> tuple[str, ...]:
+        """Those of them that every prompt has."""
+
+    @property
+    def sources_option(self) -> str | None:
+        """The option that sets the number of source images."""
+
+    @property
     def parts(self) -> Mapping[str, Any]:
         """Names of parts of a state that rewards can judge; empty if the state is unknown."""
 

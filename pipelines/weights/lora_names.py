@@ -102,7 +102,13 @@ def portable(
     own; `stock` as for `read_lora`. Raises ValueError: something else than a LoRA on the denoiser's linear layers, or
     unknown names."""
     tensors = {name: tensor for name, tensor in tensors.items() if not _ADDED.search(name) or bool(tensor.any())}
-    _refuse_numbers(tensors, what)
+    for name, tensor in sorted(tensors.items()):
+        if _PAIR.match(plain_name(name)) and not (tensor.is_floating_point() and tensor.numel()):
+            kind = f"{str(tensor.dtype).removeprefix('torch.')} of shape {tuple(tensor.shape)}"
+            raise ValueError(
+                f"{what} holds {name} as {kind}, and its matrices have to be floats and not empty (of rank 0): get or "
+                "save it again"
+            )
     tensors = _without_encoders(tensors, what)
     _refuse_unread(tensors, what)
     adapters = {match[2] for name in tensors if (match := _ADAPTER.search(name)) is not None}
@@ -283,17 +289,6 @@ def _refuse_unread(tensors: Mapping[str, Tensor], what: str) -> None:
         for pattern, kind in _UNREAD.items():
             if re.search(pattern, plain):
                 raise ValueError(f"{what} holds {kind} ({name}): {_MERGED}")
-
-
-def _refuse_numbers(tensors: Mapping[str, Tensor], what: str) -> None:
-    """Refuses matrices that are empty, or kept as something else than floats."""
-    for name, tensor in sorted(tensors.items()):
-        if _PAIR.match(plain_name(name)) and not (tensor.is_floating_point() and tensor.numel()):
-            kind = f"{str(tensor.dtype).removeprefix('torch.')} of shape {tuple(tensor.shape)}"
-            raise ValueError(
-                f"{what} holds {name} as {kind}, and its matrices have to be floats and not empty (of rank 0): get or "
-                "save it again"
-            )
 
 
 def _check_own(tensors: Mapping[str, Tensor], what: str) -> None:

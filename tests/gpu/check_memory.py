@@ -18,7 +18,7 @@ from gpu_runs import train
 from torch import Tensor, nn
 
 from flowrl.config.base import named_config
-from flowrl.config.train import load_config
+from flowrl.config.train import load_config, location_of
 from flowrl.planning.memory import base_bytes
 from flowrl.planning.network import Trained, few_blocks, measure
 from flowrl.profiling.network import with_backward
@@ -26,7 +26,6 @@ from flowrl.profiling.stopwatch import Stopwatch, storages
 from flowrl.profiling.subject import BenchSubject
 from flowrl.recipes import grpo
 from flowrl.runtime.placement import Resting
-from flowrl.training.model_files import location_of
 from flowrl.training.parts import family_options, model_family
 
 GIB = 2**30
