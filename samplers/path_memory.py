@@ -132,9 +132,12 @@ class AdaptiveProjection:
 
 
 def shortened(
-    average: Float[Tensor, " b *latent"], positive: Float[Tensor, " b *latent"], dims: tuple[int, ...],
-    longest: float, parallel: float,
-) -> Float[Tensor, " b *latent"]:  # fmt: skip
+    average: Float[Tensor, " b *latent"],
+    positive: Float[Tensor, " b *latent"],
+    dims: tuple[int, ...],
+    longest: float,
+    parallel: float,
+) -> Float[Tensor, " b *latent"]:
     """A difference of at most a norm (0 is no limit), with a share of its part along the positive output; both over
     `dims`. The projection is in float64."""
     if longest > 0:

@@ -20,11 +20,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--also", nargs="+", default=(), metavar="RUN", help="further LoRAs on the same base, to add to the first")
     add("--weights", nargs="+", type=float, metavar="W", help="of each LoRA, RUN first (default: their average)")
     add("--base", metavar="MODEL", help="stock folder to merge into (default: the files of the run's own base)")
-    add(
-        "--unquantised",
-        action="store_true",
-        help="for a run over quantised weights: merge into the base as it is on disk",
-    )
+    unquantised = "for a run over quantised weights: merge into the base as it is on disk"
+    add("--unquantised", action="store_true", help=unquantised)
 
 
 def run(parsed: argparse.Namespace) -> int:

@@ -21,11 +21,13 @@ from flowrl.pipelines.shared.family_pipeline import FamilyPipeline
 _CLIPS = ("source_video",)
 
 
-def _conditioning(p: FamilyPipeline, tokens: int) -> dict[str, Tensor]:
+def conditioning(p: FamilyPipeline, tokens: int) -> dict[str, Tensor]:
+    """What the denoiser is given, without numbers."""
     return {"embeds": common.meta(1, tokens, p.card.network.text_dim), "beside": common.meta(1, *p.latent_shape)}
 
 
-def _refuse(card: Card) -> None:
+def refuse(card: Card) -> None:
+    """Refuses a network that reads no clip."""
     wan.FAMILY.refuse(card)
     found, wanted = card.network.in_channels, 2 * card.network.out_channels
     if found != wanted:
@@ -36,11 +38,17 @@ def _refuse(card: Card) -> None:
 
 
 FAMILY = replace(
-    wan.FAMILY, name="lucy_edit", title="Lucy Edit", exact=("vae",), clips=_CLIPS, needed_clips=_CLIPS,
+    wan.FAMILY,
+    name="lucy_edit",
+    title="Lucy Edit",
+    exact=("vae",),
+    clips=_CLIPS,
+    needed_clips=_CLIPS,
     own_size=lambda card: Size(height=480, width=832, num_frames=81, fps=24.0),
-    embed_sources=lambda p, shown: {
-        "beside": wan.encode(p, 2 * fit(p, shown[0], p.image_shape[2:]) - 1).to(p.dtype)
-    },
-    conditioning=_conditioning, count_sources=lambda card, options: (1, 1), refuse=_refuse,
-    suits=wan.suits_experts, stock_class=lambda card, options: card.stock,
-)  # fmt: skip
+    embed_sources=lambda p, shown: {"beside": wan.encode(p, 2 * fit(p, shown[0], p.image_shape[2:]) - 1).to(p.dtype)},
+    conditioning=conditioning,
+    count_sources=lambda card, options: (1, 1),
+    refuse=refuse,
+    suits=wan.suits_experts,
+    stock_class=lambda card, options: card.stock,
+)

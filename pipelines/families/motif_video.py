@@ -44,12 +44,14 @@ class MotifVideoOptions(VideoOptions):
     """Longest average of a frame, by its norm; 0 is no limit."""
 
 
-def _arguments(p: FamilyPipeline, x: Tensor, timestep: Tensor, cond: Conditioning) -> dict[str, Any]:
+def arguments(p: FamilyPipeline, x: Tensor, timestep: Tensor, cond: Conditioning) -> dict[str, Any]:
+    """What the denoiser is called with."""
     b, channels, *rest = x.shape
     return common.masked_arguments(torch.cat([x, x.new_zeros(b, channels + 1, *rest)], dim=1), timestep, cond)
 
 
-def _guided(p: FamilyPipeline, asked: Guidance) -> Velocity:
+def guided(p: FamilyPipeline, asked: Guidance) -> Velocity:
+    """In two passes, by projections unless the options say otherwise."""
     chosen = p.options
     rule = AdaptiveProjection(longest=chosen.longest, parallel=1.0, momentum=chosen.momentum, dims=(-1, -2, -4))
     if not chosen.projected:
@@ -57,7 +59,8 @@ def _guided(p: FamilyPipeline, asked: Guidance) -> Velocity:
     return guided_from_zero(p, asked, distilled=False, rule=rule)
 
 
-def _refuse(card: Card) -> None:
+def refuse(card: Card) -> None:
+    """Refuses a network that reads other channels."""
     found, wanted = card.network.in_channels, 2 * card.network.out_channels + 1
     if found != wanted:
         raise ValueError(
@@ -67,12 +70,20 @@ def _refuse(card: Card) -> None:
 
 
 FAMILY = Family(
-    name="motif_video", title="Motif-Video", network=MotifVideoTransformer3DModel, lora_targets=JOINT_ATTENTION,
-    options=MotifVideoOptions, encoders=("text_encoder",),
+    name="motif_video",
+    title="Motif-Video",
+    network=MotifVideoTransformer3DModel,
+    lora_targets=JOINT_ATTENTION,
+    options=MotifVideoOptions,
+    encoders=("text_encoder",),
     own_size=lambda card: Size(height=736, width=1280, num_frames=121, fps=24.0),
     grid=lambda config: Grid(channels=config.out_channels, patch=config.patch_size, frame_patch=config.patch_size_t),
-    factors=wan.FAMILY.factors, embed=embedding("embeds", "", "mask"), arguments=_arguments,
-    conditioning=given("text_embed_dim", mask=True), guided=_guided, passes=lambda card, scale: 1 if scale == 0 else 2,
+    factors=wan.FAMILY.factors,
+    embed=embedding("embeds", "", "mask"),
+    arguments=arguments,
+    conditioning=given("text_embed_dim", mask=True),
+    guided=guided,
+    passes=lambda card, scale: 1 if scale == 0 else 2,
     memory=lambda card, options, scale, num_steps: (
         options.projected and options.momentum != 0 and scale != 0 and num_steps > 1
     ),
@@ -80,6 +91,10 @@ FAMILY = Family(
         sigmas="linspace",
         tokens=lambda p: math.prod(p.latent_shape[1:]) // (p.card.network.patch_size**2 * p.card.network.patch_size_t),
     ),
-    constants=common.latent_statistics, decode=wan.FAMILY.decode, encode=wan.encode,
-    check_scheduler=check_flow_scheduler, refuse=_refuse, attention=Attends(mask="keys"),
-)  # fmt: skip
+    constants=common.latent_statistics,
+    decode=wan.FAMILY.decode,
+    encode=wan.encode,
+    check_scheduler=check_flow_scheduler,
+    refuse=refuse,
+    attention=Attends(mask="keys"),
+)

@@ -20,8 +20,11 @@ ROOT = Path(__file__).resolve().parents[3]
 PAGE, PART = ROOT / "docs/generic.md", "pipelines"
 TRIED = ROOT / "docs/research/trials/generic_classes.json"
 ALSO = (
-    "AllegroPipeline", "Kandinsky5T2IPipeline", "LTXImageToVideoPipeline", "SkyReelsV2ImageToVideoPipeline",
-)  # fmt: skip
+    "AllegroPipeline",
+    "Kandinsky5T2IPipeline",
+    "LTXImageToVideoPipeline",
+    "SkyReelsV2ImageToVideoPipeline",
+)
 """Classes of the page's table of tried ones that its file of results does not have."""
 REFUSED_AT_LOAD = ("LattePipeline",)
 REFUSALS = {

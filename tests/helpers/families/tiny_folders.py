@@ -13,7 +13,7 @@ TINY = {
     "hunyuan_video15": "tiny_hunyuan_video15",
     "kontext": "tiny_flux:save_tiny_kontext", "krea2": "tiny_krea2", "lucy_edit": "tiny_wan:save_tiny_lucy_edit",
     "ltx2": "tiny_ltx2", "ltx_video": "tiny_ltx_video",
-    "lumina2": "tiny_lumina2", "motif_video": "tiny_motif_video", "qwen_image": "tiny_qwen_image",
+    "lumina2": "tiny_lumina2", "motif_video": "tiny_wan:save_tiny_motif_video", "qwen_image": "tiny_qwen_image",
     "qwen_image_21": "tiny_qwen_image_21",
     "qwen_image_edit": "tiny_qwen_image:save_tiny_qwen_image_edit", "sana": "tiny_sana",
     "sana_video": "tiny_sana_video", "sd": "tiny_sd",

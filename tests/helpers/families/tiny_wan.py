@@ -1,4 +1,4 @@
-"""Random Wan pipelines of a few thousand parameters: quick, and real in every class."""
+"""Random Wan and Motif-Video pipelines of a few thousand parameters: quick, and real in every class."""
 
 from __future__ import annotations
 
@@ -7,8 +7,12 @@ from typing import Any, Literal
 
 import torch
 from diffusers import (
+    AdaptiveProjectedGuidance,
     AutoencoderKLWan,
+    FlowMatchEulerDiscreteScheduler,
     LucyEditPipeline,
+    MotifVideoPipeline,
+    MotifVideoTransformer3DModel,
     UniPCMultistepScheduler,
     WanAnimatePipeline,
     WanAnimateTransformer3DModel,
@@ -18,7 +22,16 @@ from diffusers import (
     WanVACEPipeline,
     WanVACETransformer3DModel,
 )
-from transformers import CLIPImageProcessor, CLIPVisionConfig, CLIPVisionModel, UMT5Config, UMT5EncoderModel
+from transformers import (
+    CLIPImageProcessor,
+    CLIPVisionConfig,
+    CLIPVisionModel,
+    T5Gemma2Encoder,
+    T5Gemma2EncoderConfig,
+    T5Gemma2TextConfig,
+    UMT5Config,
+    UMT5EncoderModel,
+)
 
 from flowrl.pretraining.tiny_sd3 import CONTEXT, t5_tokenizer
 
@@ -121,3 +134,70 @@ def save_tiny_wan_animate(folder: Path) -> Path:
 def save_tiny_lucy_edit(folder: Path) -> Path:
     """Lucy Edit, whose network reads as many channels of a clip as noisy ones."""
     return save_tiny_wan(folder, "lucy")
+
+
+def save_tiny_motif_video(folder: Path) -> Path:
+    """A complete pipeline folder; the last of its three single blocks is a decoder's. Load it with `OPTIONS`."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        tokenizer = t5_tokenizer()
+        text = T5Gemma2TextConfig(
+            vocab_size=len(tokenizer),
+            hidden_size=WIDTH,
+            intermediate_size=32,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            num_key_value_heads=2,
+            head_dim=12,
+            max_position_embeddings=128,
+            dropout_rate=0.0,
+        )
+        seen = {"intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 16}
+        text_encoder = T5Gemma2Encoder(
+            T5Gemma2EncoderConfig(
+                text_config=text, vision_config={**seen, "hidden_size": 16, "patch_size": 8}, mm_tokens_per_image=4
+            )
+        )
+        transformer = MotifVideoTransformer3DModel(
+            in_channels=2 * CHANNELS + 1,
+            out_channels=CHANNELS,
+            num_attention_heads=2,
+            attention_head_dim=12,
+            num_layers=1,
+            num_single_layers=3,
+            num_decoder_layers=1,
+            mlp_ratio=2.0,
+            text_embed_dim=WIDTH,
+            image_embed_dim=16,
+            rope_axes_dim=(4, 4, 4),
+            enable_text_cross_attention_single=True,
+        )
+        for part in (
+            transformer.context_embedder,
+            *transformer.transformer_blocks,
+            *transformer.single_transformer_blocks,
+        ):
+            for layer in part.modules():  # so that what a prompt says is seen in a clip
+                if isinstance(layer, torch.nn.Linear):
+                    torch.nn.init.normal_(layer.weight, std=0.3)
+        torch.nn.init.normal_(transformer.proj_out.weight, std=0.5)
+        torch.nn.init.normal_(transformer.norm_out.linear.weight, std=0.3)
+        vae = AutoencoderKLWan(
+            base_dim=4,
+            z_dim=CHANNELS,
+            num_res_blocks=1,
+            latents_mean=[0.1, -0.2, 0.3, 0.0],
+            latents_std=[1.5, 0.5, 2.0, 1.0],
+            dim_mult=[1, 1, 1, 2],
+            temperal_downsample=[False, True, True],
+        )
+    MotifVideoPipeline(
+        tokenizer=tokenizer,
+        text_encoder=text_encoder,
+        transformer=transformer,
+        vae=vae,
+        feature_extractor=None,
+        scheduler=FlowMatchEulerDiscreteScheduler(shift=2.5),
+        guider=AdaptiveProjectedGuidance(),
+    ).save_pretrained(folder)
+    return folder

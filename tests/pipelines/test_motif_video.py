@@ -14,7 +14,7 @@ from diffusers.pipelines.motif_video.pipeline_motif_video import calculate_shift
 from family_sampling import check_published, fresh_stock, idle_tensors, load, start_noise, stock
 from flow_family import bare, check_schedule_is_stocks, edited
 from rounding import assert_same_sum
-from tiny_motif_video import CHANNELS, OPTIONS, save_tiny_motif_video
+from tiny_wan import CHANNELS, OPTIONS, save_tiny_motif_video
 from torch import Tensor
 
 from flowrl.pipelines.families.motif_video import FAMILY
@@ -40,15 +40,24 @@ shared = cache(lambda folder: tiny(folder))
 def stock_call(pipe: Any, pipeline: FamilyPipeline, scale: float, output: str) -> Tensor:
     """The stock pipeline with the guider of its authors' examples, whose norm is short enough to shorten here."""
     pipe.guider = AdaptiveProjectedGuidance(
-        guidance_scale=scale, adaptive_projected_guidance_rescale=LONGEST, adaptive_projected_guidance_momentum=0.1,
-        use_original_formulation=True, adaptive_projected_guidance_norm_dim=(-1, -2, -4),
-    )  # fmt: skip
+        guidance_scale=scale,
+        adaptive_projected_guidance_rescale=LONGEST,
+        adaptive_projected_guidance_momentum=0.1,
+        use_original_formulation=True,
+        adaptive_projected_guidance_norm_dim=(-1, -2, -4),
+    )
     frames, _, height, width = pipeline.image_shape
     return pipe(
-        prompt=video.PROMPTS, negative_prompt=[""] * 2, latents=start_noise(pipeline), height=height, width=width,
-        num_frames=frames, num_inference_steps=video.STEPS, max_sequence_length=OPTIONS["max_sequence_length"],
+        prompt=video.PROMPTS,
+        negative_prompt=[""] * 2,
+        latents=start_noise(pipeline),
+        height=height,
+        width=width,
+        num_frames=frames,
+        num_inference_steps=video.STEPS,
+        max_sequence_length=OPTIONS["max_sequence_length"],
         output_type=output,
-    ).frames  # fmt: skip
+    ).frames
 
 
 def test_clips_are_those_of_the_stock_pipeline_its_scheduler_and_its_guider(folder: Path) -> None:
@@ -98,9 +107,14 @@ def test_steps_are_evaluated_again_with_what_guidance_had_kept(folder: Path) -> 
     )
     with torch.no_grad():
         path = rollout(
-            velocity, x, schedule, KERNELS["flow_sde"], lambda step: counter_normal(x.shape, "step", step),
-            stochastic=range(video.STEPS - 1), keep_velocity=True,
-        )  # fmt: skip
+            velocity,
+            x,
+            schedule,
+            KERNELS["flow_sde"],
+            lambda step: counter_normal(x.shape, "step", step),
+            stochastic=range(video.STEPS - 1),
+            keep_velocity=True,
+        )
     assert path.memory is not None
     assert path.velocity is not None
     answers, again = [], video.guided(pipeline, SCALE)
