@@ -100,11 +100,49 @@ class ProjectedGuidance:
         if self.projected_scale == 1 or not bool(later.any()):
             return linear
         rows = (-1, *[1] * (average.ndim - 1))
-        if self.longest > 0:
-            average = average * (self.longest / average.flatten(1).norm(dim=1)).clamp(max=1).reshape(rows)
-        wide = average.double()
-        along = torch.nn.functional.normalize(positive.double().flatten(1), dim=1).reshape(wide.shape)
-        lengthwise = (wide * along).flatten(1).sum(1).reshape(rows) * along
-        update = (wide - lengthwise).to(average) + self.parallel * lengthwise.to(average)
+        update = shortened(average, positive, tuple(range(1, average.ndim)), self.longest, self.parallel)
         projected = negative + self.projected_scale * update
         return torch.where(later.to(linear.device).reshape(rows), projected, linear)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class AdaptiveProjection:
+    """Adaptive projected guidance at every step: diffusers' AdaptiveProjectedGuidance, `use_original_formulation` on.
+
+    With a_t and p as in `ProjectedGuidance`, norms and projections over `dims`:
+
+        positive + scale (p - p_parallel + parallel p_parallel)
+
+    A scale of 0 is the positive output. Not bilinear either.
+    """
+
+    momentum: float = 0.0
+    longest: float = 15.0
+    parallel: float = 1.0
+    dims: tuple[int, ...] = (-1, -2, -3)
+    """Dimensions over which an output has one norm; the others are guided each by itself."""
+
+    def __call__(
+        self, negative: Float[Tensor, " b *latent"], positive: Float[Tensor, " b *latent"], scale: float
+    ) -> Float[Tensor, " b *latent"]:
+        path, average = _PATH.get(), positive - negative
+        if path is not None and self.momentum != 0:
+            average = path.averaged(self, average, self.momentum)
+        return positive + scale * shortened(average, positive, self.dims, self.longest, self.parallel)
+
+
+def shortened(
+    average: Float[Tensor, " b *latent"],
+    positive: Float[Tensor, " b *latent"],
+    dims: tuple[int, ...],
+    longest: float,
+    parallel: float,
+) -> Float[Tensor, " b *latent"]:
+    """A difference of at most a norm (0 is no limit), with a share of its part along the positive output; both over
+    `dims`. The projection is in float64."""
+    if longest > 0:
+        average = average * (longest / torch.linalg.vector_norm(average, dim=dims, keepdim=True)).clamp(max=1)
+    wide, along = average.double(), positive.double()
+    along = along / torch.linalg.vector_norm(along, dim=dims, keepdim=True).clamp(min=1e-12)
+    lengthwise = (wide * along).sum(dim=dims, keepdim=True) * along
+    return (wide - lengthwise).to(average) + parallel * lengthwise.to(average)

@@ -1,4 +1,4 @@
-"""`flowrl merge`: merges a LoRA into the weights of its base model."""
+"""`flowrl merge`: merges a LoRA, or several, into the weights of its base model."""
 
 from __future__ import annotations
 
@@ -17,12 +17,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("model", metavar="RUN", help="run folder, or folder of a LoRA")
     add("out", type=Path, metavar="OUT", help="new folder for the merged model")
+    add("--also", nargs="+", default=(), metavar="RUN", help="further LoRAs on the same base, to add to the first")
+    add("--weights", nargs="+", type=float, metavar="W", help="of each LoRA, RUN first (default: their average)")
     add("--base", metavar="MODEL", help="stock folder to merge into (default: the files of the run's own base)")
-    add(
-        "--unquantised",
-        action="store_true",
-        help="for a run over quantised weights: merge into the base as it is on disk",
-    )
+    unquantised = "for a run over quantised weights: merge into the base as it is on disk"
+    add("--unquantised", action="store_true", help=unquantised)
 
 
 def run(parsed: argparse.Namespace) -> int:

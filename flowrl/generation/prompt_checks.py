@@ -30,7 +30,8 @@ def sources_taken(family: ModelFamily, model: str, options: Mapping[str, Any]) -
     chosen = family.chosen(options)
     loaded = replace(card, index={**card.index, "_class_name": family.stock_class(card, chosen)})
     least, most = family.count_sources(loaded, chosen)
-    return least, most - len(family.clips)
+    images = most - len(family.clips)
+    return min(least, images), images
 
 
 def source_faults(rows: Sequence[Prompt], family: ModelFamily, allowed: tuple[int, int] | None) -> list[str]:

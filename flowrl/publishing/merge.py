@@ -1,4 +1,5 @@
-"""Merges a LoRA into its base model's weights, as a stock folder that draws the same as base and LoRA together.
+"""Merges a LoRA, or a weighted sum of several, into its base model's weights, as a stock folder that draws the same as
+base and LoRA together.
 
 It works on the files, one shard at a time, and never holds the whole model in memory:
 
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from flowrl.config.train import model_location
-from flowrl.generation.models import SAMPLING, Model, check_source, find_source, lora_of, place_of
+from flowrl.generation.models import SAMPLING, Model, Source, check_source, find_source, lora_of, place_of
 from flowrl.pipelines import stock_of
 from flowrl.pipelines.places.hub_files import INDEX
 from flowrl.pipelines.places.model_folders import SMALL, stock_folder, take_frozen
@@ -34,31 +35,36 @@ from flowrl.runtime.public import public
 
 @public
 def merge(
-    model: Model, out: str | Path, *, base: str | Path | None = None, unquantised: bool = False, show: bool = True
+    model: Model,
+    out: str | Path,
+    *,
+    also: Sequence[Model] = (),
+    weights: Sequence[float] | None = None,
+    base: str | Path | None = None,
+    unquantised: bool = False,
+    show: bool = True,
 ) -> MergedModel:
-    """Merges the LoRA of a run into the weights of its base model, as a stock folder.
+    """Merges the LoRA of a run, or of several, into the weights of their base model, as a stock folder.
 
     Args:
         model: run folder or what `train` returned, or folder of a LoRA.
         out: folder of the merged model; it must not exist yet. It stores the sampling settings of the run's
             evaluations, so that `sample` uses them.
+        also: further runs or LoRAs on the same base, whose changes are added.
+        weights: of each LoRA's change, `model`'s first; None averages them.
         base: stock folder to merge into; None takes the files of the run's own base.
         unquantised: if the run trained over quantised weights, merge into the base as it is on disk.
         show: has no effect.
 
     Raises:
-        ValueError: the run has no LoRA, the base is quantised or of another layout, or the folder is taken.
+        ValueError: a run has no LoRA, the LoRAs cannot be added or are not as many as the weights, the base is
+            quantised or of another layout, or the folder is taken.
     """
-    name, out = place_of(model), Path(out)
-    source = find_source(name)
-    lora = lora_of(source, name, "merge")
-    check_source(source)
-    if source.quantize != "none" and not unquantised:
-        raise ValueError(
-            f"the LoRA of {name} was trained over weights in {source.quantize}, into which it cannot be merged "
-            "without loss: `unquantised` merges it into the base as it is on disk, which draws what stock diffusers "
-            "draws with that base and the LoRA, and not exactly what the run drew"
-        )
+    names, out = [place_of(one) for one in (model, *also)], Path(out)
+    sources = [find_source(name) for name in names]
+    places = [lora_of(source, name, "merge") for source, name in zip(sources, names, strict=True)]
+    check_trained(sources, names, base, unquantised=unquantised)
+    source = sources[0]
     if is_taken(out):
         raise ValueError(f"{out} exists already: give a folder that does not")
     location = str(base) if base is not None else model_location(source.model)
@@ -67,7 +73,7 @@ def merge(
             f"{location} is a single file: save it as a folder first (DiffusionPipeline.from_single_file, then "
             "save_pretrained), and give that as `base`"
         )
-    loras = finite_loras(lora, stock_of(source.family, source.model))
+    loras = added([finite_loras(place, stock_of(source.family, source.model)) for place in places], weights)
     if out.exists():
         out.rmdir()
     try:
@@ -79,6 +85,51 @@ def merge(
     made = merge_files(folder, loras, out, None if base is not None else source.variant)
     write_atomically(out / SAMPLING, json.dumps(source.sampling))
     return made
+
+
+def check_trained(sources: Sequence[Source], names: Sequence[str], base: object, *, unquantised: bool) -> None:
+    """Refuses LoRAs that were trained over other models, or over quantised weights."""
+    for source, name in zip(sources, names, strict=True):
+        check_source(source)
+        if base is None and source.model != sources[0].model:
+            raise ValueError(
+                f"{names[0]} is a LoRA for {sources[0].model} and {name} one for {source.model}: give the `base` of all"
+            )
+        if source.quantize != "none" and not unquantised:
+            raise ValueError(
+                f"the LoRA of {name} was trained over weights in {source.quantize}, into which it cannot be merged "
+                "without loss: `unquantised` merges it into the base as it is on disk, which draws what stock "
+                "diffusers draws with that base and the LoRA, and not exactly what the run drew"
+            )
+
+
+def added(read: Sequence[Mapping[str, SavedLora]], weights: Sequence[float] | None) -> dict[str, SavedLora]:
+    """One LoRA for each network, of several and their weights; None averages them. Raises ValueError: there are more
+    or fewer weights, or the LoRAs are for other networks."""
+    shares = [1 / len(read)] * len(read) if weights is None else list(weights)
+    if len(shares) != len(read):
+        raise ValueError(f"`weights` are one for each of the {len(read)} LoRAs, got {len(shares)}")
+    if any(one.keys() != read[0].keys() for one in read):
+        raise ValueError("the LoRAs are for other networks of a model: merge those of one base")
+    return {part: joined([one[part] for one in read], shares) for part in read[0]}
+
+
+def joined(loras: Sequence[SavedLora], weights: Sequence[float]) -> SavedLora:
+    """One LoRA whose change is `sum_i w_i s_i B_i A_i`: all A below each other, beside them all B times `w_i s_i`.
+    Raises ValueError: one is a DoRA, or a layer has different shapes in two."""
+    if len(loras) == 1 and weights[0] == 1:
+        return loras[0]
+    if any(lora.variant == "dora" for lora in loras):
+        raise ValueError("a DoRA sets the length of each row, so that no share of it can be added: merge it alone")
+    layers = {}
+    for layer in dict.fromkeys(layer for lora in loras for layer in lora.layers):
+        pairs = [(w, lora) for w, lora in zip(weights, loras, strict=True) if layer in lora.layers]
+        has = [(w * lora.scale(layer), *lora.layers[layer]) for w, lora in pairs]
+        if len({(down.shape[1], up.shape[0]) for _, down, up in has}) > 1:
+            raise ValueError(f"the LoRAs are of different models: {layer} has another shape in each")
+        down = torch.cat([down.float() for _, down, _ in has])
+        layers[layer] = down, torch.cat([factor * len(down) * up.float() for factor, _, up in has], dim=1)
+    return SavedLora(layers=layers, alpha=1.0, variant="lora", magnitudes={})
 
 
 PARTS = ("transformer", "unet")

@@ -17,8 +17,9 @@ _DUAL = "dual_attention_layers"
 """Blocks of SD3.5-M with a second attention: the first ones, so that they are a kind of their own."""
 _STACKS = "transformer_layers_per_block"
 """Transformer blocks of each attention of a UNet, level by level."""
-_BETWEEN = ("vace_layers", "inject_face_latents_blocks")
-"""Of Wan VACE and Animate: blocks behind which the answer of a control block, or of a face, is added."""
+_BETWEEN = ("vace_layers", "inject_face_latents_blocks", "num_decoder_layers")
+"""Of Wan VACE and Animate: blocks behind which the answer of a control block, or of a face, is added. Of Motif-Video:
+how many of the last blocks read the others' answers in the place of the text."""
 _ONE_BLOCK = re.compile(r"(?:^|blocks\.|layers\.)\d+\.")
 
 

@@ -139,7 +139,8 @@ def test_every_kernel_that_diffusers_has_is_a_word_or_refused() -> None:
 HEADS: dict[str, set[int]] = {
     "chroma": {128}, "cogvideox": {64}, "flux": {128}, "flux_fill": {128}, "flux2": {128}, "hunyuan_image": {128},
     "hunyuan_video": {128},
-    "hunyuan_video15": {128}, "kontext": {128}, "krea2": {128}, "ltx2": {64, 128}, "ltx_video": {64}, "lumina2": {96},
+    "hunyuan_video15": {128}, "kontext": {128}, "krea2": {128}, "lucy_edit": {128}, "ltx2": {64, 128},
+    "ltx_video": {64}, "lumina2": {96}, "motif_video": {128},
     "qwen_image": {128}, "qwen_image_edit": {128}, "qwen_image_21": {128}, "sana": {72, 112},
     "sana_video": {112}, "sd": {40, 64, 80, 160}, "sd3": {64}, "sdxl": {64}, "wan": {128}, "wan_animate": {128},
     "wan_vace": {128},

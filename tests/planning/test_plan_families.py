@@ -50,8 +50,10 @@ VIDEO = (
     "cogvideox",
     "hunyuan_video",
     "hunyuan_video15",
+    "lucy_edit",
     "ltx2",
     "ltx_video",
+    "motif_video",
     "sana_video",
     "wan",
     "wan_animate",
@@ -109,7 +111,7 @@ MIDDLING = {"num_layers": 4, "num_single_layers": 3, "n_layers": 4, "transformer
 """Fewer blocks than published, and more than those by which many are measured."""
 
 
-WHOLE = ("sd", "wan_vace", "wan_animate")
+WHOLE = ("sd", "wan_vace", "wan_animate", "motif_video")
 """Families of which no two blocks are alike, or whose memory is not that of a few."""
 
 

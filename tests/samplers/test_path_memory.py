@@ -7,14 +7,14 @@ from functools import partial
 
 import pytest
 import torch
-from diffusers import AdaptiveProjectedMixGuidance
+from diffusers import AdaptiveProjectedGuidance, AdaptiveProjectedMixGuidance
 from torch import Tensor
 
 from flowrl.objectives.gradient_paths import backprop_sample
 from flowrl.runtime.randomness import counter_normal
 from flowrl.samplers import KERNELS, Velocity, rollout
 from flowrl.samplers.guidance import classifier_free_guidance
-from flowrl.samplers.path_memory import PathMemory, ProjectedGuidance
+from flowrl.samplers.path_memory import AdaptiveProjection, PathMemory, ProjectedGuidance
 from flowrl.samplers.rollout import ode_rollout
 from flowrl.trajectory import Conditioning, Schedule
 
@@ -77,6 +77,32 @@ def test_every_step_is_that_of_diffusers_guider(momentum: float | None, scale: f
     assert kept is not None
     assert kept.shape == (3, STEPS, 4, 5, 6)
     assert not kept[:, 0].any()
+
+
+@pytest.mark.parametrize(("momentum", "longest", "eta"), [(0.1, 3.0, 1.0), (None, 0.0, 0.4)])
+def test_every_step_is_that_of_diffusers_guider_of_the_original_formulation(
+    momentum: float | None, longest: float, eta: float
+) -> None:
+    """With a norm for each row of the last dimension but two; without momentum nothing is kept."""
+    rule = AdaptiveProjection(momentum=momentum or 0.0, longest=longest, parallel=eta, dims=(-1, -3))
+    guider = AdaptiveProjectedGuidance(
+        guidance_scale=8.0,
+        adaptive_projected_guidance_rescale=longest,
+        adaptive_projected_guidance_momentum=momentum,
+        adaptive_projected_guidance_norm_dim=(-1, -3),
+        use_original_formulation=True,
+        eta=eta,
+    )
+    path = PathMemory(SCHEDULE)
+    for step in range(STEPS):
+        negative, positive = outputs(step)
+        found = at(path, step, partial(rule, negative, positive, 8.0))
+        guider.set_state(step, STEPS, torch.tensor(0))
+        guider.prepare_inputs({})
+        wanted = guider.forward(positive, negative).pred
+        torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+        assert torch.equal(rule(negative, positive, 8.0), found) == (step == 0 or momentum is None)
+    assert (path.at_states(range(STEPS)) is None) == (momentum is None)
 
 
 def test_a_step_beside_any_path_is_the_first() -> None:

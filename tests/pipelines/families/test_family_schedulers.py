@@ -28,8 +28,8 @@ KINDS = [name for name in sorted(dir(diffusers)) if name.endswith("Scheduler") a
 STEPS = 6
 DIFFUSERS = ("sd", "sdxl", "cogvideox")
 MULTISTEP = (
-    "sd3", "sana", "sana_video", "wan", "wan_animate", "wan_vace", "hunyuan_video", "hunyuan_video15", "ltx_video",
-    "ltx2",
+    "sd3", "sana", "sana_video", "wan", "wan_animate", "wan_vace", "lucy_edit", "hunyuan_video", "hunyuan_video15",
+    "ltx_video", "ltx2", "motif_video",
 )  # fmt: skip
 
 
@@ -79,7 +79,7 @@ def told(stock: Any) -> dict[str, Any]:
 def test_levels_are_the_schedulers_own_or_it_is_refused(name: str) -> None:
     known, followed = family(name), set()
     shape = (4, 3, 32, 32) if known.videos else (4, 32, 32)
-    network = SimpleNamespace(patch_size=2)
+    network = SimpleNamespace(patch_size=2, patch_size_t=1)
     for (kind, label), stock in stocks().items():
         if kind == EULER:
             continue  # pipelines hand it sigmas; a test of each family holds it

@@ -22,6 +22,7 @@ from train_command import train
 
 from flowrl.config.base import config_files
 from flowrl.config.train import load_config
+from flowrl.generation.prompt_checks import sources_taken
 from flowrl.media.videos import save_mp4
 from flowrl.pipelines import PIPELINES, Pipeline, family, family_name, family_of
 from flowrl.pipelines.shared.family_pipeline import FamilyPipeline
@@ -159,9 +160,11 @@ def test_one_training_iteration(name: str, tmp_path: Path, capsys: pytest.Captur
     folder = save_tiny(name, tmp_path / "model")
     sources = _sources(tmp_path)
     loaded = family(name).load(str(folder), dtype=torch.float32, **SETTINGS.get(name, {}))
-    least = loaded.num_sources[0]
-    clips = family(name).clips[:2] if name == "wan_animate" else ()
-    given = [[*[torch.rand(5, 3, 32, 48)] * len(clips), *[torch.rand(3, 32, 40)] * least]] if least else None
+    taken, clips = sources_taken(family(name), str(folder), {}), family(name).needed_clips
+    assert taken is not None
+    least = taken[0]
+    given = [[*[torch.rand(5, 3, 32, 48)] * len(clips), *[torch.rand(3, 32, 40)] * least]]
+    given = given if given[0] else None
     check_plan_calls_the_network_as_it_is_called(name, folder, loaded, given)
     check_the_negative_half_is_trained_as_told(loaded, given and given * 2)
     for clip in clips:

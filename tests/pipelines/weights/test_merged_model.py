@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,9 +16,11 @@ from safetensors.torch import load_file, save_file
 from tiny_models import load_tiny, probe
 from torch import Tensor
 
+from flowrl.cli import main
+from flowrl.pipelines.places.lora_places import CARD
 from flowrl.pipelines.weights.lora import VARIANTS, Policy, add_saved_lora
 from flowrl.publishing.lora_exports import saved_loras
-from flowrl.publishing.merge import MergedModel, merge_files, merge_weight, weights_of
+from flowrl.publishing.merge import MergedModel, joined, merge_files, merge_weight, weights_of
 from flowrl.runtime.randomness import counter_normal
 
 RANK = 2
@@ -104,6 +107,54 @@ def test_a_dora_has_rows_of_the_trained_length(tiny_sd3_folder: Path, tmp_path: 
     for layer in own.layers:
         rows = torch.linalg.norm(merge_weight(weights[f"{layer}.weight"], own, layer), dim=1)
         torch.testing.assert_close(rows, own.magnitudes[layer].flatten().abs(), rtol=1e-5, atol=1e-6)
+
+
+def test_several_loras_are_added_by_their_weights(tiny_sd3_folder: Path, tmp_path: Path) -> None:
+    """W + sum_i w_i s_i B_i A_i, of ranks, scales and layers of their own; a half of one LoRA twice is that LoRA."""
+    first = saved_loras(write_lora(tiny_sd3_folder, tmp_path / "lora", "lora"))[""]
+    (gone, *_), again = first.layers, saved_loras(write_lora(tiny_sd3_folder, tmp_path / "rslora", "rslora"))[""]
+    second = replace(again, layers={name: parts for name, parts in again.layers.items() if name != gone})
+    both, weights = joined([first, second], [0.75, -0.5]), load_file(tiny_sd3_folder / WEIGHTS)
+    for layer, (down, up) in first.layers.items():
+        exact = weights[f"{layer}.weight"].double() + 0.75 * 1.5 * up.double() @ down.double()
+        if layer != gone:
+            down, up = second.layers[layer]
+            exact -= 0.5 * 3 / RANK**0.5 * up.double() @ down.double()
+        assert_same_sum(merge_weight(weights[f"{layer}.weight"], both, layer), exact.float())
+    alone, halves = joined([first], [1.0]), joined([first, first], [0.5, 0.5])
+    assert alone is first
+    for layer in first.layers:
+        wanted = merge_weight(weights[f"{layer}.weight"], first, layer)
+        assert_same_sum(merge_weight(weights[f"{layer}.weight"], halves, layer), wanted)
+    other = replace(first, layers={gone: (torch.zeros(2, 3), torch.zeros(3, 2))})
+    with pytest.raises(ValueError, match=f"{gone} has another shape in each"):
+        joined([first, other], [0.5, 0.5])
+    with pytest.raises(ValueError, match="a DoRA sets the length of each row"):
+        joined([first, replace(first, variant="dora")], [0.5, 0.5])
+
+
+def test_runs_are_merged_with_the_average_of_their_loras(
+    tiny_sd3_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    loras = [str(write_lora(tiny_sd3_folder, tmp_path / name, name)) for name in ("lora", "rslora")]
+    for place in loras:
+        (Path(place) / CARD).write_text(json.dumps({"base_model_name_or_path": str(tiny_sd3_folder)}))
+    to = tmp_path / "merged"
+    assert main(["merge", loras[0], str(to), "--also", loras[1]]) == 0
+    old, new = load_file(tiny_sd3_folder / WEIGHTS), load_file(to / WEIGHTS)
+    found = [saved_loras(Path(place))[""] for place in loras]
+    for layer in found[0].layers:
+        parts = [merge_weight(old[f"{layer}.weight"], lora, layer) for lora in found]
+        assert_same_sum(new[f"{layer}.weight"], sum(parts) / 2)
+    capsys.readouterr()
+    wrong = ["merge", loras[0], str(tmp_path / "other"), "--also", loras[1], "--weights", "1"]
+    assert main(wrong) == 1
+    assert "--weights are one for each of the 2 LoRAs, got 1" in " ".join(capsys.readouterr().err.split())
+    elsewhere = shutil.copytree(tiny_sd3_folder, tmp_path / "elsewhere")
+    (Path(loras[1]) / CARD).write_text(json.dumps({"base_model_name_or_path": str(elsewhere)}))
+    assert main(wrong) == 1
+    assert "elsewhere: give the --base of all" in " ".join(capsys.readouterr().err.split())
+    assert not (tmp_path / "other").exists()
 
 
 def test_what_cannot_be_merged_is_refused_and_leaves_nothing(
