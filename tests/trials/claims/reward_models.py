@@ -111,9 +111,9 @@ def prepare(folder: Path) -> Path:
 
 def once_an_image() -> None:
     """Lets the rubric's judge, which looks at an image for every rule, detect its shapes once."""
-    detect = world_judge.detect_shapes
+    detect = world_judge.detect_shapes  # type: ignore[attr-defined]
     found = cache(lambda data, shape: detect(np.frombuffer(data, dtype=np.uint8).reshape(shape)))
-    world_judge.detect_shapes = lambda image: found(image.tobytes(), image.shape)
+    world_judge.detect_shapes = lambda image: found(image.tobytes(), image.shape)  # type: ignore[attr-defined]
 
 
 def train(folder: Path, method: str, reward: str, seed: int, prompts: Path) -> None:
