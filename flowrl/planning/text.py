@@ -248,7 +248,7 @@ def memory_lines(plan: Plan, card: int | None = None) -> list[str]:
     lines += _host_lines(plan, memory, facts)
     if memory.worker is not None:
         back, workers = in_bytes(sum(facts.record.columns) * facts.latent), plan.config.workers
-        gpus = f" on {workers.drawing * workers.rollout_gpus:g} GPUs" * (plan.processor == "GPU")
+        gpus = f" on {workers.drawing * workers.rollout_gpus:g} GPUs" * (plan.pace.processor == "GPU")
         lines += note(
             f"this is the process that learns; one of the {workers.drawing} that draw{gpus} takes at most "
             f"{in_bytes(memory.worker)}. In an iteration it is sent {in_bytes(memory.sent)} of weights, and {back} of "
