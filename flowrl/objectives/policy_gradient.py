@@ -117,8 +117,7 @@ class Clip:
     """PPO's clipped surrogate, in ranges that may differ between rows and between the two sides of 1.
 
     The objective of Flow-GRPO (Liu et al., arXiv 2505.05470), DanceGRPO (arXiv 2505.07818) and, on a DDIM chain, of
-    DDPO-IS (Black et al., arXiv 2305.13301). Their ranges, 1e-4 and the like, are for log-ratios
-    per dimension.
+    DDPO-IS (Black et al., arXiv 2305.13301). Ranges like 1e-4 are for log-ratios per dimension.
     """
 
     def __call__(self, scored: Scored) -> Float[Tensor, " b"]:
@@ -205,8 +204,7 @@ class Dppo:
 class Reinforce:
     """Score-function loss without importance weights, `-A exp(log p - sg[log p])` (DDPO-SF, arXiv 2305.13301).
 
-    Its value is -A and its gradient `-A d log p` wherever the policy is; unbiased only for the first update after a
-    rollout.
+    Its value is -A and its gradient `-A d log p` everywhere; unbiased only for the first update after a rollout.
     """
 
     def __call__(self, scored: Scored) -> Float[Tensor, " b"]:

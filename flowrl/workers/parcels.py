@@ -152,8 +152,7 @@ def bundles_of(weights: Mapping[str, Held]) -> Iterator[tuple[bytes, list[tuple[
 
 def read(parts: Sequence[Shard], own: Mapping[str, Tensor] | None) -> Mapping[str, Tensor]:
     """Copies a version into the tensors that a worker draws with, of those that are split into this process's pieces,
-    or into new ones. Raises ValueError: something did not arrive whole, or is of another policy; OSError: as
-    `Shard.arrived`."""
+    or into new ones. Raises ValueError: something is not whole, or of another policy; OSError: as `Shard.arrived`."""
     found = dict(own or {})
     left = {name: own_part(tensor).numel() for name, tensor in found.items()}
     for data in (data for part in parts for data in part.arrived()):

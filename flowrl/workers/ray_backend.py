@@ -31,8 +31,7 @@ _GRACE = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """Pieces as they are given to a worker, at most one for each of its processes, and the weights that they are drawn
-    under."""
+    """Pieces as they are given to a worker, at most one for each of its processes, and their weights."""
 
     requests: Sequence[Request | EvalRequest]
     version: Version

@@ -128,8 +128,7 @@ async def _metrics(request: Request) -> Response:
 
 def open_socket(host: str = "127.0.0.1", port: int = DEFAULT_PORT, *, has_token: bool) -> socket.socket:
     """A bound socket for the server, so that a taken port is known before any weights load. Port 0 takes a free one.
-    Raises ValueError: the port is taken, there is no such host, or others could reach the server and it has no
-    token."""
+    Raises ValueError: the port is taken, there is no such host, or others reach the server and it has no token."""
     if not 0 <= port < 2**16:  # getaddrinfo would silently take another one
         raise ValueError(f"a port lies in 0 .. 65535, got {port}: give another `port`.")
     try:
