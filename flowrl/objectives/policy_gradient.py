@@ -301,8 +301,7 @@ def sequence_cut(
 ) -> Float[Tensor, " M"]:
     """How much of each row's ratio is beyond its range, in the direction of its advantage; arguments as above.
 
-    Returns [M]: 1 where the ratio of its trajectory is; of "mixed" half of it each for that and for the ratio of the
-    step.
+    Returns [M]: 1 where the ratio of its trajectory is; of "mixed" half each for that and for the ratio of the step.
     """
     _, sample = sample_M.unique(return_inverse=True)
     steps, ranges = log_ratio_M.detach().double(), {"clip_low": clip_low_M.double(), "clip_high": clip_high_M.double()}

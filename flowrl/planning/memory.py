@@ -86,8 +86,7 @@ class Facts:
     cached: bool = False
     """Whether a folder instead of host memory keeps the embeddings."""
     gradients: tuple[int, int] = (0, 0)
-    """Of what is trained that are kept for each image in their place: on the host, and on the device while it is
-    drawn."""
+    """Of what is trained that are kept for each image: on the host, and on the device while it is drawn."""
     images: int = 0
     """Of an iteration, of all processes."""
 

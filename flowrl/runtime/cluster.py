@@ -148,8 +148,7 @@ def _raylet() -> Any:
 
 
 def disconnect() -> None:
-    """Ends the connection, if any, and an instance that `connect` started; call it at the end of a run, also of one
-    that failed."""
+    """Ends the connection, if any, and an instance that `connect` started; call it when a run ends or fails."""
     if not _connection:
         return
     made = _connection.pop()
