@@ -105,9 +105,9 @@ class RubricTraining:
         at_least(1, self, "rounds num_hard rules_per_pair rules_per_round top")
         at_least(2, self, "num_pairs")
         if not 0 < self.similarity <= 1:
-            raise ValueError(f"similarity must be above 0 and at most 1, got {self.similarity}.")
+            raise ValueError(f"`similarity` must be above 0 and at most 1, got {self.similarity}.")
         if not (math.isfinite(self.penalty) and self.penalty > 0):
-            raise ValueError(f"penalty must be a positive number, got {self.penalty}.")
+            raise ValueError(f"`penalty` must be a positive number, got {self.penalty}.")
         share("held_out", self.held_out, open_end=True)
         check_answer_options(None, self.temperature)
         self.templates()

@@ -29,3 +29,11 @@ def test_a_whole_configuration_is_one(tmp_path: Path) -> None:
     refuse_taken(tmp_path, OWN)  # its own command, killed before it trained
     with pytest.raises(ValueError, match="is not empty"):
         refuse_taken(tmp_path, "num_iterations: 2\n")
+
+
+def test_a_file_is_no_run_folder_and_stays(tmp_path: Path) -> None:
+    place = tmp_path / "mine.txt"
+    place.write_text("mine")
+    with pytest.raises(ValueError, match="is a file, and a run needs a folder"):
+        refuse_taken(place)
+    assert place.read_text() == "mine"

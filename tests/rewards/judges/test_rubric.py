@@ -387,8 +387,8 @@ def test_pairs_refused(tmp_path: Path) -> None:
     [
         ({"rounds": 0}, "rounds must be at least 1"),
         ({"num_pairs": 1}, "num_pairs must be at least 2"),
-        ({"similarity": 0}, "similarity must be above 0"),
-        ({"penalty": 0}, "penalty must be a positive number"),
+        ({"similarity": 0}, "`similarity` must be above 0"),
+        ({"penalty": 0}, "`penalty` must be a positive number"),
         ({"held_out": 1.0}, r"held_out must lie in \[0, 1\), got 1"),
         ({"held_out": 0.99}, "leaves 0 of 40 pairs|leaves 1 of 40 pairs"),
         ({"negative": "drop"}, "negative must be one of reject, flip"),
