@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from flowrl.pipelines.arithmetic.compiling import experts_of
 from flowrl.samplers.guidance import Velocity
 
-_UNLIKE = ("Flux2Transformer2DModel",)
-"""Networks whose first blocks give image and text and whose last ones a tensor of both, which the cache mixes up."""
+_UNLIKE = ("Flux2Transformer2DModel", "MotifVideoTransformer3DModel")
+"""Networks whose last blocks give other streams than the first ones: a tensor of image and text, or the image twice."""
 Cached = Callable[[Velocity], Velocity]
 """What a velocity goes through to be cached."""
 

@@ -27,6 +27,7 @@ CACHED = {
     "hunyuan_video",
     "kontext",
     "ltx_video",
+    "lucy_edit",
     "qwen_image",
     "qwen_image_edit",
     "wan",

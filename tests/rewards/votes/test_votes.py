@@ -193,7 +193,8 @@ def test_clips_and_sources_are_shown(opened: Callable[..., Page]) -> None:
     ]
     assert kinds == ["video/mp4", "image/png"]
     job()
-    assert not list(page.reward.files.iterdir())  # what is shown no more is nowhere
+    left = [path.name for path in page.reward.files.iterdir()]
+    assert left == ["flowrl.lock"]  # what is shown no more is nowhere
 
 
 # ---- what is kept ----------------------------------------------------------------------------------------------------
