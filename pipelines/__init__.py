@@ -43,8 +43,7 @@ def family_of(model: str) -> str:
 
 
 def known_family(model: str) -> str | None:
-    """As `family_of`; None for a hub id that is not in the hub's cache while the hub cannot be reached. Raises as
-    `family_of`."""
+    """As `family_of`; None for a hub id not in the hub's cache while the hub is out of reach. Raises as `family_of`."""
     if Path(model).is_dir() and (Path(model) / INDEX).is_file():
         return family_of_class(read_index(model)["_class_name"], model)
     if is_single_file(model):

@@ -59,8 +59,7 @@ def acting(layers: Sequence[BaseTunerLayer], names: Sequence[str]) -> Iterator[N
 def add_adapter(network: nn.Module, place: Path, name: str, stock: Stock | None = None) -> None:
     """Adds the LoRA of a file, a folder or a run under a name, beside those the network has; for sampling alone.
     Adapters may differ in rank, alpha, variant and layers. Weights are float32, whatever the base's dtype. A name has
-    no dot and is not yet in use. Raises ValueError: the name is in use, or there is no LoRA that binds to this
-    network."""
+    no dot and is not yet in use. Raises ValueError: the name is in use, or no LoRA binds to this network."""
     if "." in name or name in adapters_of(adapter_layers(network)):
         raise ValueError(f"an adapter's name must be new and without a dot, got {name!r}")
     lora = read_lora(place, stock)

@@ -54,8 +54,7 @@ def rlg_pipeline(
         scale: One for each adapter: a number, or a function of what `by` says.
         by: What functions are given: "noise", the share `timestep / num_train_timesteps` (sigma of flow models), or
             "step", the scheduler's steps so far in this generation.
-        true_cfg_scale: Of Qwen-Image pipelines, the value that the calls within pass to the pipeline; 1 without
-            guidance.
+        true_cfg_scale: Of Qwen-Image pipelines, what the calls within pass to the pipeline; 1 without guidance.
 
     Raises ValueError: the adapter is not there, is fused, or also changes a text encoder; the denoiser caches; a scale
     is missing; a Qwen-Image pipeline without its true_cfg_scale, or another with.

@@ -27,8 +27,7 @@ class Geneval:
 
     credit: Literal["graded", "strict", "official"] = "graded"
     """The value. `graded`: partial credit, may be negative (what Flow-GRPO trains on); `strict`: 1 if everything is
-    exactly right, else 0; `official`: the benchmark's own verdict, 1 or 0. The other two are logged as parts,
-    unclipped."""
+    exactly right, else 0; `official`: the benchmark's own verdict, 1 or 0. The other two are logged unclipped."""
     clip_min: float | None = None
     """Lower bound of the value for `graded`, where surplus objects make it negative; null for none."""
     verdicts: ClassVar[bool] = True

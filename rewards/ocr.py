@@ -67,8 +67,7 @@ class Ocr:
     """
 
     target_regex: str = FIRST_QUOTED
-    """Finds the target in a prompt: the first match's first group that took part, or the whole match if it has no
-    groups."""
+    """Finds the target in a prompt: the first match's first group that took part, or all of it without groups."""
     target_field: str | None = None
     """Take the target from this field of the prompt's metadata instead; an item without it is invalid."""
     normalise: Normalise = "nospace_lower"

@@ -39,8 +39,7 @@ class Physics(OneModel):
     would have seen the target. Frames after the last whole window are not looked at. Parts: `min_similarity` and
     `mean_similarity` over windows, and `frame_change`. Videos shorter than a window are refused.
 
-    A frozen video is foreseen perfectly: watch `frame_change`, and add a reward that asks for motion or set
-    `min_change`.
+    A frozen video is foreseen perfectly: watch `frame_change`, and add a reward for motion or set `min_change`.
     """
 
     judges: ClassVar[tuple[str, ...]] = ("videos",)

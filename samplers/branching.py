@@ -70,8 +70,7 @@ def check_start(x: Tensor, prompt_a: Tensor, group_a: Tensor, batch_size: int) -
 
 
 def check_steps(steps: Sequence[int], num_steps: int, name: str) -> tuple[int, ...]:
-    """The steps in ascending order. Raises ValueError: none is given, one is given twice, or one lies outside the
-    schedule."""
+    """The steps in ascending order. Raises ValueError: none, one twice, or one outside the schedule."""
     ordered = tuple(sorted(steps))
     if not ordered or len(set(ordered)) != len(ordered) or ordered[0] < 0 or ordered[-1] >= num_steps:
         raise ValueError(f"{name} must be distinct, at least one, and in 0 .. {num_steps - 1}, got {list(steps)}")

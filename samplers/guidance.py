@@ -171,8 +171,7 @@ def mix_outputs(
 
 def needed(weights: Sequence[Sigma]) -> tuple[bool, list[int]]:
     """Whether a mixture needs the base (not if the weights sum to 1), and which experts (not those of weight 0). The
-    first needed network is the anchor of `mix_outputs`, the others follow with their weights. An only one's output is
-    exact."""
+    first needed network is the anchor of `mix_outputs`, the others follow with their weights. One alone is exact."""
     active = [k for k, weight in enumerate(weights) if isinstance(weight, Tensor) or weight != 0]
     plain = [weight for k in active if not isinstance(weight := weights[k], Tensor)]
     return len(plain) < len(active) or math.fsum(plain) != 1, active

@@ -65,8 +65,7 @@ class Pruning:
         return [self.num_candidates, *(kept for _, kept in self.cuts)]
 
     def check_steps(self, num_steps: int) -> None:
-        """Refuses cuts that a schedule of T steps has no place for. Raises ValueError: a cut is at the last step, or
-        after it."""
+        """Refuses cuts without a place in a schedule. Raises ValueError: a cut is at the last step, or after it."""
         if self.cuts and self.cuts[-1][0] > num_steps - 2:
             raise ValueError(
                 f"a cut at step {self.cuts[-1][0]} (from 0) comes too late for {num_steps} steps: the latest is "

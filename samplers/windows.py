@@ -128,8 +128,7 @@ def thinned_steps(num_steps: int, k: int, stride: int) -> tuple[int, ...]:
     """G2RPO's coarse completion of a branch at step k (arXiv 2510.01982): the steps whose network is evaluated.
 
     Of the states k+1, k+2, k+2+stride, k+2+2 stride, ... up to T the network is evaluated at all but the last one; from
-    the last evaluated state an Euler jump leads to sigma 0, even if the stride does not land on T. Stride 1 is the
-    full completion.
+    the last evaluated state an Euler jump leads to sigma 0, even if the stride misses T. Stride 1 completes fully.
 
     Args:
         k: Step of the branch, 0 .. T-1; its product is state k+1.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,8 +12,14 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TRANSFORMERS_OFFLINE"] = "1"
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    [str(Path(__file__).parent / "helpers" / "children"), *filter(None, [os.environ.get("PYTHONPATH")])]
+)
 
 import pytest
+
+# Imports make a million objects, which all stay: collections look at them seldom, here and where a test starts Python.
+gc.set_threshold(50_000, 10, 10)
 
 # What must outlast a power cut waits for the disk, twenty times a checkpoint; tests see that it asks, and cut no power.
 vars(os)["fsync"] = os.fstat
@@ -29,10 +36,12 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("numprocesses", None) and not hasattr(config, "workerinput"):
         return
     import jaxtyping
+    import shape_checks
     import torch
 
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
+    vars(jaxtyping)["jaxtyped"] = shape_checks.jaxtyped
     jaxtyping.install_import_hook([f"flowrl.{name}" for name in CHECKED], "shape_checks.check")
 
 

@@ -120,8 +120,7 @@ def log_tame(raw_KM: Float[Tensor, " K M"]) -> Float[Tensor, " K M"]:
 
     `h_k = std(R_k) / mean(R_k)` over all rows, population std; channel k is replaced if h_k exceeds the mean of all
     h_k, so that one channel at least is tamed unless they are equal. A constant channel has h = 0. NaN takes no part.
-    Raises ValueError: a channel that varies has a mean that is not positive; one to be tamed holds a value of -1 or
-    less.
+    Raises ValueError: a channel that varies has a mean of 0 or less; one to be tamed a value of -1 or less.
     """
     value, valid = raw_KM.double(), ~raw_KM.isnan()
     count = valid.sum(1, keepdim=True).clamp(min=1)

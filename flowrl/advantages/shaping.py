@@ -167,8 +167,7 @@ class AGrae:
     alpha: float = 1.0
     """In (0, 1]; the published values are 1 and 0.5."""
     published: bool = False
-    """Take `1 - sqrt(p)` in place of `sqrt(1 - p)`, as the released code does: no mirror, it grows without bound as p
-    comes near 1."""
+    """Take `1 - sqrt(p)` in place of `sqrt(1 - p)`, as the released code does: it grows without bound as p nears 1."""
 
     def __post_init__(self) -> None:
         if not 0 < self.alpha <= 1:
@@ -283,8 +282,7 @@ def aggregation_weights(
         sample_M: [M] sample of each row; -1, a row of several samples, can be averaged by "rows" only.
         advantage_M: [M]; read by "balanced" only.
         keep_M: [M] bool, rows that are trained. If there is none, all weights are 0.
-        group_M: [M] integers: "balanced" within each group, groups weighted by their samples; None takes all rows as
-            one group.
+        group_M: [M] integers: "balanced" within each group, weighted by samples; None takes all rows as one group.
 
     Returns [M] in the dtype of the advantages. Raises ValueError: shapes differ, the kind is unknown, a kept row has no
     sample of its own though samples count, or the advantage of a kept row is NaN though it counts.

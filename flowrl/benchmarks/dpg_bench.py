@@ -105,8 +105,7 @@ def boxes(size: tuple[int, int], count: int = 4) -> list[tuple[int, int, int, in
 
 def after_dependencies(answers: Mapping[int, float], questions: Sequence[Question]) -> dict[int, float]:
     """Answers (1 or 0 by id) where a question with a parent at 0 becomes 0, in one pass in order. Zeros count
-    for later questions only: the file lists parents first. An absent parent (the published loader loses one) does not
-    count."""
+    for later questions only: parents come first. An absent parent (the published loader loses one) does not count."""
     found = dict(answers)
     for question in questions:
         if any(found.get(parent) == 0 for parent in question.parents):

@@ -46,8 +46,7 @@ def results_text(scores: Mapping[int, float]) -> str:
 
 
 def read_results(path: Path) -> dict[int, float]:
-    """Scores by number of a `vqa_result.json`; answers may be written as texts. Raises ValueError: another form, or a
-    number twice."""
+    """Scores by number of a `vqa_result.json`; answers may be texts. Raises ValueError: another form, or one twice."""
     try:
         rows = parse_json(read_text(path), str(path))
         scores = {int(str(row["question_id"])): float(row["answer"]) for row in rows}

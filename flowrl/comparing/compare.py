@@ -206,8 +206,7 @@ def compare(
 
 def check_same_metric(question: ComparisonQuestion, metric: str | None) -> None:
     """Refuses methods whose evaluations share no number to compare, before they are trained; `metric` None is GenEval's
-    score if the first method has it, else its first reward. Raises ValueError: names a configuration and the shared
-    rewards."""
+    score if the first method has it, else its first reward. Raises ValueError: they share none."""
     measured = {method: evaluated_rewards(settings_of(question, method, 0)) for method in question.methods}
     first, *_ = measured.values()
     if metric is None:

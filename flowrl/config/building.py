@@ -216,8 +216,7 @@ def _convert_one(value: Any, hint: Any, dotted: str, source: ConfigSource) -> An
 
 
 def _convert_items(items: Sequence[Any], hints: Sequence[Any], dotted: str, source: ConfigSource) -> Any:
-    """Converts list items, each by its annotation, to a tuple; reports all faults together. `_MISFIT` if the numbers
-    differ."""
+    """Converts list items, each by its annotation, to a tuple; reports all faults. `_MISFIT` if numbers differ."""
     if len(items) != len(hints):
         return _MISFIT
     made, faults, refused = list[Any](), list[str](), list[str]()

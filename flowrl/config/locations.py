@@ -23,8 +23,7 @@ def is_path(model: str) -> bool:
 
 
 def hub_id(location: str) -> str | None:
-    """The hub id of a location, without its revision; None for a local place or an asset, not to be named in shared
-    files."""
+    """The hub id of a location, without its revision; None for a local place or an asset."""
     if is_path(location) or Path(location).expanduser().exists() or location.count("/") != 1:
         return None
     return split_revision(location)[0]

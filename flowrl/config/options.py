@@ -61,8 +61,7 @@ def build_options(cls: type[Options], options: Mapping[str, Any], *, owner: str)
 
 def build_parts(classes: Sequence[type[Any]], options: Mapping[str, Any], *, owner: str) -> tuple[Any, ...]:
     """Makes several options dataclasses, which share no option, from one mapping of all their options; `owner` as
-    `build_options`. Raises ValueError: as `build_options`; the message on an unknown option lists those of all
-    classes."""
+    `build_options`. Raises ValueError: as `build_options`; on an unknown option it lists those of all classes."""
     owners = {field.name: cls for cls in classes for field in dataclasses.fields(cls)}
     for name in options:
         if name not in owners:

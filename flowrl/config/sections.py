@@ -462,6 +462,8 @@ class WorkersConfig:
 
     rollouts: int = 0
     """Workers that draw images, each with its own model, over all learning processes; 0 draws in the learner."""
+    shard: int = 1
+    """Processes of one machine that are a worker together and hold one copy of the denoiser's weights (FSDP2)."""
     rewards: int = 0
     """Workers that score images; 0 scores in the learner."""
     address: str | None = None
@@ -476,7 +478,7 @@ class WorkersConfig:
     """Python file with a class ``Engine`` by which workers draw, a client of a server, say; null draws with the model
     itself."""
     rollout_gpus: float = 1.0
-    """GPUs of a worker that draws, below 1 if several share one; ignored without GPUs."""
+    """GPUs of each process of a worker that draws, below 1 if several share one; ignored without GPUs."""
     reward_gpus: float = 1.0
     """GPUs of a worker that scores; ignored without GPUs."""
     reward_env: str | None = None
@@ -484,6 +486,12 @@ class WorkersConfig:
 
     def __post_init__(self) -> None:
         at_least(0, self, "rollouts rewards staleness importance_cap rollout_gpus reward_gpus", "workers.")
+        at_least(1, self, "shard", "workers.")
+
+    @property
+    def drawing(self) -> int:
+        """Processes that draw: those of all workers."""
+        return self.rollouts * self.shard
 
     @property
     def weight_cap(self) -> float:

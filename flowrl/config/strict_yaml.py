@@ -30,8 +30,7 @@ MAX_CHARACTERS = 1_000_000
 
 
 class ConfigError(Faults):
-    """A configuration that cannot be used: what was given, what is allowed, what to change; a line for each of several
-    faults."""
+    """A configuration that cannot be used: what was given, what is allowed, what to change; a line for each fault."""
 
     refused: tuple[str, ...] = ()
     """Faults that are contradictions between keys, each right by itself."""

@@ -296,7 +296,16 @@ class TrainConfig:
                     f"workers.{key} is {given:g}, but workers.{number} is 0: name a number of workers that {what}, or "
                     f"remove workers.{key}",
                 )
-                for key, number, what in (("rollout_gpus", "rollouts", "draw"), ("reward_gpus", "rewards", "score"))
+                for key, number, what in (
+                    ("shard", "rollouts", "draw"),
+                    ("rollout_gpus", "rollouts", "draw"),
+                    ("reward_gpus", "rewards", "score"),
+                )
+            ),
+            (
+                workers.shard > 1 and workers.rollout_gpus < 1,
+                f"workers.shard is {workers.shard} and workers.rollout_gpus {workers.rollout_gpus:g}, but processes "
+                "that exchange weights by NCCL each need a GPU: set workers.rollout_gpus=1, or workers.shard=1",
             ),
             (
                 workers.address is not None and not (workers.rollouts or workers.rewards),

@@ -63,8 +63,7 @@ class TempFlow:
     def __call__(self, sampled: Sampled, reward_KF: Float[Tensor, " K F"], context: Context = ALONE) -> Credit:
         """Credit of branches with one completion each: raw [K, M]; norm by (group, anchor state) or (group, step);
         weight with mean 1 over the steps that branch. Raises ValueError: the table is not one of branches or has
-        several strides; the rewards do not fit it; `context.step_std` is missing, too short, or 0 at a step that
-        branches."""
+        several strides; the rewards do not fit it; `context.step_std` is missing, short, or 0 at one that branches."""
         reward_KML = _rewards_by_branch(sampled, reward_KF)
         if reward_KML.shape[2] != 1:
             raise ValueError(

@@ -216,8 +216,7 @@ def back_up(sampled: Sampled, advantage_M: Float[Tensor, " M"], *, per_dim: int 
     Args:
         advantage_M: [M], read at the transitions that end in a leaf; NaN if a leaf has no valid reward.
 
-    Returns [M]; NaN if no valid leaf follows. Raises ValueError: the table is not one of trees, or advantages are not
-    [M].
+    Returns [M]; NaN if no valid leaf follows. Raises ValueError: not a table of trees, or advantages not [M].
     """
     if advantage_M.shape != sampled.step.shape:
         raise ValueError(f"advantages must be [{len(sampled)}], one per transition, got {tuple(advantage_M.shape)}")

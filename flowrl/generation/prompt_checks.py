@@ -36,8 +36,7 @@ def sources_taken(family: ModelFamily, model: str, options: Mapping[str, Any]) -
 
 def source_faults(rows: Sequence[Prompt], family: ModelFamily, allowed: tuple[int, int] | None) -> list[str]:
     """Finds prompts of one file with source images or clips that the model does not take (`allowed`: see
-    `sources_taken`), or without those that it needs; prints the keys that name ignored images, since a row may hold
-    anything."""
+    `sources_taken`), or without those that it needs; prints the keys that name ignored images."""
     unread = {name: row for row in reversed(rows) if not row.sources for name in _unread(row)}
     for name, row in unread.items():
         if names := foreign_rows.image_names(row.metadata[name]):

@@ -80,8 +80,7 @@ def has_prompts(items: Sequence[ImageFile], prompt: str | None) -> bool:
 def score_images(
     name: str, reward: Reward, images: Sequence[ImageFile], journal: Journal, *, batch_size: int, label: str
 ) -> list[Row]:
-    """Scores images: one row {value, parts, error} per image in order. Failures are null, and not kept: the next run
-    asks again."""
+    """Scores images: one row {value, parts, error} per image in order. Failures are null: the next run asks again."""
     keys = [image.key_with(image.read_with) for image in images]
     missing = [place for place, key in enumerate(keys) if key not in journal.rows]
     check_needs(reward, [images[place] for place in missing], key=name, prompts_given=True)

@@ -41,8 +41,7 @@ class Examination:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Diagnosis:
-    """The findings of `flowrl.doctor`: `examinations` of the machine and the configuration or, if `of_run`, of a
-    run."""
+    """The findings of `flowrl.doctor`: `examinations` of machine and configuration or, if `of_run`, of a run."""
 
     examinations: tuple[Examination, ...]
     of_run: bool = False

@@ -194,5 +194,5 @@ def _plan_but_for_prompts(config: TrainConfig, name: str, processes: int) -> tup
     found = obstacles(config, family, processes)
     if refused := [fault for fault in found.refused if fault not in found.of_prompts]:
         raise ValueError("; ".join(refused))
-    made = gather(config, name, family, processes=processes, pace=pace(config, None), processor="GPU")
+    made = gather(config, name, family, processes=processes, pace=pace(config, None))
     return made, found

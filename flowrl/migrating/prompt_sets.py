@@ -42,8 +42,7 @@ def fetch_prompts(name: str, *, out: str | Path = "data") -> FetchedPrompts:
         out: folder for the files; configurations look in `data`.
 
     Raises:
-        flowrl.FlowrlError: no such set, nobody may fetch it, its server does not answer, or its file is not the
-            published one.
+        flowrl.FlowrlError: no such set, nobody may fetch it, its server is silent, or its file is another one.
     """
     if name not in PROMPT_SETS:
         raise ValueError(unknown_name("prompt set", name, list(PROMPT_SETS)))

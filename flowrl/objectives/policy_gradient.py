@@ -117,8 +117,7 @@ class Clip:
     """PPO's clipped surrogate, in ranges that may differ between rows and between the two sides of 1.
 
     The objective of Flow-GRPO (Liu et al., arXiv 2505.05470), DanceGRPO (arXiv 2505.07818) and, on a DDIM chain, of
-    DDPO-IS (Black et al., arXiv 2305.13301). Their ranges, 1e-4 and the like, are for log-ratios
-    per dimension.
+    DDPO-IS (Black et al., arXiv 2305.13301). Ranges like 1e-4 are for log-ratios per dimension.
     """
 
     def __call__(self, scored: Scored) -> Float[Tensor, " b"]:
@@ -205,8 +204,7 @@ class Dppo:
 class Reinforce:
     """Score-function loss without importance weights, `-A exp(log p - sg[log p])` (DDPO-SF, arXiv 2305.13301).
 
-    Its value is -A and its gradient `-A d log p` wherever the policy is; unbiased only for the first update after a
-    rollout.
+    Its value is -A and its gradient `-A d log p` everywhere; unbiased only for the first update after a rollout.
     """
 
     def __call__(self, scored: Scored) -> Float[Tensor, " b"]:
@@ -303,8 +301,7 @@ def sequence_cut(
 ) -> Float[Tensor, " M"]:
     """How much of each row's ratio is beyond its range, in the direction of its advantage; arguments as above.
 
-    Returns [M]: 1 where the ratio of its trajectory is; of "mixed" half of it each for that and for the ratio of the
-    step.
+    Returns [M]: 1 where the ratio of its trajectory is; of "mixed" half each for that and for the ratio of the step.
     """
     _, sample = sample_M.unique(return_inverse=True)
     steps, ranges = log_ratio_M.detach().double(), {"clip_low": clip_low_M.double(), "clip_high": clip_high_M.double()}

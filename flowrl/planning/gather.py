@@ -50,8 +50,6 @@ class Plan:
     """Number of processes of the run."""
     pace: Pace
     """Pace from which hours are computed."""
-    processor: str
-    """Processor for which hours are computed, GPU or CPU."""
     geometry: Geometry
     """Geometry of one process, with the recipe's micro-batch."""
     size: Size | None
@@ -100,7 +98,7 @@ class Plan:
         return "image" if self.size is None or self.size[2] is None else "clip"
 
 
-def gather(config: TrainConfig, name: str, family: ModelFamily, *, processes: int, pace: Pace, processor: str) -> Plan:
+def gather(config: TrainConfig, name: str, family: ModelFamily, *, processes: int, pace: Pace) -> Plan:
     """Counts and measures a configuration that passed `flowrl.planning.refusals.obstacles`; downloads nothing. `pace`
     gives the hours. Raises ValueError: the model cannot draw the configured size."""
     location = location_of(config.pipeline)
@@ -125,11 +123,11 @@ def gather(config: TrainConfig, name: str, family: ModelFamily, *, processes: in
         vae_slice=options.get("vae_slice", usual.vae_slice), vae_tiling=options.get("vae_tiling", False),
         optimizer=config.optim.name, optim_offload=config.optim.offload, shard=config.parallel.shard,
         context=config.parallel.context, rollouts=config.workers.rollouts,
-        staleness=config.workers.staleness,
+        worker_shard=config.workers.shard, staleness=config.workers.staleness,
     )  # fmt: skip
     plan = Plan(
         name=name, config=config, model=split_revision(location)[0], family=family.name, processes=processes, pace=pace,
-        processor=processor, geometry=geometry, size=route.size, text=text,
+        geometry=geometry, size=route.size, text=text,
         unknown=found if isinstance(found, str)
         else f"no configuration of {config.pipeline.model} is known without its download",
         run=of_run(config, passes, ranks, eval_images), counts=counts,

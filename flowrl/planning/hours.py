@@ -77,13 +77,11 @@ class Work:
         return self.iteration * self.iterations + self.evaluation * self.evaluations
 
 
-def speed_of(plan: Plan, card: int | None, cards: int) -> Speed | None:
-    """The pace of a card of so many GB: a measured or given one, or that of its `usual_card`; None if unknown."""
+def speed_of(plan: Plan, card: int | None, cards: int) -> Speed:
+    """The pace of a card of so many GB: that of the plan, or else that of its `usual_card`."""
     if plan.pace.range is not None:
         slow, fast = plan.pace.range
-        return Speed(name=plan.processor, slow=slow, fast=fast, cards=cards)
-    if plan.processor == "CPU":
-        return None
+        return Speed(name=plan.pace.processor, slow=slow, fast=fast, cards=cards)
     usual = usual_card(card)
     slow, fast = (PEAKS[usual] * share for share in SHARES)
     name = usual if card in (None, *USUAL) else f"{usual}-class card"

@@ -86,8 +86,7 @@ class Facts:
     cached: bool = False
     """Whether a folder instead of host memory keeps the embeddings."""
     gradients: tuple[int, int] = (0, 0)
-    """Of what is trained that are kept for each image in their place: on the host, and on the device while it is
-    drawn."""
+    """Of what is trained that are kept for each image: on the host, and on the device while it is drawn."""
     images: int = 0
     """Of an iteration, of all processes."""
 
@@ -111,6 +110,7 @@ class MemorySettings:
     shard: int = 1
     context: int = 1
     rollouts: int = 0
+    worker_shard: int = 1
     staleness: int = 0
 
     @property
@@ -184,7 +184,8 @@ def memory_of(facts: Facts, chosen: MemorySettings) -> Memory:
     # A part has two blocks, and what is none; of a quantised block what is gathered is its codes and scales.
     coded = base_bytes(weights, chosen.quantize, facts.dtype[1]) - facts.dtype[1] * outside
     block = math.ceil(coded * largest / max(1, weights.blocks))
-    gathered = (chosen.shard > 1) * (2 * block + facts.dtype[1] * outside)
+    whole = 2 * block + facts.dtype[1] * outside
+    gathered = (chosen.shard > 1) * whole
     # Gradients of a block and of what is none, and in float32 two that are on their way to those who keep them.
     reduced = (facts.dtype[1] * (largest + outside) + 8 * max(largest, outside)) * parts
     restored = _RESTORED[chosen.quantize] * max((o * i for o, i in weights.matrices), default=0)
@@ -239,9 +240,10 @@ def memory_of(facts: Facts, chosen: MemorySettings) -> Memory:
     )
     if not chosen.rollouts:
         return memory
-    # It holds the whole model, and its text encoders are dropped once it has loaded.
-    drawing = sum((_denoiser(facts, replace(chosen, shard=1)) | vae).values())
-    draws = restored + max(_drawn(facts, chosen), evaluated)
+    # It holds the model, or its part without masters, and its text encoders are dropped once it has loaded.
+    number = chosen.worker_shard
+    drawing = sum(_denoiser(facts, replace(chosen, shard=1)).values()) // number + sum(vae.values())
+    draws = (number > 1) * whole + restored + max(_drawn(facts, chosen), evaluated)
     peak = drawing + max(encoders, draws + 4 * network.trained * (not facts.full)) + OVERHEAD
     return replace(memory, worker=peak, sent=sent_bytes(facts))
 

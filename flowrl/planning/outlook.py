@@ -71,9 +71,9 @@ def outlook_of(plan: Plan, card: int | None, price: float | None = None) -> Outl
     if plan.facts is None or plan.cost is None:
         return Outlook(card=card, price=price, advice=advice)
     found = fit(plan.facts, plan.settings, plan.choices, card)
-    speed = speed_of(plan, card, found.settings.processes)
-    if speed is None or found.overrides is None:  # what does not fit takes no time
+    if found.overrides is None:  # what does not fit takes no time
         return Outlook(card=card, found=found, price=price, advice=advice)
+    speed = speed_of(plan, card, found.settings.processes)
     config, other = changed(plan.config, found.overrides) if found.overrides else plan.config, None
     if not is_recommended(config) and not is_few_step(plan.config.pipeline):
         try:
@@ -87,15 +87,8 @@ def outlook_of(plan: Plan, card: int | None, price: float | None = None) -> Outl
 def recipe_of_run(plan: Plan, config: TrainConfig, speed: Speed) -> Recipe:
     """A run's time by the settings of a configuration, and the lengths that end within each of `SPANS`."""
     work = work_of(plan, config)
-    lengths = {
-        name: length_within(
-            work,
-            speed,
-            batch=batches_of(config, max(1, speed.cards // config.parallel.context)),
-            within=within,
-        )
-        for name, within in SPANS.items()
-    }
+    batches = batches_of(config, max(1, speed.cards // config.parallel.context))
+    lengths = {name: length_within(work, speed, batch=batches, within=within) for name, within in SPANS.items()}
     return Recipe(config=config, hours=speed.hours(work.total), lengths=lengths)
 
 
@@ -141,8 +134,6 @@ def time_words(plan: Plan, outlook: Outlook) -> list[str]:
             costs = (value * speed.cards * outlook.price for value in (hours.least, hours.middle, hours.most))
             least, middle, most = map(rounded, costs)
             said.append(f"costs about {middle} ({least} to {most}) at {outlook.price:g} an hour of a card")
-    elif plan.cost is not None and (outlook.found is None or outlook.found.overrides is not None):
-        said.append("how long it takes is not known: flowrl bench CONFIG measures the pace of this machine")
     return [*said, *process_words(plan, outlook), disk_line(plan)]
 
 
@@ -174,7 +165,7 @@ def traffic_words(plan: Plan, card: int, chosen: MemorySettings) -> list[str]:
         f"in an iteration a card receives {in_bytes(size)} of {what}: {span(size, (pace / 2000, pace / 1000))} at "
         f"{pace / 2:g} to {pace:g} GB/s, partly while it computes"
         for size, pace, what in amounts
-        if size and plan.processor == "GPU"
+        if size and plan.pace.processor == "GPU"
     ]
 
 
@@ -184,12 +175,8 @@ def sooner_lines(plan: Plan, outlook: Outlook) -> list[str]:
     if own is None or speed is None or own.hours.most <= min(SPANS.values()) * (1 - RESERVE):
         return []
     recipes = [("this recipe", own), *([("recommended recipe", other)] if other is not None else [])]
-    lines = table(
-        [
-            ("prompts x group x iterations", *(title for title, _ in recipes)),
-            *length_rows([one for _, one in recipes], speed),
-        ]
-    ) + note(GIVES_UP)
+    head = ("prompts x group x iterations", *(title for title, _ in recipes))
+    lines = table([head, *length_rows([one for _, one in recipes], speed)]) + note(GIVES_UP)
     if other is not None:
         lines += note(
             f"Recommended: {other.config.objective.name}, {other.config.updates_per_rollout} updates a rollout. It "

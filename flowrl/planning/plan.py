@@ -296,7 +296,6 @@ def make_plan(
     from flowrl.planning.gather import gather
     from flowrl.planning.refusals import obstacles
     from flowrl.training.parts import model_family
-    from flowrl.training.processes.devices import device_kind
     from flowrl.training.processes.mesh import layout_of
 
     layout_of(config.parallel, processes)
@@ -304,10 +303,7 @@ def make_plan(
     found = obstacles(config, family, processes)
     if found.refused:
         raise RefusedError(found.refused)
-    found_pace = pace(config, tflops, bench)
-    device = config.pipeline.device
-    processor = "CPU" if device == "cpu" or (found_pace.measured and device_kind(device) == "cpu") else "GPU"
-    return gather(config, name, family, processes=processes, pace=found_pace, processor=processor), found
+    return gather(config, name, family, processes=processes, pace=pace(config, tflops, bench)), found
 
 
 def _check_processes(config: TrainConfig, processes: int | None) -> int:

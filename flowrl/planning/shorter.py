@@ -141,17 +141,17 @@ def settings_in_time(plan: Plan, card: int, hours: float | None) -> tuple[str, .
         return overrides
     config = changed(plan.config, overrides) if overrides else plan.config
     speed = speed_of(plan, card, max(plan.processes, config.parallel.shard * (config.parallel.replicate or 1)))
-    if speed is None:  # of this machine nothing is known, so that the clock ends it
-        return (*overrides, f"budget.seconds={hours * 3600:.0f}")
     work, batch = work_of(plan, config), batches_of(config, max(1, speed.cards // config.parallel.context))
     found = length_within(work, speed, batch=batch, within=hours)
     if found is None:
         (prompts, group), iterations = batch[-1], min(LEAST_ITERATIONS, work.iterations)
+        height = 512 if plan.size is None else min(512, plan.size[0] // 2)
+        size = "pipeline.num_frames=17" if plan.drawn == "clip" else f"pipeline.height={height}"
         least = speed.hours(work.iteration / config.num_images * prompts * group * iterations)
         raise ValueError(
             f"{plan.name} does not end within {hours:g} h on {speed}: {prompts} prompts x {group} {plan.drawn}s x "
             f"{iterations} iterations, the least that is planned, take {least}. Give more `hours`, a larger `card`, or "
-            f"a smaller size, such as {'pipeline.num_frames=17' if plan.drawn == 'clip' else 'pipeline.height=512'}"
+            f"a smaller size, such as {size}"
         )
     images = plan.run.evaluation_images
     evaluated = None if images is None else images // config.eval.samples_per_prompt

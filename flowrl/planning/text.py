@@ -171,9 +171,8 @@ def _evaluations(plan: Plan) -> list[str]:
         if run.evaluation_rows is None:
             text = f"{run.evaluations} of prompts that are not here, so their size is not known"
         else:
-            text = f"{run.evaluations} of {run.evaluation_images:,} {plan.drawn}s, "
-            text += f"{run.evaluation_rows:,} evaluations each"
-            text += f" and once {run.base_rows:,} of the base" if run.base_rows else ""
+            text = f"{run.evaluations} of {run.evaluation_images:,} {plan.drawn}s, {run.evaluation_rows:,} evaluations "
+            text += f"each and once {run.base_rows:,} of the base" if run.base_rows else "each"
         lines += pairs([("evaluation", f"{text}; not in the table")])
     return lines
 
@@ -182,31 +181,21 @@ def _cost(plan: Plan) -> list[str]:
     network, cost, run = plan.network, plan.cost, plan.run
     if network is None or cost is None:
         return note(f"not known: {plan.unknown}")
-    lines = pairs(
-        [
-            (
-                "one evaluation",
-                f"{flops(network.forward)} forward, {flops(network.forward + network.backward)} with its "
-                f"backward pass; attention is {network.attention:.0%} of the forward",
-            ),
-        ]
-    )
+    passes = f"{flops(network.forward)} forward, {flops(network.forward + network.backward)} with its backward pass"
+    lines = pairs([("one evaluation", f"{passes}; attention is {network.attention:.0%} of the forward")])
     if plan.usual_forward is not None and plan.text.usual != plan.text.most:
         share = f"{plan.usual_forward / network.forward:.0%} of that, and so of what follows"
         told = f"{plan.text.usual} tokens ({plan.text.told}): {flops(plan.usual_forward)} forward, {share}"
         lines += pairs([("a usual prompt", told)])
-    images, a_sample = plan.config.num_images * run.iterations, "an image" if plan.drawn == "image" else "a clip"
+    counts = (plan.config.num_images * run.iterations, run.iterations)
+    a_sample = "an image" if plan.drawn == "image" else "a clip"
     stages = {**cost.stages, **({"decoding": cost.decoding} if cost.decoding else {})}
-    rows = [("", a_sample, "an iteration", "the run", "share")]
+    rows: list[tuple[str, ...]] = [("", a_sample, "an iteration", "the run", "share")]
     for name, value in stages.items():
-        rows.append(
-            (name, flops(value / images), flops(value / run.iterations), flops(value), f"{value / cost.total:.0%}")
-        )
+        rows.append((name, *(flops(value / n) for n in counts), flops(value), f"{value / cost.total:.0%}"))
     if cost.evaluation:
         rows.append(("evaluation", "", "", flops(cost.evaluation), f"{cost.evaluation / cost.total:.0%}"))
-    rows.append(
-        ("all", flops(cost.training / images), flops(cost.training / run.iterations), flops(cost.total), "100%")
-    )
+    rows.append(("all", *(flops(cost.training / n) for n in counts), flops(cost.total), "100%"))
     lines += table(rows)
     missing = ["text encoders", "rewards"]
     missing += ["decoding"] * (cost.decoding is None) + ["evaluations"] * (cost.evaluation is None)
@@ -216,8 +205,8 @@ def _cost(plan: Plan) -> list[str]:
 
 
 def _hours(plan: Plan, cost: Cost) -> list[str]:
-    kind, iterations = plan.processor, plan.run.iterations
-    if plan.pace.range is None and kind == "GPU":
+    kind, iterations = plan.pace.processor, plan.run.iterations
+    if plan.pace.range is None:
         rows = [(f"{kind} time", "an iteration", "the run", *([f"on {plan.processes}"] if plan.processes > 1 else []))]
         for name, peak in PEAKS.items():
             paces = (peak * SHARES[0], peak * SHARES[1])
@@ -225,16 +214,10 @@ def _hours(plan: Plan, cost: Cost) -> list[str]:
             amounts += [cost.total / plan.processes] if plan.processes > 1 else []
             rows.append((f"one {name}", *(span(amount, paces) for amount in amounts)))
         return table(rows) + note(plan.pace.told)
-    if plan.pace.range is None:
-        return pairs([(f"{kind} time", "not known: flowrl bench CONFIG measures the pace of this machine")])
     paces = plan.pace.range
-    hours = [
-        (
-            f"{kind} time",
-            f"{span(cost.total, paces)} on one {kind}; {span(cost.training / iterations, paces)} an "
-            f"iteration. {plan.pace.told}",
-        )
-    ]
+    each = span(cost.training / iterations, paces)
+    told = f"{span(cost.total, paces)} on one {kind}; {each} an iteration. {plan.pace.told}"
+    hours = [(f"{kind} time", told)]
     if plan.processes > 1:
         hours.append(("", f"{span(cost.total / plan.processes, paces)} on {plan.processes}"))
     if kind == "GPU":
@@ -264,10 +247,12 @@ def memory_lines(plan: Plan, card: int | None = None) -> list[str]:
         lines += note(f"at the start {in_bytes(memory.start)} of {parts}")
     lines += _host_lines(plan, memory, facts)
     if memory.worker is not None:
-        back = in_bytes(sum(facts.record.columns) * facts.latent)
+        back, workers = in_bytes(sum(facts.record.columns) * facts.latent), plan.config.workers
+        gpus = f" on {workers.drawing * workers.rollout_gpus:g} GPUs" * (plan.pace.processor == "GPU")
         lines += note(
-            f"this is the process that learns; one that draws takes at most {in_bytes(memory.worker)}. In an iteration "
-            f"it is sent {in_bytes(memory.sent)} of weights, and {back} of latents come back from all of them"
+            f"this is the process that learns; one of the {workers.drawing} that draw{gpus} takes at most "
+            f"{in_bytes(memory.worker)}. In an iteration it is sent {in_bytes(memory.sent)} of weights, and {back} of "
+            "latents come back from all of them"
         )
     lines += _micro_batches(plan, memory, facts)
     if plan.counts.through_rewards:

@@ -20,6 +20,10 @@ one)."""
 SHARES = (0.213, 0.462)
 """Published shares of the peak in training of large transformers: GPT-3's and PaLM's (arXiv 2204.02311, table 3); Llama
 3's, 0.38 to 0.43, lies between them (arXiv 2407.21783, table 4)."""
+THREAD = 0.1
+"""TFLOP/s of one thread of a CPU: products and sums in float32, 8 at once, two a cycle, at 3 GHz."""
+SURE_THREADS = 2
+"""Threads from which a small network surely gains; the range's upper end counts all of them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,36 +31,43 @@ class Pace:
     """TFLOP/s from which hours are computed."""
 
     range: tuple[float, float] | None
-    """Lowest and highest expected value; None if unknown: the plan then gives hours for some GPUs."""
+    """Lowest and highest expected value; None: the plan then gives hours for some GPUs."""
     told: str
     """Its source, as a sentence."""
-    measured: bool = False
-    """Whether it was measured on this machine."""
+    processor: str = "GPU"
+    """"GPU" or "CPU"."""
 
 
 def pace(config: TrainConfig, given: float | None, bench: str | None = None) -> Pace:
     """The given pace (`tflops`), or that of the given bench, perhaps of another machine, or of the newest one here, or
-    none. Raises ValueError: the bench cannot be read, measured no pace, or is of another model."""
+    a usual one. Raises ValueError: the bench cannot be read, measured no pace, or is of another model."""
+    processor = "CPU" if config.pipeline.device == "cpu" else "GPU"
     if given is not None:
-        return Pace(range=(given, given), told=f"The pace of {given:g} TFLOP/s is what `tflops` says.")
+        told = f"The pace of {given:g} TFLOP/s is what `tflops` says."
+        return Pace(range=(given, given), told=told, processor=processor)
     if bench is not None:
-        return _of_file(config, Path(bench))
+        return _of_file(config, Path(bench), processor)
     damaged = list[Path]()
     found = measured_tflops(config, damaged)
     left_out = "".join(f" Left out, since it is damaged: {path}." for path in damaged)
     if found is not None:
+        from flowrl.training.processes.devices import device_kind
+
         (low, median, high), path = found
         told = f"The pace of {median:g} TFLOP/s ({low:g} to {high:g}) was measured on this machine: {path}.{left_out}"
-        return Pace(range=(low, high), told=told, measured=True)
+        return Pace(range=(low, high), told=told, processor=device_kind(config.pipeline.device).upper())
     least, most = (f"{100 * share:.0f}" for share in SHARES)
-    told = (
-        f"At {least} to {most} % of a GPU's peak, which training of large transformers was published to reach; flowrl "
-        "bench CONFIG measures this model's pace."
-    )
-    return Pace(range=None, told=told + left_out)
+    peak, by, usual = "a GPU's peak", "training of large transformers was published to reach", None
+    if processor == "CPU":
+        threads = config.threads or os.cpu_count() or 1
+        peak = f"{threads} x {THREAD:g} TFLOP/s, the peak of {threads} thread{'s' * (threads > 1)}"
+        by = "two trainings of tiny_recommended reached on two cores"
+        usual = (SHARES[0] * THREAD * min(threads, SURE_THREADS), SHARES[1] * THREAD * threads)
+    told = f"At {least} to {most} % of {peak}, which {by}; flowrl bench CONFIG measures this model's pace.{left_out}"
+    return Pace(range=usual, told=told, processor=processor)
 
 
-def _of_file(config: TrainConfig, path: Path) -> Pace:
+def _of_file(config: TrainConfig, path: Path, processor: str) -> Pace:
     file = path / FILE if path.is_dir() else path
     if not file.is_file():
         raise ValueError(f"`bench`: there is no {file}: give the folder of a flowrl bench, or its {FILE}")
@@ -76,7 +87,7 @@ def _of_file(config: TrainConfig, path: Path) -> Pace:
     low, median, high = found
     where = facts.get("device", "a device that it does not name")
     told = f"The pace of {median:g} TFLOP/s ({low:g} to {high:g}) was measured on {where}: {file}."
-    return Pace(range=(low, high), told=told)
+    return Pace(range=(low, high), told=told, processor=processor)
 
 
 def measured_tflops(

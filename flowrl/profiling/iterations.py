@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -18,6 +17,7 @@ from flowrl.profiling.result import USED, WHOLE, Phase, TimeSpread
 from flowrl.profiling.stopwatch import Stopwatch
 from flowrl.profiling.subject import BenchSubject, joined_reward
 from flowrl.recipes.counting import Counts
+from flowrl.runtime.temporary import TemporaryFolder
 from flowrl.session.advice import sizes_line
 from flowrl.session.preflight import recipe_of, resolve
 from flowrl.training.resume_check import inputs_of
@@ -51,7 +51,7 @@ def iteration(subject: BenchSubject, watch: Stopwatch, pace: float | None) -> It
 
 def run_iterations(subject: BenchSubject, config: TrainConfig) -> list[dict[str, Any]]:
     """The rows that the recipe logs."""
-    with tempfile.TemporaryDirectory(prefix="flowrl-bench-") as name, subject.unchanged_weights():
+    with TemporaryFolder("flowrl-bench-") as name, subject.unchanged_weights():
         inputs = inputs_of(config, subject.prompts)
         reward = joined_reward(subject)
         run = _Watched(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -24,6 +23,7 @@ from flowrl.runtime.failures import explain
 from flowrl.runtime.placement import sent
 from flowrl.runtime.precision import arithmetic
 from flowrl.runtime.randomness import sample_normals
+from flowrl.runtime.temporary import TemporaryFolder
 from flowrl.training.checkpoints import save_lora, write_checkpoint
 from flowrl.training.learner import GradientSum
 from flowrl.training.optimizers import make_optimizer
@@ -76,7 +76,7 @@ def parts(subject: BenchSubject, watch: Stopwatch) -> Iterator[Phase]:
         lambda: total.add(torch.stack([weight.sum() for weight in weights]).sum()),
         note="with the backward pass of a plain sum of the weights",
     )
-    with subject.unchanged_weights(), tempfile.TemporaryDirectory(prefix="flowrl-bench-") as name:
+    with subject.unchanged_weights(), TemporaryFolder("flowrl-bench-") as name:
         optimizer = make_optimizer(subject.config.optim, subject.policy, subject.device)
         for weight in weights:
             weight.grad = torch.full_like(weight, 1e-6)

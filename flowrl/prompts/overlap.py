@@ -30,8 +30,7 @@ class Overlap:
 
 def overlap(train: Iterable[str], benchmark: Iterable[str]) -> Overlap:
     """Prompts in common, whatever letter case, spaces and a final full stop. Swapped: "a photo of a dog and a cat" is
-    "a photo of a cat and a dog", "... a dog left of a cat" is "... a cat right of a dog"; exact ones are not listed
-    again."""
+    "a photo of a cat and a dog", "... a dog left of a cat" is "... a cat right of a dog"; exact ones are left out."""
     known = {_plain(text) for text in train}
     unique = list(dict.fromkeys(benchmark))
     exact = tuple(text for text in unique if _plain(text) in known)

@@ -1,7 +1,7 @@
 """Images that prompts name: headers checked when a prompt file is read, pixels read when they are used.
 
 An image of a dataset has no file. It is written into a folder of this process, as the bytes it came in and named by
-their hash, so that every image is a file for whoever reads it. The folder, in `TMPDIR`, goes when the process ends.
+their hash, so that every image is a file for whoever reads it. The folder lies in `TMPDIR` until the process ends.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import atexit
 import functools
 import hashlib
 import io
-import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +20,7 @@ from torch import Tensor
 from flowrl.media.reading import BROKEN, lacks_range, open_image, read_rgb, reason
 from flowrl.runtime.digests import file_stamp
 from flowrl.runtime.shapes import Float, UInt8
+from flowrl.runtime.temporary import TemporaryFolder
 
 Size = tuple[int, int]
 
@@ -66,8 +66,8 @@ def keep_image(data: bytes) -> Path:
 
 
 @functools.cache
-def _folder() -> tempfile.TemporaryDirectory[str]:
-    folder = tempfile.TemporaryDirectory(prefix="flowrl-images-")
+def _folder() -> TemporaryFolder:
+    folder = TemporaryFolder("flowrl-images-")
     atexit.register(folder.cleanup)
     return folder
 

@@ -68,8 +68,7 @@ class TrainedRun:
 
     @property
     def images(self) -> list[tuple[str, Image.Image, Image.Image | None]]:
-        """(prompt, image before training, image after it from the same noise) of all samples; for videos rows of
-        frames."""
+        """(prompt, image before training, image after it from the same noise) of samples; of videos rows of frames."""
         return [(words, read_rgb(first), None if last is None else read_rgb(last)) for words, first, last in self.shots]
 
     def _repr_html_(self) -> str:
@@ -91,8 +90,7 @@ class TrainedRun:
 
 @public
 def read_run(folder: str | Path) -> TrainedRun:
-    """Reads a run folder, finished, stopped or still training. Raises FlowrlError: there is no such folder, or it holds
-    no run."""
+    """Reads a run folder, finished, stopped or still training. Raises FlowrlError: no such folder, or no run."""
     return run_in(Path(folder))
 
 

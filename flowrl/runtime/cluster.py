@@ -10,7 +10,6 @@ Ray sends nothing to anybody: usage statistics and dashboard are off. The first 
 from __future__ import annotations
 
 import atexit
-import fcntl
 import importlib.util
 import logging
 import os
@@ -24,12 +23,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from flowrl.runtime.temporary import claim, without_abandoned
+
 EXTRA = "in flowrl's folder, pip install -e '.[ray]'"
 _PATIENCE = 10.0  # seconds that a cluster has to accept a connection
 _HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
 """What speakers of HTTP/2, as Ray is one, begin with; they answer a frame of the kind 4, their settings."""
-_PREFIX, _OWNER = "ray-", "flowrl.lock"
-"""Of the folder of an instance, and the file in it that says whose it is: held as long as that process lives."""
+_PREFIX = "ray-"  # of the folder of an instance
 _LONGEST_FOLDER = 40
 """Characters of a folder for Ray's files: names of its sockets, in folders of their own, end at 107."""
 
@@ -93,7 +93,7 @@ def connect(address: str | None, *, workers: int, gpus: Sequence[str] | None = N
     folder, lock = None, None
     if address is None:
         folder = _short_folder()
-        lock = _claim(folder)
+        lock = claim(folder)
     settings: dict[str, Any] = {"address": address, "logging_level": logging.ERROR, "log_to_driver": False}
     if folder is not None:
         settings |= {"address": "local", "num_cpus": max(workers, os.cpu_count() or 1)}
@@ -148,8 +148,7 @@ def _raylet() -> Any:
 
 
 def disconnect() -> None:
-    """Ends the connection, if any, and an instance that `connect` started; call it at the end of a run, also of one
-    that failed."""
+    """Ends the connection, if any, and an instance that `connect` started; call it when a run ends or fails."""
     if not _connection:
         return
     made = _connection.pop()
@@ -217,25 +216,10 @@ def _refuse_silent(address: str) -> None:
 
 
 def _short_folder() -> Path:
-    """A new folder for Ray's files; its name is short, because sockets' paths are limited. Removes abandoned ones."""
+    """A new folder for Ray's files; its name is short, because sockets' paths are limited."""
     parent = tempfile.gettempdir()
     parent = parent if len(parent) + 13 <= _LONGEST_FOLDER else "/tmp"
-    for folder in Path(parent).glob(f"{_PREFIX}*"):
-        with suppress(OSError):  # not a run's, in use, or on a disk without locks
-            if folder.is_symlink() or (folder / _OWNER).lstat().st_uid != os.getuid():
-                continue
-            with (folder / _OWNER).open("rb") as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(folder, ignore_errors=True)
-    return Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
-
-
-def _claim(folder: Path) -> IO[bytes]:
-    """Marks a folder as that of a live process."""
-    lock = (folder / _OWNER).open("wb")
-    with suppress(OSError):  # a disk without locks: folders of killed runs stay
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    return lock
+    return Path(tempfile.mkdtemp(prefix=_PREFIX, dir=without_abandoned(parent, _PREFIX)))
 
 
 @contextmanager

@@ -78,8 +78,7 @@ def write_atomically(path: Path, text: str) -> None:
 
 
 def sync(path: Path) -> None:
-    """Waits until the disk keeps a file's content or a folder's names; does nothing where file systems cannot do that
-    for a folder."""
+    """Waits until the disk keeps a file's content or a folder's names; does nothing where file systems cannot."""
     try:
         handle = os.open(path, os.O_RDONLY)
     except OSError:

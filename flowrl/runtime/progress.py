@@ -52,8 +52,7 @@ class _Drawn:
 
 
 def draw_above(rows: int, sequence: str) -> None:
-    """Draws above the bar that is shown, if any, in so many rows, by an escape sequence that leaves the cursor where it
-    was."""
+    """Draws above the bar that is shown, if any, in so many rows, by an escape sequence that keeps the cursor."""
     for bar in _bars[-1:]:
         bar.console.print(_Drawn(rows, sequence), end="")
 

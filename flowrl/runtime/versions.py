@@ -28,8 +28,7 @@ def versions() -> dict[str, str | None]:
 
 
 def untested(installed: Mapping[str, str | None]) -> dict[str, str]:
-    """What is said of the `installed` versions outside the tested ones, by library; nothing of further fixes of a
-    release."""
+    """What is said of the `installed` versions outside the tested ones, by library; nothing of a release's fixes."""
     found = {}
     for name, (oldest, newest) in TESTED.items():
         version = installed.get(name)

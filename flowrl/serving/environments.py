@@ -1,10 +1,11 @@
-"""Serves rewards in separate environments: processes of other Pythons behind one port of `flowrl serve`.
+"""Serves rewards by several processes behind one port of `flowrl serve`: replicas, or environments of their own.
 
     rewards:
       - {name: hps}                                                     # in this Python
       - {name: geneval, python: envs/geneval/bin/python}                # where flowrl is installed too
       - {scorer: deqa_score.py, label: deqa, python: envs/deqa/bin/python, environment: {CUDA_VISIBLE_DEVICES: "1"}}
 
+Without such keys, `replicas` processes serve all rewards each.
 An entry with `scorer` is a function score(images, prompts, metadata) that `flowrl.rewards.serving.score_server` serves
 there, without flowrl. A process that dies is restarted; until then its requests get 503, and other rewards go on.
 """
@@ -28,6 +29,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 import yaml
 
 from flowrl.config.options import build_options
@@ -35,7 +37,9 @@ from flowrl.generation.named_rewards import reward_label
 from flowrl.rewards.base.specs import validate_reward_specs
 from flowrl.rewards.serving import score_server
 from flowrl.rewards.serving.front_door import ServerBackend, look
+from flowrl.rewards.serving.server_metrics import DIRECTORY
 from flowrl.runtime.scrubbing import say as print
+from flowrl.runtime.temporary import TemporaryFolder
 from flowrl.serving.served import Rows, ServerSettings, count_death, threads_of
 
 TOKEN = "FLOWRL_SERVE_TOKEN"
@@ -122,9 +126,12 @@ def has_places(specs: Sequence[Mapping[str, Any]]) -> bool:
 
 class Environments:
     """The processes; a context manager that ends all of them, whatever happens. `specs` are the rewards and where they
-    run. Raises ValueError: an entry is wrong, as far as this Python can tell."""
+    run; where no entry says that, each of `devices` gets a process with all of them. Raises ValueError: an entry is
+    wrong, as far as this Python can tell."""
 
-    def __init__(self, asked: ServerSettings, specs: Sequence[Mapping[str, Any]]) -> None:
+    def __init__(
+        self, asked: ServerSettings, specs: Sequence[Mapping[str, Any]], devices: Sequence[torch.device] = ()
+    ) -> None:
         self.asked, self.token = asked, secrets.token_hex(16)
         self.stopping = threading.Event()
         here, others = list[dict[str, Any]](), list[tuple[Place, dict[str, Any]]]()
@@ -143,11 +150,17 @@ class Environments:
                 others.append((place, rest))
         if here:
             validate_reward_specs(here)
-        count = len(others) + bool(here)
-        threads = asked.threads or max(1, threads_of(asked) // count)
-        self.folder = tempfile.TemporaryDirectory(prefix="flowrl-serve-")
-        self.children = [self._child(Place(), here, threads)] if here else []
-        self.children += [self._child(place, [rest], threads) for place, rest in others]
+        self.folder = TemporaryFolder("flowrl-serve-")
+        self.replicated = not others
+        if self.replicated:
+            self.children = [
+                self._child(Place(), here, threads_of(asked), f"replica {number}", str(device))
+                for number, device in enumerate(devices)
+            ]
+        else:
+            threads = asked.threads or max(1, threads_of(asked) // (len(others) + bool(here)))
+            self.children = [self._child(Place(), here, threads)] if here else []
+            self.children += [self._child(place, [rest], threads) for place, rest in others]
         self._threads = [
             threading.Thread(
                 target=contextvars.copy_context().run, args=(self._keep, child), name=f"keep-{child.label}", daemon=True
@@ -188,26 +201,32 @@ class Environments:
                 raise ValueError(failed[0])
             time.sleep(0.05)
         rows: list[list[str]] = []
-        for child in self.children:
+        for child in self.children[:1] if self.replicated else self.children:
             for name, about in child.backend.rewards.items():
                 if name in {row[0] for row in rows}:
                     raise ValueError(f"two rewards are called {name}: give one of them a label.")
                 rows.append([name, about["kind"], ", ".join(sorted(about["needs"])), about["version"]])
         return rows
 
-    def _child(self, place: Place, specs: Sequence[Mapping[str, Any]], threads: int) -> _Child:
-        label, python = ", ".join(map(_label, specs)), place.python or sys.executable
+    def _child(
+        self, place: Place, specs: Sequence[Mapping[str, Any]], threads: int, label: str = "", device: str = ""
+    ) -> _Child:
+        label, python = label or ", ".join(map(_label, specs)), place.python or sys.executable
         own = {key: value for key, value in os.environ.items() if place.python is None or key not in _OF_OTHERS}
         if place.scorer is not None:  # a stranger's torch takes all cores
             own["OMP_NUM_THREADS"] = str(threads)
         environment = {**own, **place.environment, TOKEN: self.token, "PYTHONUNBUFFERED": "1"}
         if place.scorer is None:
-            file = Path(self.folder.name) / f"{len(os.listdir(self.folder.name))}.yaml"
+            counts = Path(tempfile.mkdtemp(dir=self.folder.name))
+            environment[DIRECTORY] = str(counts)  # those of all its lives
+            file = counts.with_suffix(".yaml")
             file.write_text(yaml.safe_dump({"rewards": [dict(spec) for spec in specs]}))
             handed_on = ("replicas", "devices", "device", "batch_size", "queue_size", "max_items", "max_mib",
                          "max_mpixels", "max_video_mib", "max_video_mpixels", "max_images", "grace")  # fmt: skip
             flags: dict[str, object] = {"port": 0, "token_env": TOKEN, "threads": threads}
             flags |= {name: getattr(self.asked, name) for name in handed_on}
+            if device:
+                flags |= {"replicas": 1, "devices": None, "device": device}
             command = [python, "-c", _FOLLOW, "serve", str(file), *as_flags(flags)]
         else:
             given, limits = specs[0]["options"], self.asked.limits
@@ -222,6 +241,8 @@ class Environments:
 
     def _keep(self, child: _Child) -> None:
         """Keeps a child running to the end; forwards its output with its name in front."""
+        from prometheus_client.multiprocess import mark_process_dead
+
         deaths = 0
         while not self.stopping.is_set():
             begun = time.monotonic()
@@ -229,6 +250,8 @@ class Environments:
             child.backend.port = None
             if self.stopping.is_set():
                 return
+            if DIRECTORY in child.environment and child.process is not None:
+                mark_process_dead(child.process.pid, child.environment[DIRECTORY])  # type: ignore[no-untyped-call]
             if not child.backend.rewards:
                 child.failed = child.why(code)
                 return

@@ -6,7 +6,6 @@ import os
 import socket
 import time
 from collections.abc import Sequence
-from contextlib import closing
 from typing import Any
 
 import torch
@@ -23,7 +22,6 @@ from flowrl.runtime.public import public
 from flowrl.runtime.scrubbing import remember_secret
 from flowrl.runtime.scrubbing import say as print
 from flowrl.serving.environments import Environments, has_places
-from flowrl.serving.replicas import Replicas
 from flowrl.serving.served import Rows, ServerSettings, load_app, threads_of
 
 
@@ -48,33 +46,30 @@ def serve(rewards: str | Sequence[str], *, show: bool = True, **settings: Any) -
         remember_secret(token)
     server.check_extra()
     devices = devices_of(asked)
-    if has_places(specs):
-        environments = Environments(asked, specs)
-        with server.open_socket(asked.host, asked.port, has_token=token is not None) as bound, environments:
-            start = time.monotonic()
-            for child in environments.children:
-                print(f"Starting {child.label} with {child.command[0]} ...", flush=True)
-            _listen(asked, bound, environments.start(), time.monotonic() - start)
-            door = make_door(
-                environments.backends, inner=environments.token, token=token, limits=asked.limits, hosts=asked.hosts
-            )
-            server.make_server(door, grace=asked.grace).run(sockets=[bound])
-    else:
+    apart = has_places(specs)
+    if not apart:
         validate_reward_specs(specs)
-        with closing(server.open_socket(asked.host, asked.port, has_token=token is not None)) as bound:
-            start = time.monotonic()
+    environments = Environments(asked, specs, devices) if apart or asked.replicas > 1 else None
+    with server.open_socket(asked.host, asked.port, has_token=token is not None) as bound:
+        start = time.monotonic()
+        if not apart:
             where = ", ".join(map(str, dict.fromkeys(devices)))
             copies = f", {asked.replicas} times" if asked.replicas > 1 else ""
             print(f"Loading {', '.join(reward_label(spec) for spec in specs)} on {where}{copies} ...", flush=True)
-            if asked.replicas > 1:
-                with Replicas(bound, asked, specs, devices, token) as replicas:
-                    _listen(asked, bound, replicas.start(), time.monotonic() - start)
-                    replicas.serve()
-            else:
-                with torch_threads(threads_of(asked)):
-                    app, rows = load_app(asked, specs, devices[0], token)
-                    _listen(asked, bound, rows, time.monotonic() - start)
-                    server.make_server(app, grace=asked.grace).run(sockets=[bound])
+        if environments is None:
+            with torch_threads(threads_of(asked)):
+                app, rows = load_app(asked, specs, devices[0], token)
+                _listen(asked, bound, rows, time.monotonic() - start)
+                server.make_server(app, grace=asked.grace).run(sockets=[bound])
+        else:
+            with environments:
+                for child in environments.children if apart else ():
+                    print(f"Starting {child.label} with {child.command[0]} ...", flush=True)
+                _listen(asked, bound, environments.start(), time.monotonic() - start)
+                door = make_door(
+                    environments.backends, inner=environments.token, token=token, limits=asked.limits, hosts=asked.hosts
+                )
+                server.make_server(door, grace=asked.grace).run(sockets=[bound])
     print("Stopped.", flush=True)
 
 

@@ -103,11 +103,7 @@ Rows = Sequence[Sequence[str]]
 
 
 def load_app(
-    asked: ServerSettings,
-    specs: Sequence[Mapping[str, Any]],
-    device: torch.device,
-    token: str | None,
-    replica: int | None = None,
+    asked: ServerSettings, specs: Sequence[Mapping[str, Any]], device: torch.device, token: str | None
 ) -> tuple[FastAPI, Rows]:
     """Loads the rewards; returns the application that serves them, and what it serves."""
     rewards = load_rewards(specs, device)
@@ -115,7 +111,7 @@ def load_app(
     handler.setFormatter(_Plain("%(asctime)s %(message)s"))
     logging.basicConfig(level=logging.WARNING, handlers=[handler])
     rows = [[name, one.kind, ", ".join(sorted(one.needs)), one.version] for name, one in rewards.items()]
-    return server.make_app(rewards, token=token, limits=asked.limits, replica=replica, hosts=asked.hosts), rows
+    return server.make_app(rewards, token=token, limits=asked.limits, hosts=asked.hosts), rows
 
 
 def count_death(before: int, lived: float) -> tuple[int, float]:

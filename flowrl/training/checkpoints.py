@@ -233,8 +233,7 @@ def find_checkpoint(run_folder: Path, *, changed: bool = False) -> Continued:
 
 def _without_rows(faults: Mapping[Path, str], damaged: Sequence[Path], data: bytes | None) -> Continued | None:
     """The newest readable state of checkpoints without whole rows; None if none is readable. `faults` say what is wrong
-    with the rows, by checkpoint, newest first; `damaged` are all checkpoints that cannot be used as they are, `data`
-    the rows."""
+    with the rows, by checkpoint, newest first; `damaged` are all checkpoints that cannot be used, `data` the rows."""
     for folder, fault in faults.items():
         try:
             seal = _read_seal(folder)

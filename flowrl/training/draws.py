@@ -48,6 +48,11 @@ class Request:
     keep_states: tuple[int, ...] = ()
     """States to keep besides those of the stochastic steps."""
 
+    @property
+    def calls(self) -> tuple[Any, ...]:
+        """What the number of network calls depends on, within an iteration."""
+        return len(self.images), self.steps
+
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class EvalRequest:
@@ -59,6 +64,11 @@ class EvalRequest:
     """Counters of each one's start noise."""
     scale: float
     """Guidance."""
+
+    @property
+    def calls(self) -> tuple[Any, ...]:
+        """What the number of network calls depends on, within an evaluation."""
+        return (len(self.keys),)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -77,10 +87,10 @@ class DrawsElsewhere(Protocol):
         that hold the weights between them, which are `split`, all come here, each with what it has."""
 
     def submit(self, requests: Sequence[Request | EvalRequest], version: Any) -> Sequence[int]:
-        """Asks for pieces under weights that were sent; returns a ticket for each."""
+        """Asks for pieces under weights that were sent; returns tickets, each for one piece or a few in a row."""
 
     def collect(self, tickets: Sequence[int]) -> Iterator[Drawn]:
-        """The pieces in the order of their tickets; waits for each."""
+        """The pieces in their order; waits for each ticket."""
 
     def row(self) -> dict[str, float]:
         """Numbers for the log since the last call."""

@@ -54,7 +54,8 @@ class Made:
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Drawing:
     """How an evaluation draws: along which levels, guided how far, from the start noise of which seed, how many at
-    once; where the run's workers draw, under which weights that they were sent, and how many batches ahead."""
+    once; where the run's workers draw, under which weights that they were sent, how many tickets ahead, and how many
+    batches a worker takes together."""
 
     schedule: Schedule
     guidance_scale: float
@@ -62,6 +63,7 @@ class Drawing:
     batch_size: int
     weights: Any = None
     ahead: int = 0
+    at_once: int = 1
 
 
 @torch.no_grad()
@@ -112,7 +114,7 @@ def final_of(pipeline: Pipeline, request: EvalRequest, schedule: Schedule) -> Te
 def finals_of(run: Run, pipeline: Pipeline, items: Sequence[EvalItem], how: Drawing) -> Iterator[Tensor]:
     """Finished latents of items, batch by batch in order; if workers draw, it asks for some batches ahead."""
     workers: DrawsElsewhere = run.rollouts
-    asked = deque[Sequence[int]]()
+    asked, waiting = deque[Sequence[int]](), list[EvalRequest]()
     for first in range(0, len(items), how.batch_size):
         batch = items[first : first + how.batch_size]
         cond = encode_prompts(pipeline, [item.prompt for item in batch])
@@ -121,7 +123,10 @@ def finals_of(run: Run, pipeline: Pipeline, items: Sequence[EvalItem], how: Draw
         if how.weights is None:
             yield final_of(pipeline, request, how.schedule)
             continue
-        asked.append(workers.submit([replace(request, cond=cond.to("cpu"))], how.weights))
+        waiting.append(replace(request, cond=cond.to("cpu")))
+        if len(waiting) == how.at_once or first + how.batch_size >= len(items):
+            asked.append(workers.submit(waiting, how.weights))
+            waiting = []
         if len(asked) > how.ahead:
             yield from (cast(Tensor, drawn.found) for drawn in workers.collect(asked.popleft()))
     yield from (cast(Tensor, drawn.found) for tickets in asked for drawn in workers.collect(tickets))

@@ -413,10 +413,11 @@ class Loop(Draws):
         schedule = eval_schedule(self.config, self.pipeline, self.drawn)
         how_many: dict[str, Any] = {"seed": settings.seed, "batch_size": settings.batch_size}
         with self.policy.under(self.eval_slot):
-            alone = self.run.rollouts is None or self.config.workers.engine is not None
-            most = 2 * self.config.workers.rollouts
+            workers = self.config.workers
+            alone = self.run.rollouts is None or workers.engine is not None
+            ahead = {"ahead": 2 * workers.rollouts, "at_once": workers.shard}
             sent = None if alone else self.run.rollouts.send(self.policy.held(), self.policy.split)
-            how = Drawing(schedule=schedule, guidance_scale=scale, weights=sent, ahead=most, **how_many)
+            how = Drawing(schedule=schedule, guidance_scale=scale, weights=sent, **ahead, **how_many)
             row = evaluate(
                 self.run,
                 self.drawn,

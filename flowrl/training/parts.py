@@ -14,7 +14,7 @@ from torch import Tensor
 from flowrl.config.rewards import RewardConfig
 from flowrl.config.sections import PipelineConfig, PolicyConfig, PromptsConfig, SamplerConfig
 from flowrl.config.train import TrainConfig, location_of, resolve_path
-from flowrl.pipelines import ModelFamily, Pipeline, family_for, family_name, stock_of
+from flowrl.pipelines import GENERIC, ModelFamily, Pipeline, family_for, family_name, stock_of
 from flowrl.pipelines.arithmetic.attention_words import check_here, check_word, kernels_line
 from flowrl.pipelines.weights.full_weights import FullWeights
 from flowrl.pipelines.weights.loading_choices import AT_ONCE, Loading, Split
@@ -176,8 +176,12 @@ def check_attention(settings: PipelineConfig, known: ModelFamily, *, here: bool 
 
 
 def check_tokens(config: TrainConfig, known: ModelFamily) -> None:
-    """Refuses a model whose tokens the processes of `parallel.context` cannot share, before weights load. Raises
-    ValueError: as `flowrl.pipelines.shared.context_parallel.refuse_unsplit`."""
+    """Refuses a model whose weights or tokens processes cannot share, before weights load. Raises ValueError: a generic
+    pipeline is split; or as `flowrl.pipelines.shared.context_parallel.refuse_unsplit`."""
+    if known.name in GENERIC and max(config.parallel.shard, config.workers.shard) > 1:
+        raise ValueError(
+            "pipeline.name=generic loads a model whole onto one device: set parallel.shard=1 and workers.shard=1"
+        )
     if config.parallel.context == 1:
         return
     from flowrl.pipelines.shared.context_parallel import refuse_unsplit  # imports diffusers

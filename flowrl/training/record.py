@@ -138,8 +138,7 @@ class Recording:
         return truncated_weight(scored.log_ratio.detach() if anchored else sent(moved, self.loop.device), cap)
 
     def by_part(self, rows: Rows, scored: Scored) -> list[Scored]:
-        """Scored rows for each part of a state, with its own ratio, range and advantage; unchanged if rewards judge the
-        whole."""
+        """Scored rows for each part of a state, with its own ratio, range and advantage; unchanged without parts."""
         if rows.of_parts is None:
             return [scored]
         advantages, dims = sent(rows.of_parts, scored.produced.device).unbind(1), partial(dims_of, self.loop.config)

@@ -33,9 +33,9 @@ if TYPE_CHECKING:
 RESUME_KEYS = (
     "resume", "num_iterations", "progress", "threads", "checkpoint_every", "keep_checkpoints", "prompts.cache",
     "pipeline.offload", "optim.offload", "parallel.shard", "parallel.replicate", "parallel.context",
-    "workers.rollouts", "workers.rewards", "workers.address", "workers.rollout_gpus", "workers.reward_gpus",
-    "workers.reward_env", "logging.tensorboard", "logging.wandb", "logging.trackio", "logging.project",
-    "logging.entity",
+    "workers.rollouts", "workers.shard", "workers.rewards", "workers.address", "workers.rollout_gpus",
+    "workers.reward_gpus", "workers.reward_env", "logging.tensorboard", "logging.wandb", "logging.trackio",
+    "logging.project", "logging.entity",
 )  # fmt: skip
 """Settings that a resumed run may change: none of them moves what an iteration computes."""
 MOVED = re.compile(r"(?:eval\.)?rewards\.\d+\.options\.(?:url|port|timeout)")

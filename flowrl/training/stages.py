@@ -73,8 +73,7 @@ class Stages:
 
     def memory(self) -> dict[str, float]:
         """Peak memory in GiB of tensors on a CUDA device: for each stage of the iteration, and as "peak" since the
-        process began; as "reserved" the most that torch held for them, with gaps and what it keeps for later. Empty
-        elsewhere."""
+        process began; as "reserved" the most that torch held for them, with gaps and spare blocks. Empty elsewhere."""
         if not self.events:
             return {}
         highest = max(self._highest, torch.cuda.max_memory_allocated(self.device))

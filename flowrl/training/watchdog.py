@@ -6,8 +6,7 @@
     say(run, history, found, iteration, iteration)            # on the terminal when one begins
 
 Images or weights that are not finite, and absurd weights, end a run. Everything else is a warning: the run goes on.
-Later iterations compare with `history`, plain numbers in the run's counters and so in checkpoints, so a continued run
-warns alike.
+Later iterations compare with `history`, plain numbers in counters and checkpoints, so a continued run warns alike.
 """
 
 from __future__ import annotations

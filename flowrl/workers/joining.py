@@ -22,7 +22,7 @@ def join_cluster(config: TrainConfig, run: Run) -> str:
     lent = None if settings.address else local_gpus(config, run.device, run.processes)
 
     def joined(address: str | None) -> tuple[str, str | None]:
-        made = connect(address, workers=settings.rollouts + settings.rewards, gpus=lent)
+        made = connect(address, workers=settings.drawing + settings.rewards, gpus=lent)
         return made.address, os.environ.get(_MODE)
 
     address, mode = on_main(lambda: joined(settings.address))

@@ -41,10 +41,11 @@ def local_gpus(config: TrainConfig, device: torch.device, processes: int) -> lis
     names = names or [str(number) for number in range(count)]
     learners = {device.index or 0} if processes == 1 else set(range(processes))
     free = [name for number, name in enumerate(names) if number not in learners] or names
-    wanted = workers.rollouts * workers.rollout_gpus + workers.rewards * workers.reward_gpus
+    wanted = workers.drawing * workers.rollout_gpus + workers.rewards * workers.reward_gpus
     if wanted > len(free):
+        parts = f"workers.shard={workers.shard} processes of " * (workers.shard > 1)
         raise ValueError(
-            f"workers ask for {wanted:g} GPUs (workers.rollouts={workers.rollouts} of {workers.rollout_gpus:g}, "
+            f"workers ask for {wanted:g} GPUs (workers.rollouts={workers.rollouts} of {parts}{workers.rollout_gpus:g}, "
             f"workers.rewards={workers.rewards} of {workers.reward_gpus:g}), and this machine has {len(free)} for them "
             f"of its {count}: lower the numbers, give shares below 1, or name a cluster in workers.address"
         )

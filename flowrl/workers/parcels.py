@@ -24,6 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flowrl.pipelines.weights.parallelize import first_held, own_part
 from flowrl.pipelines.weights.trained_weights import Held
 
 BUNDLE = 2**26
@@ -67,10 +68,10 @@ class Shard:
     """Its number among the files that the process has open; negative where bundles have references."""
     bundles: tuple[Bundle, ...]
 
-    def by_ray(self, memory: SharedBytes, put: Callable[[Any], Any]) -> Shard:
-        """The same for workers of other machines; `put` gives a reference."""
-        bytes_of = {one: memory.bytes[one.start : one.start + one.size].numpy() for one in self.bundles}
-        return replace(self, bundles=tuple(replace(one, reference=put(own)) for one, own in bytes_of.items()))
+    def by_ray(self, put: Callable[[Any], Any]) -> Shard:
+        """The same for workers of other machines; `put` gives a reference. Raises ValueError, OSError: as `arrived`."""
+        arrived = zip(self.bundles, self.arrived(), strict=True)
+        return replace(self, bundles=tuple(replace(one, reference=put(data.numpy())) for one, data in arrived))
 
     def arrived(self) -> Iterator[Tensor]:
         """The bytes of each bundle. Raises ValueError: they are not those that were laid down; OSError: they are not
@@ -150,10 +151,10 @@ def bundles_of(weights: Mapping[str, Held]) -> Iterator[tuple[bytes, list[tuple[
 
 
 def read(parts: Sequence[Shard], own: Mapping[str, Tensor] | None) -> Mapping[str, Tensor]:
-    """Copies a version into the tensors that a worker draws with, or into new ones. Raises ValueError: something did
-    not arrive whole, or is of another policy; OSError: as `Shard.arrived`."""
+    """Copies a version into the tensors that a worker draws with, of those that are split into this process's pieces,
+    or into new ones. Raises ValueError: something is not whole, or of another policy; OSError: as `Shard.arrived`."""
     found = dict(own or {})
-    left = {name: tensor.numel() for name, tensor in found.items()}
+    left = {name: own_part(tensor).numel() for name, tensor in found.items()}
     for data in (data for part in parts for data in part.arrived()):
         length = int(data[:8].view(torch.int64))
         offset = _after(8 + length)
@@ -165,8 +166,11 @@ def read(parts: Sequence[Shard], own: Mapping[str, Tensor] | None) -> Mapping[st
                 left[name] = found[name].numel()
             if name not in found or list(found[name].shape) != shape:
                 raise ValueError(f"the learner's weights have {name} {shape}, which this worker's policy has not")
-            found[name].data.view(-1)[first : first + count].copy_(data[offset:end].view(dtype))
-            left[name] -= count
+            piece, begin = own_part(found[name].detach()).view(-1), first_held(found[name])
+            low, high = max(first, begin), min(first + count, begin + len(piece))
+            if low < high:
+                piece[low - begin : high - begin].copy_(data[offset:end].view(dtype)[low - first : high - first])
+                left[name] -= high - low
             offset = _after(end)
     if missing := [name for name, count in left.items() if count]:
         raise ValueError(f"{len(missing)} weights did not arrive whole (first: {missing[0]})")

@@ -21,12 +21,13 @@ from flowrl.pipelines.weights.trained_weights import Held
 from flowrl.runtime.cluster import RayEnded, refuse_ended
 from flowrl.runtime.scrubbing import say as print
 from flowrl.training.draws import Drawn, EvalRequest, Request
+from flowrl.training.processes.mesh import shards_of
 from flowrl.training.run import Run
 from flowrl.workers.actor import Duty
 from flowrl.workers.dispatch import Dispatcher
 from flowrl.workers.joining import join_cluster
-from flowrl.workers.parcels import SharedBytes, Version, lay_down
-from flowrl.workers.ray_backend import Order, RayBackend
+from flowrl.workers.parcels import SharedBytes, Version, lay_down, reachable
+from flowrl.workers.ray_backend import Order, RayBackend, bundled
 
 _LOOK = 0.05  # seconds between looks of the thread that gives out pieces
 _LOOK_AT_FILE = 1.0  # seconds between looks at `ASKED`
@@ -41,23 +42,33 @@ class Rollouts:
 
     def __init__(self, config: TrainConfig, run: Run) -> None:
         """Connects to Ray and starts this process's share of the workers, which load meanwhile. Raises ValueError: no
-        cluster answers, or this machine has too few GPUs."""
+        cluster answers, this machine has too few GPUs, or learners that hold all weights between them do not reach each
+        other's memory."""
         settings, kind = config.workers, run.device.type
         gpus = settings.rollout_gpus if kind == "cuda" else 0.0
-        address = join_cluster(config, run)
-        threads, folder = torch.get_num_threads(), os.getcwd()
         mark = torch.frombuffer(bytearray(os.urandom(16)), dtype=torch.uint8)  # that no other machine has
         probe = Held(values=mark, dtype=mark.dtype, shape=tuple(mark.shape))
         part, self._probe = lay_down({"probe": probe}, [], str)
+        split = shards_of(run.layout, run.device) if config.policy.train == "full" else None
+        if split is not None and any(split.any_needs([not all(map(reachable, split.gather(part)))])):
+            raise ValueError(
+                "learners that hold all weights between them (policy.train=full, parallel.shard) lay them down for "
+                "workers in memory of one machine, and these do not reach each other's: launch as many processes a "
+                f"machine as parallel.shard ({config.parallel.shard}) divides, on Linux, not each in a container of "
+                "its own; or set workers.rollouts=0"
+            )
+        address = join_cluster(config, run)
+        threads, folder = torch.get_num_threads(), os.getcwd()
         self._spare = list[SharedBytes]()
         self._by_memory = self._probe is not None  # which only Linux has
         duty = Duty(config=config, learners=run.world, device=kind, threads=threads, folder=folder, probe=part)
         self._say, self._world, self._file = run.main, run.world, run.folder / ASKED
         self._asked, self._looked = self._written(), 0.0  # what the file said before the run is over
         self.backend = RayBackend(duty, gpus=gpus)
-        share = settings.rollouts // run.world
+        share, self._together = settings.rollouts // run.world, settings.shard
         self.dispatcher = Dispatcher(self.backend, workers=share, tell=self._tell, who="rollout worker")
         self.layout: dict[str, Any] = {"rollouts": settings.rollouts, "staleness": settings.staleness}
+        self.layout |= {"shard": settings.shard} if settings.shard > 1 else {}
         self.layout |= {"gpus_each": gpus, "address": address, "own_instance": settings.address is None}
         self._versions = 0
         self._waited = 0.0
@@ -89,14 +100,15 @@ class Rollouts:
         return made
 
     def submit(self, requests: Sequence[Request | EvalRequest], version: Version) -> list[int]:
-        """Asks for pieces under weights that were sent; returns a ticket for each."""
+        """Asks for pieces under weights that were sent; see `DrawsElsewhere`. A ticket is for as many as a worker has
+        processes, whose network calls are equally many."""
         refuse_ended()
         with self._lock:
-            return self.dispatcher.add(Order(request, version) for request in requests)
+            return self.dispatcher.add(Order(some, version) for some in bundled(requests, self._together))
 
     def collect(self, tickets: Sequence[int]) -> Iterator[Drawn]:
-        """The pieces in order, each as soon as it is there. Raises BaseException: what drawing raised; or
-        `WorkersLost`."""
+        """The pieces in order, those of a ticket as soon as they are there. Raises BaseException: what drawing raised;
+        or `WorkersLost`."""
         for ticket in tickets:
             begun = time.perf_counter()
             with self._lock:
@@ -104,9 +116,9 @@ class Rollouts:
                     if self._failed is not None:
                         raise self._failed
                     self._lock.wait(0.5)  # a signal is answered meanwhile
-                found: Drawn = self.dispatcher.take(ticket)
+                found: Sequence[Drawn] = self.dispatcher.take(ticket)
             self._waited += time.perf_counter() - begun
-            yield found
+            yield from found
 
     def row(self) -> dict[str, float]:
         """Workers that are there, restarts and seconds waited for pieces since the last call."""

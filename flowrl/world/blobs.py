@@ -20,8 +20,7 @@ def label_blobs(mask: np.ndarray, least: int) -> tuple[np.ndarray, list[Box]]:
         least: pixels of a component; smaller ones are left out.
 
     Returns:
-        int32 `[B, H, W]` with 0 for the ground and components numbered from 1 by their first pixels, and the place of
-        each component.
+        int32 `[B, H, W]` with 0 for the ground and components numbered from 1 by first pixels, and the place of each.
     """
     images, height, width = mask.shape
     framed = np.zeros((images, height + 1, width + 2), dtype=np.int8)  # an empty row parts images

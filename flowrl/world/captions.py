@@ -25,8 +25,7 @@ WRONG = {
 
 
 def neighbour(record: Record, rng: np.random.Generator) -> Record:
-    """A wrong image's content for a record's prompt: a record of the same task that differs in one thing; `rng` chooses
-    of two."""
+    """A wrong image's content for a record's prompt: a record of the task that differs in one thing; `rng` chooses."""
     tag, clauses = record["tag"], record["include"]
     names = [clause["class"] for clause in clauses]
     if tag == "single_object":

@@ -1,7 +1,6 @@
 """Grids of the embedded world: a 2x2 grid of scenes of one shape each in a 64 x 64 image, and whether it is right.
 
-Each cell is a quarter of the image, 32 x 32 pixels, which the world's detector reads as it is. Nothing is drawn
-between cells.
+Each cell is a quarter of the image, 32 x 32 pixels, which the world's detector reads. Nothing is drawn between cells.
 """
 
 from __future__ import annotations

@@ -55,8 +55,7 @@ class QwenImageEditOptions(ImageOptions):
 
 
 def source_size(card: Card, options: Any) -> tuple[int, int]:
-    """Height and width of resized sources: from options, else the drawn size. Raises ValueError: not a multiple of what
-    a token covers."""
+    """Height and width of resized sources: from options, else the drawn size. Raises ValueError: not whole tokens."""
     drawn = qwen_image.FAMILY.size_of(card, options)
     size, multiple = (options.source_height or drawn.height, options.source_width or drawn.width), 2 * card.factors[0]
     if any(pixels <= 0 or pixels % multiple for pixels in size):

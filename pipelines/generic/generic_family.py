@@ -72,8 +72,7 @@ class GenericFamily:
         self.videos, self.num_sources = videos, (sources, sources)
 
     def of(self, model: str) -> GenericFamily:
-        """The family of a model, which makes videos or images. Raises ValueError: its class cannot be called from
-        outside."""
+        """The family of a model, of videos or images. Raises ValueError: its class cannot be called from outside."""
         if not (index := self._index(model)):
             return GenericFamily()
         taken = stock_classes.call_arguments(self._stock_class(model, index))

@@ -32,8 +32,7 @@ WORD = "a "
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Recorded:
-    """One evaluation of one sample without guidance, and what finished latents are decoded by; all on the meta
-    device."""
+    """One evaluation of one sample without guidance, and what decodes finished latents; all on the meta device."""
 
     call: dict[str, Any]
     """Keyword arguments of the network."""

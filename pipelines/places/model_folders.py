@@ -71,8 +71,7 @@ def check_index(model: str, index: Mapping[str, Any]) -> None:
 def check_parts(
     model: str, index: Mapping[str, Any], *, needed: Collection[str] = (), given: Mapping[str, Any]
 ) -> None:
-    """Refuses a folder with weights that lacks a part. Parts of `needed` have to be there, those of `given` are not
-    looked for."""
+    """Refuses a folder with weights that lacks a part. Parts of `needed` must be there, those of `given` need not."""
     if not any(_WEIGHTS.search(path.name) for path in Path(model).glob("*/*")):
         return  # small files alone, of which a plan can be made
     for part in needed:

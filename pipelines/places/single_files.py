@@ -66,8 +66,7 @@ def config_of(model: str) -> str:
 
 
 def small_part(model: str, name: str) -> dict[str, Any] | None:
-    """A JSON file that goes with a single file: of the folder beside it, or what is known of the hub id. Raises as
-    `config_of`."""
+    """A JSON file that goes with a single file: of the folder beside it, or the hub id's. Raises as `config_of`."""
     place = config_of(model)
     if Path(place).is_dir():
         path = Path(place) / name

@@ -60,8 +60,7 @@ def covering(image: Tensor, height: int, width: int) -> Tensor:
 
 
 def check_mask(source: Tensor, mask: Tensor, what: str) -> None:
-    """Refuses a mask `[..., h, w]` of another shape than its image or clip: cut to the drawn size, it would miss what
-    it masks."""
+    """Refuses a mask `[..., h, w]` of another shape than its image or clip: cut, it would miss what it masks."""
     (h, w), (height, width) = mask.shape[-2:], source.shape[-2:]
     if abs(h * width / (w * height) - 1) > _SAME_SHAPE:
         raise ValueError(

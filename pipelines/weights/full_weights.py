@@ -10,7 +10,6 @@ change, so that rollout and update run on the same numbers. Gradients are those 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import torch
@@ -18,7 +17,7 @@ from torch import Tensor, nn
 
 from flowrl.pipelines.weights.loading_choices import Split
 from flowrl.pipelines.weights.lora import endings_of
-from flowrl.pipelines.weights.parallelize import computing_dtypes, own_part
+from flowrl.pipelines.weights.parallelize import computing_dtypes, first_held, own_part
 from flowrl.pipelines.weights.trained_weights import Held, TrainedWeights
 
 
@@ -89,12 +88,9 @@ class FullWeights(TrainedWeights):
     def held(self) -> dict[str, Held]:
         """What the network has of the policy, rounded or the masters, which a gathering rounds where it is split."""
         dtypes, found = computing_dtypes(self.network), dict[str, Held]()
-        place, number = (0, 1) if self.split is None else (self.split.mesh.get_local_rank(), self.split.mesh.size())
         for name, master in self.parameters.items():
-            values, shape = self._rounded.get(name, master).detach(), tuple(self._working[name].shape)
-            before = min(place * -(-shape[0] // number), shape[0]) if shape else 0
-            first = before * math.prod(shape[1:])
-            found[name] = Held(values=values, dtype=dtypes[name], shape=shape, first=first)
+            values, weight = self._rounded.get(name, master).detach(), self._working[name]
+            found[name] = Held(values=values, dtype=dtypes[name], shape=tuple(weight.shape), first=first_held(weight))
         return found
 
     @property

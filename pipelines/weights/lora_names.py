@@ -99,8 +99,7 @@ def portable(
     tensors: Mapping[str, Tensor], stock: Stock | None, what: str
 ) -> tuple[dict[str, Tensor], dict[str, float]]:
     """Matrices and magnitudes of a file under PEFT's portable names, and the alpha of each layer that has one of its
-    own; `stock` as for `read_lora`. Raises ValueError: something else than a LoRA on the denoiser's linear layers, or
-    unknown names."""
+    own; `stock` as for `read_lora`. Raises ValueError: no LoRA on the denoiser's linear layers, or unknown names."""
     tensors = {name: tensor for name, tensor in tensors.items() if not _ADDED.search(name) or bool(tensor.any())}
     for name, tensor in sorted(tensors.items()):
         if _PAIR.match(plain_name(name)) and not (tensor.is_floating_point() and tensor.numel()):
@@ -292,8 +291,7 @@ def _refuse_unread(tensors: Mapping[str, Tensor], what: str) -> None:
 
 
 def _check_own(tensors: Mapping[str, Tensor], what: str) -> None:
-    """Refuses names that are no part of a LoRA, a LoRA on what is not linear, half a pair, and matrices of different
-    ranks."""
+    """Refuses names that are no part of a LoRA, a LoRA on what is not linear, half a pair, and unlike ranks."""
     if not any(name.endswith(".lora_A.weight") for name in tensors):
         raise ValueError(f"{what} holds no LoRA: none of its {len(tensors)} tensors is a matrix named lora_A")
     if strange := sorted(name for name in tensors if not _OWN.match(name)):

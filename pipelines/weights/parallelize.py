@@ -19,6 +19,7 @@ walk as many graphs back (`flowrl/training/processes/mesh.py`).
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, cast
@@ -167,6 +168,17 @@ def own_part(tensor: Tensor) -> Tensor:
     from torch.distributed.tensor import DTensor
 
     return cast("Tensor", cast(Any, tensor.detach()).to_local()) if isinstance(tensor, DTensor) else tensor
+
+
+def first_held(tensor: Tensor) -> int:
+    """The number, in the whole tensor, of the first element of this process's piece."""
+    from torch.distributed.tensor import DTensor
+
+    if not isinstance(tensor, DTensor):
+        return 0
+    place, number = tensor.device_mesh.get_local_rank(), tensor.device_mesh.size()
+    rows, *rest = tensor.shape
+    return min(place * -(-rows // number), rows) * math.prod(rest)
 
 
 def computing_dtypes(network: nn.Module) -> dict[str, torch.dtype]:

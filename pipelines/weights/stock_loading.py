@@ -56,8 +56,7 @@ def load_denoisers(
     pipe: Any, read: Read, cls: Any, model: str, names: Sequence[str], device: torch.device, how: Loading
 ) -> dict[str, nn.Module]:
     """Reads denoisers that were left out of a stock pipeline, one after another, each onto the device before the next.
-    Where they are split over processes the first one reads, and the others get what is theirs from it. Raises as
-    `load_stock`."""
+    Where they are split over processes the first reads and gives the others what is theirs. Raises as `load_stock`."""
     found = {}
     for name in names:
         load = partial(load_parts, pipe, read, [name])
@@ -78,8 +77,7 @@ def load_parts(pipe: Any, read: Read, names: Sequence[str]) -> None:
 
 
 def read_config(cls: Any, model: str, part: str) -> dict[str, Any]:
-    """The configuration of a part that is not loaded, from a folder or the hub. Raises ValueError: it cannot be
-    read."""
+    """The configuration of a part that is not loaded, of a folder or the hub. Raises ValueError: unreadable."""
     try:
         return dict(cls.load_config(**_place(model), subfolder=part))
     except (OSError, ValueError) as error:
@@ -122,8 +120,7 @@ def load_stock(
 ) -> Any:  # fmt: skip
     """A stock pipeline from a folder or the hub, perhaps at a revision, on the CPU. Parts of `exact` stay in float32,
     never rounded on the way; `how.variant` says which files of weights are read, and `options` are further arguments of
-    `from_pretrained`. Raises ValueError: nothing loadable there, a file of it is damaged or lacks weights; names the
-    file or part."""
+    `from_pretrained`. Raises ValueError: nothing loadable there, or a file is damaged or lacks weights; names it."""
     quiet_libraries()
     parts, cls = {"default": dtype, **dict.fromkeys(exact, torch.float32)}, getattr(diffusers, name)
     try:

@@ -109,8 +109,7 @@ class RewardOutput:
     """What a reward returns: `values` float32 [B], `valid` bool [B], and named sub-scores, float32 [B] each.
 
     A failed item has `valid` False and the value NaN; it enters no statistic. Sub-scores are for the log only; NaN in
-    one says that the item has none. `errors` counts why items failed, by a short word such as "timeout" or
-    "missing_field".
+    one says that the item has none. `errors` counts why items failed, by a word such as "timeout" or "missing_field".
     """
 
     values: Float[Tensor, " b"]

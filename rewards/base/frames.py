@@ -30,8 +30,7 @@ def framewise(reward: Reward, frames: Frames) -> FunctionReward:
     worst frame. If any frame of a video failed, the video has failed: a value from the other frames would follow
     another rule. It is counted under the frames' reason, or "frame_failed" if they give several.
 
-    Raises ValueError: the reward's kind is not pointwise or remote, or it reads videos itself; when called, if there
-    are no videos.
+    Raises ValueError: the reward's kind is not pointwise or remote, or it reads videos itself; when called, no videos.
     """
     owner = f"frames of reward {reward.name!r}"
     if reward.kind not in ("pointwise", "remote"):

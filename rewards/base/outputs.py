@@ -79,8 +79,7 @@ def move_output(output: RewardOutput, device: torch.device) -> RewardOutput:
 
 
 def join_outputs(outputs: Sequence[RewardOutput]) -> RewardOutput:
-    """Joins one reward's outputs for the pieces of a batch; a sub-score is NaN where a piece lacks it, as of a lost
-    server."""
+    """Joins one reward's outputs for the pieces of a batch; a sub-score is NaN where a piece lacks it."""
     errors: Counter[str] = Counter()
     for output in outputs:
         errors.update(output.errors)

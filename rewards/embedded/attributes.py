@@ -204,8 +204,7 @@ def _world_record(metadata: Mapping[str, Any]) -> Record:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttributeScore:
     """How far an image has what its GenEval record asks for, with gradient: a value in [0, 1], computed in float32 also
-    under autocast; the network's own weights are frozen. Only for images of the embedded world: on photos it means
-    nothing."""
+    under autocast; the network's own weights are frozen. Only for images of the embedded world: not for photos."""
 
     combine: Combine = "mean"
     """`mean` or `product` of the clauses' probabilities; the other one is logged as a part."""

@@ -99,8 +99,7 @@ def judge_items(
 
 
 def ask_all(chat: Chat, questions: Sequence[Question]) -> list[Answer]:
-    """The answers to some questions; a judge is not called for none. Raises ValueError: the judge gave another number
-    of answers."""
+    """The answers to some questions; no judge is called for none. Raises ValueError: another number of answers."""
     answers = chat.ask(questions) if questions else []
     if len(answers) != len(questions):
         raise ValueError(

@@ -70,8 +70,7 @@ class LocalChat:
         check_model(self.model, what="vision-language")
 
     def build(self, device: torch.device) -> Chat:
-        """Loads the model. Raises ValueError: if the model is neither on disk nor to be had from the hub, or has no
-        chat template."""
+        """Loads the model. Raises ValueError: the model is neither on disk nor on the hub, or has no chat template."""
         dtype = self.dtype or ("bfloat16" if device.type == "cuda" else "float32")
         network, processor = load_vision_language(
             self.model, revision=self.revision, dtype=getattr(torch, dtype), device=device, owner="judge"

@@ -67,8 +67,7 @@ class RubricFile:
 
 
 def load_rubric(path: str | Path) -> tuple[Rule, ...]:
-    """The rules of a rubric file. Raises ValueError: if there is no such file, or something in it is wrong; the message
-    names the rule."""
+    """The rules of a rubric file. Raises ValueError: no such file, or something in it is wrong; names the rule."""
     file = option_path(str(path))
     if not file.is_file():
         raise ValueError(f"there is no rubric {str(path)!r}: write one by hand or with `flowrl reward rubric`.")

@@ -145,8 +145,7 @@ class ServerJudge:
         return f"server_chat:{given.model}:{given.image_format}{form}:extra-{extra}"
 
     def ask(self, questions: Sequence[Question]) -> list[Answer]:
-        """Answers in the order of the questions; see `Chat`. Raises ValueError: all tokens that the judge may use have
-        been used."""
+        """Answers in the order of the questions; see `Chat`. Raises ValueError: the judge's tokens are used up."""
         if self.pace.spent:
             raise ValueError(
                 f"judge {self.options.model} has used {self.pace.used} tokens"

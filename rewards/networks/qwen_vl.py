@@ -233,8 +233,7 @@ def build_network(
 
 
 def token_places(input_ids: Int64[Tensor, " b l"], token_ids: Sequence[int]) -> Int64[Tensor, " b k"]:
-    """The place of each of the tokens in each sample. Raises ValueError: if one is missing somewhere or there more than
-    once."""
+    """The place of each of the tokens in each sample. Raises ValueError: one is missing or there twice."""
     wanted = torch.tensor(list(token_ids), device=input_ids.device)
     found = input_ids[:, None, :] == wanted[None, :, None]
     counts = found.sum(-1)

@@ -2,8 +2,7 @@
 
 While a batch is scored the next one gathers, so batches are small when there is little to do and full when there is
 much, without any waiting. Items of pointwise rewards are taken one by one, in order of arrival, as many as have the
-same sizes and fit into one call, a video that is larger alone; a request for any other reward is scored whole and by
-itself.
+same sizes and fit into one call, a video that is larger alone; one for any other reward is scored whole and by itself.
 """
 
 from __future__ import annotations

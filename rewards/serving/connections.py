@@ -6,7 +6,7 @@ uvicorn limits neither: whoever reaches the port could hold all of the process's
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import h11
@@ -22,14 +22,12 @@ IDLE_SECONDS = 5.0
 """Until a connection is closed that has got an answer, but never one to a request for scores."""
 
 
-def limited_protocol(
-    header_seconds: float, closed: Callable[[], None] | None = None, *, most_of_one: int = MOST_OF_ONE
-) -> type[H11Protocol]:
+def limited_protocol(header_seconds: float, *, most_of_one: int = MOST_OF_ONE) -> type[H11Protocol]:
     """uvicorn's protocol, closing connections whose headers take longer than `header_seconds`, and surplus ones.
 
     Where an address has `most_of_one` connections, or all together `MOST_CONNECTIONS`, a new one takes the place of the
     one that has waited longest without a request, of the same address or of the one that has most; where every one is
-    at work the new one is closed. `closed` is called after each connection.
+    at work the new one is closed.
     """
 
     class Limited(H11Protocol):
@@ -73,8 +71,6 @@ def limited_protocol(
             """Waits no longer."""
             self._unwatch()
             super().connection_lost(exc)
-            if closed is not None:
-                closed()
 
         since = 0.0
 

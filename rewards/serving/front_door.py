@@ -1,7 +1,8 @@
-"""One port in front of several reward servers of this machine, each in an environment of its own.
+"""One port in front of several reward servers of this machine: copies of one, or each in an environment of its own.
 
-A request is read, goes by its reward's name to the server that has it, and the answer comes back as it is: images are
-decoded where they are scored. /health and /metrics are what all of them say, joined.
+A request is read, goes by its reward's name to the server that has it, of copies to the one with the fewest in hand,
+and the answer comes back as it is: images are decoded where they are scored. /health and /metrics are what all of them
+say, joined.
 """
 
 from __future__ import annotations
@@ -30,9 +31,12 @@ _HEALTH_SECONDS = 5.0
 
 @dataclass(kw_only=True, slots=True, eq=False)
 class ServerBackend:
-    """A server behind the door: its port while it answers, and what it said last of its rewards and limits."""
+    """A server behind the door: its port while it answers, its requests in hand and all it got, and what it said last
+    of its rewards and limits."""
 
     port: int | None = None
+    active: int = 0
+    taken: int = 0
     rewards: dict[str, Any] = field(default_factory=dict)
     limits: dict[str, int] = field(default_factory=dict)
 
@@ -81,27 +85,26 @@ async def _forward(request: Request, content_type: str) -> Response:
     try:
         body = await read_body(service, request, content_type, held)
         backends: Sequence[ServerBackend] = request.app.state.backends
-        of = {each: backend for backend in backends for each in backend.rewards}
-        wanted: Any = next(iter(of))
-        if len(of) > 1:
+        names = list(dict.fromkeys(each for backend in backends for each in backend.rewards))
+        wanted: Any = names[0]
+        if len(names) > 1:
             most, header = service.limits.max_images + 8, request.headers["content-type"]
             wanted = await asyncio.to_thread(_named_reward, body, content_type, header, most)
-            if not isinstance(wanted, str) or wanted not in of:
-                raise WireError(422, "unknown_reward", f"reward must be one of {', '.join(of)}, got {short(wanted)}.")
-        if of[wanted].port is None:
+            if wanted not in names:
+                known = ", ".join(names)
+                raise WireError(422, "unknown_reward", f"reward must be one of {known}, got {short(wanted)}.")
+        open_now = [one for one in backends if one.port is not None and wanted in one.rewards]
+        if not open_now:
             raise WireError(503, "scorer_gone", f"the process of {wanted} is being started again.", retry_after=2)
-        name = wanted
+        name, backend = wanted, min(open_now, key=lambda one: (one.active, one.taken))
+        backend.active, backend.taken = backend.active + 1, backend.taken + 1
+        inner, header = request.app.state.inner, request.headers["content-type"]
         try:
-            answer = await unless_gone(
-                request,
-                _ask(
-                    of[name], "POST", request.url.path, request.app.state.inner, body, request.headers["content-type"]
-                ),
-            )
+            answer = await unless_gone(request, _ask(backend, "POST", request.url.path, inner, body, header))
         except (OSError, EOFError, ValueError) as error:
-            raise WireError(
-                503, "scorer_gone", f"the process of {name or 'the reward'} ended, try again.", retry_after=2
-            ) from error
+            raise WireError(503, "scorer_gone", f"the process of {name} ended, try again.", retry_after=2) from error
+        finally:
+            backend.active -= 1
         request.scope.get("state", {})["served"] = answer.status == 200
         kept = {key: value for key, value in answer.headers.items() if key in ("retry-after", "content-type")}
         response = Response(answer.content, answer.status, kept)
@@ -187,12 +190,14 @@ async def _health(request: Request) -> Response:
         ):
             if isinstance(one, BaseException) and not isinstance(one, (OSError, EOFError, ValueError, LookupError)):
                 raise one
-        status["rewards"] = {
-            name: {**about, "running": backend.port is not None}
-            for backend in backends
-            for name, about in backend.rewards.items()
-        }
+        status["rewards"] = rewards = dict[str, Any]()
         for backend in backends:
+            for name, about in backend.rewards.items():
+                one = rewards.setdefault(name, {**about, "queue": 0, "replicas": 0})
+                if backend.port is not None:
+                    one["queue"] += about["queue"]
+                    one["replicas"] += about.get("replicas", 1)
+                one["running"] = one["replicas"] > 0
             shared = status["limits"].keys() & backend.limits.keys()
             status["limits"] |= {name: min(status["limits"][name], backend.limits[name]) for name in shared}
         status["videos"] = []  # each reward says it for itself

@@ -4,8 +4,7 @@
     reply = lines.wait_for(lines.lines[0].post("/compute", Body(data=b"{}"), timeout=60.0))     # from any thread
 
 With `down_after`, a server that has been silent for a while though it has requests is asked `GET /models`. One that
-does not answer that either is taken for dead: its requests end at once, and nothing is sent there until it answers
-again.
+does not answer that either is taken for dead: its requests end at once, and it gets none until it answers again.
 """
 
 from __future__ import annotations

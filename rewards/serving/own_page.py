@@ -42,8 +42,7 @@ def page_server(
 ) -> tuple[uvicorn.Server, str, socket.socket]:
     """The server of a page, its address with a token that was just made, and the socket that listens already.
     `make_app` makes what answers below the token, and `owner` has printed the address; port 0 is a free one. A page
-    that `posts` takes POST, answered for its own page alone. Raises ValueError: the port is taken, or a package is not
-    installed."""
+    that `posts` takes POST, answered for its own page alone. Raises ValueError: port taken, or package missing."""
     check_extra(owner, ("starlette", "uvicorn"))
     import uvicorn
 

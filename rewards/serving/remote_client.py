@@ -168,8 +168,7 @@ def ask_health(server: RewardServer, reward: str | None, deadline: float) -> Rew
 
 
 def read_health(health: Any, server: RewardServer, reward: str | None) -> RewardFacts:
-    """What a server's answer says of the reward. Raises ValueError: it says nothing of rewards, or there is no such
-    reward."""
+    """What a server's answer says of the reward. Raises ValueError: it names no rewards, or not this one."""
     url, adapter = server.url, server.adapter
     rewards: Any = health.get("rewards") if isinstance(health, dict) else None
     if not isinstance(rewards, dict if adapter.health_says == "all" else list) or not rewards:

@@ -24,7 +24,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from flowrl.rewards.base import Reward
-from flowrl.rewards.serving.handed import Handed
 from flowrl.rewards.serving.own_names import own_requests_only
 from flowrl.rewards.serving.retries import is_loopback
 from flowrl.rewards.serving.server_requests import Service, answer, has_token, refusal
@@ -45,7 +44,6 @@ def make_app(
     *,
     token: str | None = None,
     limits: Limits | None = None,
-    replica: int | None = None,
     hosts: Collection[str] = (),
 ) -> FastAPI:
     """The server as an ASGI application; `app.state.service` is its `Service`.
@@ -57,7 +55,6 @@ def make_app(
         limits: of requests and queues; None takes the defaults.
         hosts: names besides those of this machine under which it is asked; without a token others are refused, and so
             are requests of foreign pages in a browser.
-        replica: which of several processes this is, which /health says; None for the only one.
 
     Raises ValueError: FastAPI is not installed, nothing is to be served, or a reward cannot be served.
     """
@@ -72,7 +69,7 @@ def make_app(
         )
     if token is not None and not token.strip():
         raise ValueError("the token is empty: give one of a few letters at least, or none.")
-    service = Service(rewards, token, limits or Limits(), replica)
+    service = Service(rewards, token, limits or Limits())
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -131,8 +128,7 @@ async def _metrics(request: Request) -> Response:
 
 def open_socket(host: str = "127.0.0.1", port: int = DEFAULT_PORT, *, has_token: bool) -> socket.socket:
     """A bound socket for the server, so that a taken port is known before any weights load. Port 0 takes a free one.
-    Raises ValueError: the port is taken, there is no such host, or others could reach the server and it has no
-    token."""
+    Raises ValueError: the port is taken, there is no such host, or others reach the server and it has no token."""
     if not 0 <= port < 2**16:  # getaddrinfo would silently take another one
         raise ValueError(f"a port lies in 0 .. 65535, got {port}: give another `port`.")
     try:
@@ -156,10 +152,9 @@ def open_socket(host: str = "127.0.0.1", port: int = DEFAULT_PORT, *, has_token:
     return bound
 
 
-def make_server(app: FastAPI, *, grace: float = 30.0, handed: Handed | None = None) -> uvicorn.Server:
+def make_server(app: FastAPI, *, grace: float = 30.0) -> uvicorn.Server:
     """A uvicorn server that stops gracefully: on the first signal, or `app.state.service.stop()`, new requests get 503
-    and those taken are answered, for `grace` seconds at most. A second signal stops at once. With `handed` it takes its
-    connections from there, and is run with `sockets=[]`."""
+    and those taken are answered, for `grace` seconds at most. A second signal stops at once."""
     check_extra()
     import uvicorn
 
@@ -168,11 +163,6 @@ def make_server(app: FastAPI, *, grace: float = 30.0, handed: Handed | None = No
     service: Service = app.state.service
 
     class Server(uvicorn.Server):
-        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-            await super().startup(sockets)
-            if handed is not None:
-                handed.start(self, service.stop)
-
         def handle_exit(self, sig: int, frame: Any) -> None:
             if service.stopping is not None:
                 self.force_exit = self.should_exit = True
@@ -194,11 +184,7 @@ def make_server(app: FastAPI, *, grace: float = 30.0, handed: Handed | None = No
             timeout_keep_alive=30,
             timeout_graceful_shutdown=max(1, math.ceil(min(grace, 5.0))),
             server_header=False,
-            http=limited_protocol(
-                service.limits.header_timeout,
-                None if handed is None else handed.closed,
-                most_of_one=service.limits.max_connections,
-            ),
+            http=limited_protocol(service.limits.header_timeout, most_of_one=service.limits.max_connections),
             h11_max_incomplete_event_size=MOST_HEADER_BYTES,
         )
     )

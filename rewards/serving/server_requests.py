@@ -34,10 +34,8 @@ class Service:
         stopping: when the stop began (`time.monotonic`), None while requests are taken.
     """
 
-    def __init__(
-        self, rewards: Mapping[str, Reward], token: str | None, limits: Limits, replica: int | None = None
-    ) -> None:
-        self.token, self.limits, self.replica = token, limits, replica
+    def __init__(self, rewards: Mapping[str, Reward], token: str | None, limits: Limits) -> None:
+        self.token, self.limits = token, limits
         self.metrics = Metrics()
         self.queues = {
             name: RewardQueue(name, reward, limits=limits, metrics=self.metrics) for name, reward in rewards.items()
@@ -70,8 +68,7 @@ class Service:
             name: getattr(self.limits, name)
             for name in ("max_bytes", "max_pixels", "max_items", "max_images", "max_video_bytes", "max_video_pixels")
         }
-        which = {} if self.replica is None else {"replica": self.replica}
-        return status | which | {"rewards": rewards, "limits": limits, "videos": ["ffv1"]}
+        return status | {"rewards": rewards, "limits": limits, "videos": ["ffv1"]}
 
 
 async def answer(request: Request, content_type: str) -> Response:

@@ -202,8 +202,7 @@ def json_metadata(item: WireItem) -> dict[str, Any]:
 
 def decode_request(body: bytes, limits: Limits, files: Mapping[str, bytes] | None = None) -> ScoreRequest:
     """Reads a request. `files` are those of a multipart request by the names of their parts; images in the JSON are
-    such names. Raises WireError: 413 for more than `limits` allows, 422 for anything that is not as the module
-    describes."""
+    such names. Raises WireError: 413 for more than `limits` allows, 422 for anything else than the module describes."""
     size = len(body) + sum(map(len, (files or {}).values()))
     if size > limits.most_bytes:
         raise too_many_bytes(limits)

@@ -36,8 +36,7 @@ def encode_video(frames: Sequence[Pixels]) -> bytes:
 def decode_video(data: bytes, max_pixels: int, where: str = "the video", max_frames: int = 4096) -> tuple[Pixels, ...]:
     """The frames of a file of `encode_video`, 8-bit RGB [H, W, 3] each.
 
-    The size of a frame is read from the header, and no more frames are unpacked than `max_pixels` and `max_frames`
-    allow.
+    The size of a frame is read from the header, and as many frames are unpacked as `max_pixels` and `max_frames` allow.
 
     Raises WireError: 413 for more than that, 422 for damaged files and other formats.
     """

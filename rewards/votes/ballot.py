@@ -109,8 +109,7 @@ class Ballot:
             self._open = {number: ask for number, ask in self._open.items() if ask not in asked}
 
     def answer(self, number: int, voter: str, said: str) -> None:
-        """Takes an answer. Raises WireError: no such question, time is up, the voter has answered, or nothing can be
-        written."""
+        """Takes an answer. Raises WireError: no such question, too late, answered already, or no room on the disk."""
         with self.changed:
             if not 0 <= number < len(self._asked):
                 raise WireError(404, "unknown", f"there is no question {number}: load the page again.")

@@ -13,7 +13,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -32,6 +31,7 @@ from flowrl.rewards.votes.ballot import VALUES, Ballot, VoteQuestion
 from flowrl.rewards.votes.vote_page import make_app
 from flowrl.runtime.randomness import counter_choice, counter_seed
 from flowrl.runtime.scrubbing import say as print
+from flowrl.runtime.temporary import TemporaryFolder
 
 ANSWERS = {"pairwise": ("first", "second", "tie", "skip"), "binary": ("good", "bad", "skip")}
 QUESTIONS = {"pairwise": "Which of the two is better?", "binary": "Is this good?"}
@@ -108,7 +108,7 @@ class VotesReward:
         options = self.options
         self.ballot = Ballot(folder, {"asked": self.version}, voters=options.voters, timeout=options.timeout)
         closing.enter_context(self.ballot.journal)
-        self.files, self.number = Path(closing.enter_context(TemporaryDirectory(prefix="votes-"))), 0
+        self.files, self.number = Path(closing.enter_context(TemporaryFolder("flowrl-votes-"))), 0
         facts = {"ask": options.ask, "words": self.words, "iterations": iterations}
         app = partial(make_app, self.ballot, self.files, ANSWERS[options.ask], facts)
         server, self.address, bound = page_server(app, options.port, "the run", posts=True)

@@ -227,6 +227,7 @@ def test_all_missing_and_unknown_keys_are_told_at_once(path: Path) -> None:
         (["workers.rollout_gpus=0.5"], "workers.rollout_gpus is 0.5, but workers.rollouts is 0"),
         (["workers.reward_gpus=2", "workers.rollouts=1"], "workers.reward_gpus is 2, but workers.rewards is 0"),
         (["workers.staleness=1", "workers.rewards=1"], "workers.staleness is 1, but workers.rollouts is 0"),
+        (["workers.shard=2"], "workers.shard is 2, but workers.rollouts is 0"),
     ],
 )
 def test_settings_of_workers_that_there_are_none_of(path: Path, settings: list[str], said: str) -> None:

@@ -42,7 +42,8 @@ def load(tmp_path_factory: pytest.TempPathFactory) -> Load:
     def loaded(*settings: str) -> TrainConfig:
         config, _out, *own = command(folder, "flux", "grpo", folder / "run", "sampler.noise_level=0.7")
         own += ["policy.lora_rank=null"] * ("policy.train=full" in settings)
-        own += ["workers.rollouts=1"] * bool({"workers.staleness=1", "workers.engine=engine.py"} & {*settings})
+        drawn = {"workers.staleness=1", "workers.engine=engine.py", "workers.shard=2"}
+        own += ["workers.rollouts=1"] * bool(drawn & {*settings})
         own += ["sampler.sde_window_size=1"] * ("sampler.sde_window_by=prompt" in settings)
         return load_config(config, [*own, *settings])
 
@@ -68,6 +69,7 @@ OTHERS = {
     "policy.lora_alpha": "policy.lora_alpha=4",
     "policy.init_lora": "policy.init_lora=runs/a/lora",
     "optim.offload": "optim.offload=true",
+    "workers.shard": "workers.shard=2",
     "workers.staleness": "workers.staleness=1",
     "workers.engine": "workers.engine=engine.py",
     "curriculum.sampling": "curriculum.sampling=replay",
@@ -94,6 +96,13 @@ def test_what_else_is_refused_says_so(load: Load, settings: tuple[str, ...]) -> 
     assert next(one.why for one in EXCLUSIONS if one.settings == settings) in str(raised.value)
     for left in given:
         check_together(load(*cached, *(setting for setting in given if setting != left)))
+
+
+@pytest.mark.parametrize("key", ["parallel.shard", "workers.shard"])
+def test_stock_pipelines_are_not_split(load: Load, key: str) -> None:
+    faults = look(load("pipeline.name=generic", f"{key}=2"), here=False).faults
+    assert "pipeline.name=generic loads a model whole onto one device" in str(faults)
+    assert "onto one device" not in str(look(load("pipeline.name=generic"), here=False).faults)
 
 
 def test_a_refusal_is_met_where_all_of_its_settings_are() -> None:

@@ -7,7 +7,10 @@ import os
 import time
 from typing import Any, ClassVar
 
+import torch
+
 from flowrl.pipelines import PIPELINES
+from flowrl.training.processes.mesh import device_mesh
 from flowrl.workers.actor import Duty, RolloutWorker
 from flowrl.workers.dispatch import Answer, PieceDone, WorkerGone, WorkerReady
 from flowrl.workers.ray_backend import Order, RayBackend
@@ -26,8 +29,11 @@ def without_toy(_: Any) -> None:
 
 
 def forget(worker: Any) -> None:
-    """Takes from a worker the version of another run's weights, whose numbers this run counts again."""
+    """Takes from a worker the version of another run's weights, whose numbers this run counts again, and its group."""
     worker._version = 0
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+        device_mesh.cache_clear()
 
 
 def die(_: Any) -> None:
@@ -40,7 +46,7 @@ class Kept(RayBackend):
 
     Attributes:
         idle: those of earlier runs.
-        dies_at: the ticket at which a worker dies in the place of drawing.
+        dies_at: the ticket at which a worker, or the last process of one, dies in the place of drawing.
         family: what a worker does before it loads.
         answers: of the run.
         far: whether no worker is taken for one of this machine.
@@ -52,23 +58,24 @@ class Kept(RayBackend):
     answers: ClassVar[list[Answer]] = []
     far: ClassVar[bool] = False
 
-    def start(self, worker: int) -> None:
-        self._forget(worker)
-        if (gone := self._actors.pop(worker, None)) is not None:
-            self._ray.kill(gone)
-        actor = self._actors[worker] = Kept.idle.pop() if Kept.idle else self._class.remote()
-        actor.__ray_call__.remote(Kept.family)
-        actor.__ray_call__.remote(forget)
-        self._awaited[actor.load.remote(self._duty)] = worker, None
+    def _make(self) -> Any:
+        if Kept.idle:
+            group = Kept.idle.pop()
+            group.found.clear()
+        else:
+            group = super()._make()
+        for actor in group.actors:
+            actor.__ray_call__.remote(Kept.family)
+            actor.__ray_call__.remote(forget)
+        return group
 
     def submit(self, worker: int, ticket: int, piece: Order) -> None:
         if Kept.far:
             self._near.clear()
-        if ticket != Kept.dies_at:
-            super().submit(worker, ticket, piece)
-            return
-        Kept.dies_at = None
-        self._awaited[self._actors[worker].__ray_call__.remote(die)] = worker, ticket
+        if ticket == Kept.dies_at:
+            Kept.dies_at = None
+            self._groups[worker].actors[-1].__ray_call__.remote(die)
+        super().submit(worker, ticket, piece)
 
     def wait(self, seconds: float) -> list[Answer]:
         found = super().wait(seconds)
@@ -77,8 +84,8 @@ class Kept(RayBackend):
 
     def close(self) -> None:
         self._awaited.clear()
-        Kept.idle += self._actors.values()
-        self._actors.clear()
+        Kept.idle += self._groups.values()
+        self._groups.clear()
 
 
 class Inside:
@@ -126,9 +133,10 @@ class Inside:
         elif self._given:
             number, ticket, piece = self._given.pop(0)
             Inside.drew.add(number)
-            Inside.asked.append((getattr(piece.request, "iteration", -1), piece.version.number))
-            drawn = self._workers[number].draw(piece.request, piece.version.number, piece.version.parts)
-            found.append(PieceDone(number, ticket, drawn))
+            (request,), version = piece.requests, piece.version
+            Inside.asked.append((getattr(request, "iteration", -1), version.number))
+            drawn = self._workers[number].draw(request, version.number, version.parts)
+            found.append(PieceDone(number, ticket, [drawn]))
         elif not found:
             time.sleep(0.001)
         return found

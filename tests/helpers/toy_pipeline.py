@@ -205,7 +205,9 @@ class ToyFamily:
     name: str = "sd3"
     lora_targets: tuple[str, ...] = LORA_TARGETS
     num_sources: tuple[int, int] | None = (0, 0)
+    sources_option: str | None = None
     clips: tuple[str, ...] = ()
+    needed_clips: tuple[str, ...] = ()
     denoisers: tuple[str, ...] = ("transformer",)
     videos: bool = False
     sound = None

@@ -199,10 +199,10 @@ def warm_interpreter() -> Iterator[str]:
             process.communicate()
 
 
-def on_two_processes(folder: Path, *arguments: str, python: str = sys.executable) -> str:
-    """Runs a script, or a module after "-m", by torchrun on two processes in a folder; what they print."""
+def on_two_processes(folder: Path, *arguments: str, python: str = sys.executable, processes: int = 2) -> str:
+    """Runs a script, or a module after "-m", by torchrun on two processes in a folder, or more; what they print."""
     ports = ["--master-addr=127.0.0.1", f"--master-port={_free_port()}"]
-    launcher = ["-m", "torch.distributed.run", "--nproc-per-node=2", *ports]
+    launcher = ["-m", "torch.distributed.run", f"--nproc-per-node={processes}", *ports]
     return _finish(start([*launcher, *arguments], folder, GLOO_SOCKET_IFNAME="lo", PYTHON_EXEC=python), 600)
 
 

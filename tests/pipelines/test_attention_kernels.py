@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from tempfile import mkdtemp
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -27,6 +28,7 @@ EVERY = (
 )  # fmt: skip
 PROMPTS = ["a red circle", "two blue squares and a star"]
 CLOSE = {torch.float32: 1e-4, torch.bfloat16: 6e-2}  # of the largest; attention is rounded elsewhere, block after block
+ROOM = TemporaryDirectory(prefix="flowrl_attention_")
 WORDS = {torch.float32: ("native", "math"), torch.bfloat16: ("native", "auto", "math")}
 
 
@@ -43,9 +45,17 @@ class Called(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+@pytest.fixture(scope="module", autouse=True)
+def emptied_room() -> Iterator[None]:
+    """Removes the folders of models at the end, and the models from memory."""
+    yield
+    ROOM.cleanup()
+    loaded.cache_clear()
+
+
 @cache
 def folder_of(name: str) -> str:
-    return str(save_tiny(name, Path(mkdtemp(prefix="flowrl_attention_")) / name))
+    return str(save_tiny(name, Path(ROOM.name) / name))
 
 
 @cache

@@ -113,7 +113,7 @@ def plan_of(name: str, *overrides: str) -> Plan:
     parallel = config.parallel
     processes = parallel.shard * parallel.context * (parallel.replicate or 1)
     own = model_family(config.pipeline)
-    return gather(config, name, own, processes=processes, pace=Pace(range=None, told=""), processor="GPU")
+    return gather(config, name, own, processes=processes, pace=Pace(range=None, told=""))
 
 
 @cache

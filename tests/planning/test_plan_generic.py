@@ -95,9 +95,7 @@ def config(folder: Path, room: Path, **pipeline: Any) -> Any:
 
 
 def planned(given: Any) -> gathering.Plan:
-    return gathering.gather(
-        given, "run", model_family(given.pipeline), processes=1, pace=Pace(range=None, told=""), processor="GPU"
-    )
+    return gathering.gather(given, "run", model_family(given.pipeline), processes=1, pace=Pace(range=None, told=""))
 
 
 @pytest.mark.parametrize("name", ["sd3", "flux", "sana"])

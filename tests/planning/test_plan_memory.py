@@ -338,6 +338,12 @@ def test_what_settings_make_of_it() -> None:
     assert worker.worker / GIB == pytest.approx(10 + 1 + 8 + 2, rel=0.01)  # encoders, which are dropped then
     assert "decoding, scoring 4 images" in worker.stages
     assert memory_of(own, replace(SETTINGS, rollouts=2, shard=2)).worker == worker.worker  # it holds all weights
+    half = memory_of(own, replace(SETTINGS, rollouts=2, worker_shard=2)).worker
+    assert half == worker.worker - 5 * GIB  # while encoders are there; drawing would add two blocks, and what is none
+    full = replace(own, full=True, parts={"vae": GIB // 4})
+    whole, half = (memory_of(full, replace(SETTINGS, rollouts=2, worker_shard=number)).worker for number in (1, 2))
+    assert whole is not None
+    assert half == whole - 5 * GIB + 2 * (GIB // 2 + GIB)  # in 16 bits: a worker has no masters
     wide = memory_of(replace(own, eval_working=64 * GIB), replace(SETTINGS, rollouts=2))
     assert wide.worker is not None
     assert wide.worker - worker.worker > 32 * GIB  # it draws evaluations too

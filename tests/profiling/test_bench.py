@@ -483,7 +483,14 @@ def test_plan_takes_the_newest_bench_of_its_model_here(
     model = {"model": config.pipeline.model, "dtype": "float32"}
     here: dict[str, Any] = {"device": "cpu", "cpu_count": os.cpu_count(), "threads": 1, "compile": "none", **model}
     monkeypatch.chdir(tmp_path)
-    assert (pace(config, None).range, pace(config, None).measured) == (None, False)
+    usual = pace(config, None)
+    assert usual.range == pytest.approx((0.0213, 0.0462))  # of one thread
+    assert "21 to 46 % of 1 x 0.1 TFLOP/s, the peak of 1 thread" in usual.told
+    two, many = (pace(replace(config, threads=threads), None).range for threads in (2, 16))
+    assert two == pytest.approx((0.0426, 0.0924))
+    assert many == pytest.approx((0.0426, 0.7392))  # a small network need not gain from so many
+    on_gpu = pace(replace(config, pipeline=replace(config.pipeline, device="auto")), None)
+    assert (usual.processor, on_gpu.processor, on_gpu.range) == ("CPU", "GPU", None)
     cases: dict[str, tuple[dict[str, Any], float]] = {
         "older": ({"date": "2026-01-01"}, 4.0), "newest": ({"date": "2026-01-02"}, 2.0),
         "shortened": ({"date": "2026-01-03", "layers": 1}, 1.0), "other": ({"date": "2026-01-03", "model": "m"}, 1.0),
@@ -495,11 +502,11 @@ def test_plan_takes_the_newest_bench_of_its_model_here(
         bench = bench_of(**{"forward and backward": [seconds]})
         write_bench(tmp_path / "runs" / name, replace(bench, facts=here | facts))
     found = pace(config, None)
-    assert (found.range, found.measured) == ((0.5, 0.5), True)
-    assert "runs/newest/bench.json" in found.told
+    assert (found.range, found.processor) == ((0.5, 0.5), "CPU")
+    assert "measured on this machine: runs/newest/bench.json" in found.told
     assert pace(config, 7.0).range == (7.0, 7.0)
     slow = pace(config, None, "runs/elsewhere")  # another machine's, since it was asked for
-    assert (slow.range, slow.measured) == ((1.0, 1.0), False)
+    assert slow.range == (1.0, 1.0)
     assert "measured on H200" in slow.told
     write_bench(tmp_path / "spread", replace(bench_of(**{"forward and backward": [1.0, 2.0, 4.0]}), facts=here))
     assert pace(config, None, "spread").range == (0.25, 1.0)
@@ -514,7 +521,7 @@ def test_plan_takes_the_newest_bench_of_its_model_here(
         (tmp_path / "runs" / name).mkdir()
         (tmp_path / "runs" / name / "bench.json").write_text(text)
     found = pace(config, None)
-    assert (found.range, found.measured) == ((0.5, 0.5), True)
+    assert found.range == (0.5, 0.5)
     for name in ("cut", "list", "empty", "words"):
         assert f"Left out, since it is damaged: runs/{name}/bench.json" in found.told
         with pytest.raises(ValueError, match="damaged"):

@@ -22,7 +22,7 @@ from flowrl.training.parts import model_family
 from flowrl.trajectory import Sampled
 
 GRADIENTS = "keep_graphs=gradients"
-PACE = Pace(range=None, told="")
+PACE = Pace(range=None, told="", processor="CPU")
 
 
 @pytest.mark.slow
@@ -59,7 +59,7 @@ def test_what_is_kept_of_images_is_what_the_plan_says(tmp_path: Path, monkeypatc
     for more in "kl_coef=0 prompts_per_step=2 sampler.sde_window_range=[2,3] credit.method=tp_grpo kl_coef=0.1".split():
         config = load_config(find_config("tiny_grpo_geneval"), [*sizes, GRADIENTS, more])
         quick_run(config, tmp_path)
-        plan = gather(config, "tiny", model_family(config.pipeline), processes=1, pace=PACE, processor="CPU")
+        plan = gather(config, "tiny", model_family(config.pipeline), processes=1, pace=PACE)
         assert plan.memory is not None
         plans.append(plan.memory)
     each = kept[0] // 4

@@ -5,7 +5,6 @@ from __future__ import annotations
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -155,19 +154,3 @@ def test_a_killed_raylet_ends_who_waits_for_workers(dead: Path) -> None:
     Rollouts.close(stand_in)
     assert not closed
     disconnect()
-
-
-def test_folders_that_killed_runs_left_behind_go_and_no_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr(flowrl.runtime.cluster, "_LONGEST_FOLDER", 1000)
-    held, left, foreign = (tmp_path / f"ray-{name}" for name in ("held", "left", "foreign"))
-    for folder in (held, left, foreign):
-        folder.mkdir()
-    lock = flowrl.runtime.cluster._claim(held)
-    flowrl.runtime.cluster._claim(left).close()  # as when its process has ended
-    (tmp_path / "ray-link").symlink_to(left)
-    made = flowrl.runtime.cluster._short_folder()
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
-        ["ray-held", "ray-foreign", "ray-link", made.name]
-    )
-    lock.close()

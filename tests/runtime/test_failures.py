@@ -326,12 +326,12 @@ def test_what_the_run_did_not_write_is_never_removed(
 
 
 def test_a_file_that_cannot_be_read_is_not_told_as_a_full_disk(
-    runs: TinyRuns, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    runs: TinyRuns, temporary: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for error in (FileNotFoundError(errno.ENOENT, "No such file", "there.txt"), SafetensorError("header too small")):
         with monkeypatch.context() as patch:
             fail_in(patch, 0, error)
-            assert main(["train", str(runs.config), f"out={tmp_path / 'run'}"]) == 1
+            assert main(["train", str(runs.config), f"out={temporary / 'run'}"]) == 1
         shown = capsys.readouterr().err
         assert "Make room" not in shown
         assert "could not be written" not in shown

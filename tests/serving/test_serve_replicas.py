@@ -1,4 +1,4 @@
-"""Several processes behind one port: who gets which connection, one that dies, and the end."""
+"""Several processes behind one port: who gets which request, one that dies, and the end."""
 
 from __future__ import annotations
 
@@ -55,17 +55,13 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[subproces
 
 
 def pids(url: str, count: int) -> list[int]:
-    """Which process answers, on connections of one request each that stay open together."""
-    sessions = [requests.Session() for _ in range(count)]
-    answers = [session.post(f"{url}/v1/score", json=body_of(reward="process"), timeout=10) for session in sessions]
-    found = [int(answer.json()["items"][0]["value"]) for answer in answers]
-    for session in sessions:
-        session.close()
-    return found
+    """Which process answers some requests, one after the other."""
+    answers = [requests.post(f"{url}/v1/score", json=body_of(reward="process"), timeout=10) for _ in range(count)]
+    return [int(answer.json()["items"][0]["value"]) for answer in answers]
 
 
 @pytest.mark.slow
-def test_connections_are_shared_out_and_a_dead_replica_costs_no_item(
+def test_requests_are_shared_out_and_a_dead_replica_costs_no_item(
     served: tuple[subprocess.Popen[str], str],
 ) -> None:
     process, url = served
@@ -74,11 +70,11 @@ def test_connections_are_shared_out_and_a_dead_replica_costs_no_item(
     assert {before.count(pid) for pid in before} == {3}
     assert process.pid not in before
 
-    text = requests.get(f"{url}/metrics", timeout=10).text  # of both, whoever answers
+    text = requests.get(f"{url}/metrics", timeout=10).text  # of both
     assert 'flowrl_items_total{reward="process"} 6.0' in text
     assert 'flowrl_queue_items{reward="level"} 0.0' in text
     health = requests.get(f"{url}/health", timeout=10).json()
-    assert health["replica"] in (0, 1)
+    assert {name: about["replicas"] for name, about in health["rewards"].items()} == {"process": 2, "level": 2}
 
     reward = build_reward("remote", options={"url": url, "reward": "level", "batch_size": 1})
     killing = threading.Timer(0.3, os.kill, (before[0], signal.SIGKILL))
@@ -97,11 +93,15 @@ def test_connections_are_shared_out_and_a_dead_replica_costs_no_item(
     assert before[0] not in pids(url, 2)
 
     left = pids(url, 2)
+    text = requests.get(f"{url}/metrics", timeout=10).text  # of the one that died too
+    assert float(re.findall(r'flowrl_items_total{reward="level"} (.*)', text)[0]) >= 96
     process.send_signal(signal.SIGTERM)
     out, err = process.communicate(timeout=30)
     assert process.returncode == 0
     assert out.endswith("Stopped.\n")
-    assert re.search(r"^Replica [01] ended \(code -9\); it is started again in 1 s\.$", err, re.MULTILINE), err
+    assert re.search(
+        r"^The process of replica [01] ended \(code -9\); it is started again in 1 s\.$", err, re.MULTILINE
+    ), err
     for pid in left:
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)

@@ -55,8 +55,8 @@ def facts(*overrides: str) -> dict[str, str]:
 CHANGED = {
     "num_iterations": "9", "checkpoint_every": "7", "keep_checkpoints": "5", "prompts.cache": "cache",
     "pipeline.offload": "[vae]", "optim.offload": "true", "parallel.shard": "2", "parallel.replicate": "2",
-    "parallel.context": "2", "workers.rollouts": "2", "workers.rewards": "2",
-    "workers.address": "1.2.3.4:1 workers.rewards=2",
+    "parallel.context": "2", "workers.rollouts": "2", "workers.shard": "2 workers.rollouts=2",
+    "workers.rewards": "2", "workers.address": "1.2.3.4:1 workers.rewards=2",
     "workers.rollout_gpus": "0.5 workers.rollouts=2", "workers.reward_gpus": "0.5 workers.rewards=2",
     "workers.reward_env": "toy.yaml workers.rewards=2",
     "logging.tensorboard": "true", "logging.wandb": "offline", "logging.trackio": "local", "logging.project": "other",

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from split_runs import FULL, RECIPES, ROUTED, bytes_of, command, sizes_of_parts
+from split_runs import FULL, KILLING, RECIPES, ROUTED, RUNS, bytes_of, command, sizes_of_parts
 from tiny_runs import differences, lora_tensors, metrics, model_tensors, state
 from toy_pipeline import REWARDS as TOY_REWARDS
 from toy_pipeline import reward_list, write_toy
@@ -32,7 +32,6 @@ from flowrl.planning.network import weights_of
 from flowrl.rewards import REWARDS
 from flowrl.training.processes.mesh import Shards, in_step
 
-RUNS = {"sd3": "grpo", "wan": "forward", "flux": "preference", "qwen_image": "backprop"}
 FORMS = [form for form, library in LIBRARIES.items() if find_spec(library)]
 BESIDE = {
     **{form: (f"pipeline.quantize={form}", "policy.lora_variant=rslora") for form in FORMS},
@@ -48,20 +47,6 @@ FEW_BITS = (
 ROUNDS = ("prompts_per_step=3", "micro_batch_size=2", "rollout_batch_size=2", "num_iterations=2", "optim.lr=0.1",
           "curriculum.max_rounds=3", "sampler.trained_fraction=0.67", "sampler.trained_steps=random")  # fmt: skip
 FULL_BESIDE = {"kept": ("keep_graphs=true",), "compiled": ("pipeline.compile=blocks",)}
-KILLING = """
-import os, signal
-from pathlib import Path
-from flowrl.training import checkpoints
-
-stock = checkpoints._write_tensors
-def write(path, state):
-    if path.name == "part-001.pt" and path.parent.name == ".000002" and not Path(__file__).with_suffix(".was").exists():
-        path.write_bytes(b"half")
-        Path(__file__).with_suffix(".was").touch()
-        os.kill(os.getpid(), signal.SIGKILL)
-    return stock(path, state)
-checkpoints._write_tensors = write
-"""
 STOPPING = """
 import os, signal
 calls = []

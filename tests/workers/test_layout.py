@@ -72,6 +72,9 @@ def test_workers_get_the_gpus_that_no_learner_has(tmp_path: Path, monkeypatch: p
         local_gpus(config, torch.device("cuda", 0), 2)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
     assert local_gpus(config, torch.device("cuda", 0), 1) == ["5", "6", "7"]
+    split = toy_config(write_toy(tmp_path), "workers.rollouts=2", "workers.shard=2")
+    with pytest.raises(ValueError, match=r"ask for 4 GPUs .*rollouts=2 of workers\.shard=2 processes of 1.* has 3 for"):
+        local_gpus(split, torch.device("cuda", 0), 1)
 
 
 def test_every_process_that_learns_keeps_its_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -94,6 +97,8 @@ def test_one_gpu_is_shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     shared = toy_config(write_toy(tmp_path), "workers.rollouts=2", "workers.rollout_gpus=0.3")
+    with pytest.raises(ValueError, match="weights by NCCL each need a GPU: set"):
+        toy_config(write_toy(tmp_path), "workers.rollouts=1", "workers.shard=2", "workers.rollout_gpus=0.5")
     assert local_gpus(shared, torch.device("cuda", 0), 1) == ["0"]
     with pytest.raises(ValueError, match="give shares below 1"):
         local_gpus(toy_config(write_toy(tmp_path), "workers.rollouts=2"), torch.device("cuda", 0), 1)

@@ -16,9 +16,10 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from toy_pipeline import toy_config, write_toy
 
 from flowrl.pipelines.weights.trained_weights import Held
-from flowrl.workers import parcels
+from flowrl.workers import parcels, rollouts
 from flowrl.workers.parcels import Version, lay_down, reachable, read
 from flowrl.workers.ray_backend import RayBackend
 from flowrl.workers.rollouts import Rollouts
@@ -133,7 +134,7 @@ def test_what_other_machines_get_is_the_same(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(get=lambda reference: reference))
     part, memory = lay_down(held(weights()), [], nowhere)
     assert memory is not None
-    far = part.by_ray(memory, lambda data: data.copy())
+    far = part.by_ray(lambda data: data.copy())
     memory.bytes.zero_()
     assert all(torch.equal(one, weights()[name]) for name, one in read([far], None).items())
 
@@ -158,13 +159,60 @@ def test_a_killed_learner_leaves_nothing() -> None:
     assert sorted(os.listdir("/dev/shm")) == before
 
 
-def test_what_learners_hold_between_them_goes_by_memory_alone() -> None:
-    part, memory = lay_down(held(weights()), [], nowhere)
-    version = Version(number=1, parts=(part, part), memory=memory)
-    backend: Any = SimpleNamespace(_sent={}, put=nowhere)
-    with pytest.raises(ValueError, match=r"send them by memory alone: keep workers on the machine"):
-        RayBackend._parts(backend, version)
-    rollouts: Any = SimpleNamespace(_versions=0, _spare=[], backend=backend, _by_memory=True)
+def test_what_learners_hold_between_them_reaches_other_machines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The part of this learner and that of another, which this one maps, each once; a part that is not there is not
+    sent."""
+    whole, store, (here, there) = weights(), dict[int, Any](), Pipe()
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(get=lambda reference: store[reference]))
+    rows = {"first": slice(0, 50), "second": slice(50, 100)}
+    halves = {
+        name: Held(values=whole["large"][part], dtype=torch.float32, shape=(100, 7), first=part.start * 7)
+        for name, part in rows.items()
+    }
+
+    def put(data: Any) -> int:
+        store[len(store)] = data.copy()
+        return len(store) - 1
+
+    if not (pid := os.fork()):
+        other, kept = lay_down({"large": halves["second"]}, [], nowhere)
+        there.send((other, kept is not None))
+        signal.pause()
+    try:
+        mine, memory = lay_down({"large": halves["first"]}, [], nowhere)
+        backend: Any = SimpleNamespace(_sent={}, put=put)
+        version = Version(number=1, parts=(mine, here.recv()[0]), memory=memory)
+        for _ in range(2):
+            parts = RayBackend._parts(backend, version)
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    assert memory is not None
+    memory.bytes.zero_()
+    assert len(store) == 2
+    assert torch.equal(read(parts, None)["large"], whole["large"])
+    with pytest.raises(OSError, match=str(pid)):
+        RayBackend._parts(backend, replace(version, parts=version.parts[1:]))
+
+
+def test_learners_that_do_not_reach_each_other_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Before Ray is asked, and so before a model loads; one that reaches all ends because another does not."""
+    config = toy_config(write_toy(tmp_path), "workers.rollouts=2", "policy.train=full", "policy.lora_rank=null")
+    run: Any = SimpleNamespace(device=torch.device("cpu"), layout=None)
+    far = replace(lay_down(held(weights()), [], nowhere)[0], process=2**22 + 1)  # above the largest number of a process
+    others: Any = SimpleNamespace(gather=lambda mine: [mine, far], any_needs=lambda flags: flags)
+    monkeypatch.setattr(rollouts, "join_cluster", nowhere)
+    monkeypatch.setattr(rollouts, "shards_of", lambda *_: others)
+    with pytest.raises(ValueError, match=r"do not reach each other's: launch as many processes a machine as"):
+        Rollouts(config, run)
+    others.gather, others.any_needs = (lambda mine: [mine, mine]), (lambda flags: [True])
+    with pytest.raises(ValueError, match="do not reach each other's"):
+        Rollouts(config, run)
+
+
+def test_a_learner_without_memory_for_its_part_ends() -> None:
+    part, _ = lay_down(held(weights()), [], nowhere)
+    given: Any = SimpleNamespace(_versions=0, _spare=[], backend=SimpleNamespace(put=nowhere), _by_memory=True)
     split: Any = SimpleNamespace(gather=lambda mine: [mine, replace(part, memory=-1)])
     with pytest.raises(ValueError, match=r"found no memory to lay it down for workers: free some"):
-        Rollouts.send(rollouts, held(weights()), split)
+        Rollouts.send(given, held(weights()), split)

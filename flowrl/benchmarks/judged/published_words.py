@@ -30,8 +30,7 @@ def constants(path: Path) -> dict[str, str]:
 
 def messages(path: Path, function: str) -> Words:
     """The system and user turns of a chat request in a Python file's function, one image after the text.
-    `{record['Name']}` becomes the field `{name}`. Raises ValueError: no such function, or it is written in another
-    way."""
+    `{record['Name']}` becomes the field `{name}`. Raises ValueError: no such function, or one of another form."""
     wanted = [node for node in _tree(path).body if isinstance(node, ast.FunctionDef) and node.name == function]
     texts = [
         _text(value, path)

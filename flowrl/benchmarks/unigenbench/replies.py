@@ -27,8 +27,7 @@ class Reply:
 
 def parse_reply(text: str | None, num_points: int) -> list[Any] | None:
     """The scores of a judge's whole reply to `num_points` test points; None if there is none or it cannot be read, and
-    must be asked for again. One entry per test point, of whatever type the judge wrote; `aggregate` counts those that
-    equal 1."""
+    must be asked for again. One entry per test point, of any type; `aggregate` counts those that equal 1."""
     reply = read_reply(text, num_points)
     return None if reply is None else reply.score
 

@@ -242,8 +242,7 @@ def results_of(
     folder: Path = Path(),
 ) -> Sweep:
     """Computes results from columns. `drifts` are distances of the tuned model under "", and of other runs under their
-    names; the notes that the numbers call for are added. Raises ValueError: a reward failed on every image of a
-    setting."""
+    names; adds the notes that the numbers call for. Raises ValueError: a reward failed on all images of a setting."""
     plain = [
         SettingResult(
             setting=setting,

@@ -75,6 +75,11 @@ def device_kind(device: str) -> str:
     return gpu if kind in ("auto", gpu) else "cpu"
 
 
+def backend_of(kind: str) -> str:
+    """The backends of a group of processes on a kind of device, as torch.distributed names them."""
+    return "cuda:nccl,cpu:gloo" if kind == "cuda" else "gloo"
+
+
 def wait_for(device: torch.device) -> None:
     """Returns when a GPU has done all its work; at once on the CPU."""
     if device.type != "cpu":
@@ -92,8 +97,9 @@ def accelerator_of(device: str) -> Accelerator:
     if number:
         torch.cuda.set_device(int(number))  # accelerate's "cuda" is the current device
     found = device_kind(device)
-    backend = "cuda:nccl,cpu:gloo" if found == "cuda" else "gloo"
-    group = [InitProcessGroupKwargs(backend=backend, timeout=PATIENCE)] if world > 1 and found != "mps" else []
+    group = (
+        [InitProcessGroupKwargs(backend=backend_of(found), timeout=PATIENCE)] if world > 1 and found != "mps" else []
+    )
     accelerator = Accelerator(cpu=found == "cpu", kwargs_handlers=group)
     if kind not in ("auto", "cpu") and accelerator.device.type != kind:
         raise ValueError(

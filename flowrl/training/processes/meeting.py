@@ -157,8 +157,7 @@ def meet(said: Said, judge: Judge, *, patience: float = 0.0) -> None:
 
     It waits for the others for at least `patience` seconds.
 
-    Raises ValueError: as `Meeting.agree`; process 0 is not reached, or cannot be; the launcher's variables make no
-    sense.
+    Raises ValueError: as `Meeting.agree`; process 0 is not reached; the launcher's variables make no sense.
     """
     if (who := launched()) is not None:
         _meeting(who, max(_limit(), patience)).agree(said, judge)

@@ -163,8 +163,8 @@ def test_one_training_iteration(name: str, tmp_path: Path, capsys: pytest.Captur
     taken, clips = sources_taken(family(name), str(folder), {}), family(name).needed_clips
     assert taken is not None
     least = taken[0]
-    shown = [*[torch.rand(5, 3, 32, 48)] * len(clips), *[torch.rand(3, 32, 40)] * least]
-    given = [shown] if shown else None
+    one_row = [*[torch.rand(5, 3, 32, 48)] * len(clips), *[torch.rand(3, 32, 40)] * least]
+    given = [one_row] if one_row else None
     check_plan_calls_the_network_as_it_is_called(name, folder, loaded, given)
     check_the_negative_half_is_trained_as_told(loaded, given and given * 2)
     for clip in clips:

@@ -144,8 +144,8 @@ def test_runs_are_merged_with_the_average_of_their_loras(
     old, new = load_file(tiny_sd3_folder / WEIGHTS), load_file(to / WEIGHTS)
     found = [saved_loras(Path(place))[""] for place in loras]
     for layer in found[0].layers:
-        one, other = (merge_weight(old[f"{layer}.weight"], lora, layer) for lora in found)
-        assert_same_sum(new[f"{layer}.weight"], (one + other) / 2)
+        parts = [merge_weight(old[f"{layer}.weight"], lora, layer) for lora in found]
+        assert_same_sum(new[f"{layer}.weight"], sum(parts[1:], parts[0]) / 2)
     capsys.readouterr()
     wrong = ["merge", loras[0], str(tmp_path / "other"), "--also", loras[1], "--weights", "1"]
     assert main(wrong) == 1

@@ -87,8 +87,9 @@ def by_memory(spare: list[SharedBytes]) -> Callable[[Mapping[str, Held], Callabl
 def by_ray(weights: Mapping[str, Held], put: Callable[[Any], Any]) -> Shard:
     """Laid down, and put into the object store from there."""
     part, memory = lay_down(weights, [], put)
-    assert memory is not None
-    return part.by_ray(memory, put)
+    sent = part.by_ray(put)
+    assert memory is not None  # which the part lies in until it is sent
+    return sent
 
 
 def main() -> None:
