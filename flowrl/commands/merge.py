@@ -17,7 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("model", metavar="RUN", help="run folder, or folder of a LoRA")
     add("out", type=Path, metavar="OUT", help="new folder for the merged model")
-    add("--also", nargs="+", default=(), metavar="RUN", help="further LoRAs on the same base, to add to the first")
+    add("--also", nargs="+", default=(), metavar="RUN|LORA", help="further LoRAs on the same base, to add to the first")
     add("--weights", nargs="+", type=float, metavar="W", help="of each LoRA, RUN first (default: their average)")
     add("--base", metavar="MODEL", help="stock folder to merge into (default: the files of the run's own base)")
     unquantised = "for a run over quantised weights: merge into the base as it is on disk"

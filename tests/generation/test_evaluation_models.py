@@ -57,9 +57,10 @@ OTHER_THAN_STOCK = {
     "chroma": (40, 3.0),
     "hunyuan_image": (50, 3.5),
     "hunyuan_video15": (50, 6.0),
+    "motif_video": (50, 8.0),
 }
 """Families that model cards sample otherwise than the stock call does unless told: 3.5 Medium, Kontext, Chroma1-HD; and
-HunyuanImage and HunyuanVideo-1.5, whose scale is that of their `guider` and no argument."""
+HunyuanImage, HunyuanVideo-1.5 and Motif-Video, whose scale is that of their `guider` and no argument."""
 
 
 @pytest.mark.parametrize("family", sorted(PIPELINES))
