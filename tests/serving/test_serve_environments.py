@@ -120,7 +120,7 @@ def test_scorers_of_two_environments_answer_at_one_port(tmp_path: Path) -> None:
     finally:
         os.environ.pop("T", None)
         server.send_signal(signal.SIGTERM)
-        out, err = server.communicate(timeout=30)
+        out, err = server.communicate(timeout=120)
     assert server.returncode == 0
     assert out.endswith("Stopped.\n")
     assert "The process of process ended (code -9); it is started again in 1 s." in err

@@ -393,7 +393,7 @@ def test_the_command_serves_a_configuration_until_ctrl_c(
     def client() -> None:
         right = {"Authorization": "Bearer abc"}
         try:
-            until(lambda: _answers(f"http://127.0.0.1:{port}/health"))
+            until(lambda: _answers(f"http://127.0.0.1:{port}/health"), 60)
             seen.append(requests.get(f"http://127.0.0.1:{port}/health", headers=right, timeout=10).json())
         finally:
             os.kill(os.getpid(), signal.SIGINT)
