@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 import os
+import runpy
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,14 +12,13 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TRANSFORMERS_OFFLINE"] = "1"
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-os.environ["PYTHONPATH"] = os.pathsep.join(
-    [str(Path(__file__).parent / "helpers" / "children"), *filter(None, [os.environ.get("PYTHONPATH")])]
-)
 
 import pytest
 
 # Imports make a million objects, which all stay: collections look at them seldom, here and where a test starts Python.
-gc.set_threshold(50_000, 10, 10)
+CHILDREN = Path(__file__).parent / "helpers" / "children"
+os.environ["PYTHONPATH"] = os.pathsep.join([str(CHILDREN), *filter(None, [os.environ.get("PYTHONPATH")])])
+runpy.run_path(str(CHILDREN / "sitecustomize.py"))
 
 # What must outlast a power cut waits for the disk, twenty times a checkpoint; tests see that it asks, and cut no power.
 vars(os)["fsync"] = os.fstat

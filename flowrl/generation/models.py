@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from flowrl.config.locations import at_revision
 from flowrl.config.options import unknown_name
 from flowrl.config.strict_yaml import read_mapping
-from flowrl.config.train import TrainConfig, load_config
+from flowrl.config.train import TrainConfig, load_config, model_location
 from flowrl.generation.sampling_options import SamplingOptions
 from flowrl.prompts.loading import Prompt
 from flowrl.runtime.files import read_json
@@ -132,7 +132,6 @@ class Source:
     @staticmethod
     def of_model(model: str, lora: Path | None) -> Source:
         """A model with its usual sampling."""
-        from flowrl.config.train import model_location
         from flowrl.pipelines import GENERIC, family_of
         from flowrl.pipelines.generic.generic_family import FAMILY
         from flowrl.pipelines.places.known_checkpoints import usual_sampling
@@ -233,7 +232,6 @@ def lora_of(source: Source, model: str, command: str) -> Path:
 def check_source(source: Source, *, judging: str | None = None, videos: bool = False) -> None:
     """Refuses a missing or invalid model or LoRA, as far as it can tell without loading weights. `judging` is the
     command that judges the samples, which takes models of videos or of images alone (`videos`); None takes any."""
-    from flowrl.config.train import model_location
     from flowrl.pipelines import family, family_for
     from flowrl.training.parts import check_cached
 
@@ -262,7 +260,6 @@ def check_source(source: Source, *, judging: str | None = None, videos: bool = F
 def check_lora(place: Path, source: Source) -> None:
     """Reads a LoRA and compares it with the network of a source without its weights. Raises ValueError: there is none,
     it cannot be read, or it belongs to another model."""
-    from flowrl.config.train import model_location
     from flowrl.pipelines import family, stock_of
     from flowrl.pipelines.weights.lora import refuse_other_network
     from flowrl.pipelines.weights.lora_files import read_lora
@@ -283,7 +280,6 @@ def load_source(source: Source, device: str | None = None) -> Pipeline:
     """Loads the pipeline with its LoRA, on the named device or else the best one."""
     import torch
 
-    from flowrl.config.train import model_location
     from flowrl.pipelines import family, stock_of
     from flowrl.pipelines.weights.loading_choices import Loading
     from flowrl.pipelines.weights.lora import add_saved_lora
@@ -351,7 +347,6 @@ def label_of(model: str, lora: Path | None = None) -> str:
 def fingerprint(source: Source) -> str | None:
     """A hash of the model's and LoRA's files as `flowrl.training.model_files.add_file` reads them, or a hub id's
     commit; None if the id is not on this machine yet."""
-    from flowrl.config.train import model_location
     from flowrl.pipelines.places.lora_places import files_of_lora
 
     digest = hashlib.sha256()

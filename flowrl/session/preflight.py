@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from flowrl.config.base import SETTINGS, config_files
 from flowrl.config.overrides import Settings, setting_keys
 from flowrl.config.strict_yaml import ConfigError, refuse
-from flowrl.config.train import TrainConfig, is_here, load_config
+from flowrl.config.train import TrainConfig, is_here, load_config, location_of
 from flowrl.runtime.failures import Faults, found_by
 
 if TYPE_CHECKING:
@@ -96,7 +96,6 @@ def preflight(config: TrainConfig, *, here: bool = True, stand_in: bool = False)
 
 def resolve(config: TrainConfig, prompts: RunPrompts, looked: Looked | None = None) -> Ready:
     """Resolves valid settings into the parts of a run; `looked` is what the checks found."""
-    from flowrl.config.train import location_of
     from flowrl.credit import CREDIT
     from flowrl.rewards.base.specs import check_reward
     from flowrl.training.parts import init_lora, model_family
@@ -203,7 +202,6 @@ def _read(settings: PromptsConfig, looked: Looked, *, only_here: bool) -> None:
 
 def _of_prompts(given: Mapping[str, Any], looked: Looked) -> Iterator[str]:
     """What prompts lack for the model and the rewards, or give that the model does not take."""
-    from flowrl.config.train import location_of
     from flowrl.generation.prompt_checks import reward_faults, source_faults, sources_taken
     from flowrl.training.parts import family_options
 
@@ -229,7 +227,6 @@ def _of_prompts(given: Mapping[str, Any], looked: Looked) -> Iterator[str]:
 def _of_whole(config: TrainConfig, looked: Looked, *, here: bool) -> Iterator[Callable[[], object]]:
     """Checks whether the sections fit together."""
     from flowrl.config.together import check_together
-    from flowrl.config.train import location_of
     from flowrl.pipelines.arithmetic.compiling import check_compile
     from flowrl.pipelines.weights.quantize import check_quantize
     from flowrl.rewards.actors.ray_rewards import check_reward_workers
@@ -290,7 +287,6 @@ def _check_number(config: TrainConfig, looked: Looked) -> None:
 
 def _check_trained(config: TrainConfig, known: ModelFamily, looked: Looked) -> None:
     """Refuses weights that cannot be trained and names of layers that match none."""
-    from flowrl.config.train import location_of
     from flowrl.pipelines.shared.saved_model import check_full
     from flowrl.pipelines.weights.lora import refuse_other_network
     from flowrl.training.parts import init_lora, lora_of
@@ -308,7 +304,6 @@ def _check_trained(config: TrainConfig, known: ModelFamily, looked: Looked) -> N
 
 def _check_negative(config: TrainConfig, known: ModelFamily) -> None:
     """Refuses to skip or recompute the negative half of guidance if there is no such half."""
-    from flowrl.config.train import location_of
 
     trained, scale = config.sampler.train_negative, recipe_of(config).trained_scale(config)
     if trained is not True and known.rows(location_of(config.pipeline), scale) == 1:
@@ -322,7 +317,6 @@ def _check_negative(config: TrainConfig, known: ModelFamily) -> None:
 
 def check_memory(config: TrainConfig, known: ModelFamily) -> None:
     """Refuses to train beside whole paths where guidance goes by earlier steps of a path."""
-    from flowrl.config.train import location_of
     from flowrl.credit import CREDIT
     from flowrl.training.parts import family_options
 

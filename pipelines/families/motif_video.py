@@ -28,6 +28,7 @@ from flowrl.pipelines.shared.family_pipeline import Family, FamilyPipeline
 from flowrl.pipelines.shared.stock_schedules import check_flow_scheduler, flow_levels_of
 from flowrl.pipelines.weights.lora import JOINT_ATTENTION
 from flowrl.samplers.guidance import Velocity
+from flowrl.samplers.guidance_rules import Rule
 from flowrl.samplers.path_memory import AdaptiveProjection
 from flowrl.trajectory import Conditioning
 
@@ -53,9 +54,8 @@ def arguments(p: FamilyPipeline, x: Tensor, timestep: Tensor, cond: Conditioning
 def guided(p: FamilyPipeline, asked: Guidance) -> Velocity:
     """In two passes, by projections unless the options say otherwise."""
     chosen = p.options
-    rule = AdaptiveProjection(longest=chosen.longest, parallel=1.0, momentum=chosen.momentum, dims=(-1, -2, -4))
-    if not chosen.projected:
-        return guided_from_zero(p, asked, distilled=False, rule=lambda no, yes, scale: yes + scale * (yes - no))
+    projected = AdaptiveProjection(longest=chosen.longest, momentum=chosen.momentum, dims=(-1, -2, -4))
+    rule: Rule = projected if chosen.projected else lambda no, yes, scale: yes + scale * (yes - no)
     return guided_from_zero(p, asked, distilled=False, rule=rule)
 
 

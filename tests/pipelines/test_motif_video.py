@@ -11,7 +11,7 @@ import torch
 import video_family as video
 from diffusers import AdaptiveProjectedGuidance, FlowMatchEulerDiscreteScheduler, MotifVideoPipeline
 from diffusers.pipelines.motif_video.pipeline_motif_video import calculate_shift
-from family_sampling import check_published, fresh_stock, idle_tensors, load, start_noise, stock
+from family_sampling import check_published, fresh_stock, idle_tensors, load, replayed_with_memory, start_noise, stock
 from flow_family import bare, check_schedule_is_stocks, edited
 from rounding import assert_same_sum
 from tiny_wan import CHANNELS, OPTIONS, save_tiny_motif_video
@@ -21,9 +21,6 @@ from flowrl.pipelines.families.motif_video import FAMILY
 from flowrl.pipelines.shared.cards import Size
 from flowrl.pipelines.shared.common import normalise
 from flowrl.pipelines.shared.family_pipeline import FamilyPipeline
-from flowrl.runtime.randomness import counter_normal
-from flowrl.samplers import KERNELS, rollout
-from flowrl.samplers.path_memory import PathMemory
 
 SCALE, LONGEST = 8.0, 0.3
 
@@ -100,29 +97,10 @@ def test_another_length_of_padding_is_the_same_function(folder: Path) -> None:
 def test_steps_are_evaluated_again_with_what_guidance_had_kept(folder: Path) -> None:
     """As an update does it: the same numbers to the bit, and gradient for every LoRA tensor."""
     pipeline, policy = video.with_lora(tiny(folder, gradient_checkpointing=True))
-    velocity, schedule, x = (
-        video.guided(pipeline, SCALE),
-        pipeline.schedule(video.STEPS, "diffusers"),
-        start_noise(pipeline),
-    )
-    with torch.no_grad():
-        path = rollout(
-            velocity,
-            x,
-            schedule,
-            KERNELS["flow_sde"],
-            lambda step: counter_normal(x.shape, "step", step),
-            stochastic=range(video.STEPS - 1),
-            keep_velocity=True,
-        )
-    assert path.memory is not None
-    assert path.velocity is not None
-    answers, again = [], video.guided(pipeline, SCALE)
-    for step in path.steps:
-        given = path.states[:, step], schedule.sigma[step], schedule.timestep[step]
-        answers.append(PathMemory(schedule, path.memory[:, step]).along(again)(*given))
-        assert torch.equal(answers[-1], path.velocity[:, step])
-        assert ((again(*given) - answers[-1]).abs().max() > 1e-4) == (step > 0)
+    answers, guided = [], partial(video.guided, pipeline, SCALE)
+    for step, answer, alone in replayed_with_memory(pipeline, guided(), guided(), video.STEPS):
+        answers.append(answer)
+        assert ((alone - answer).abs().max() > 1e-4) == (step > 0)
     assert not idle_tensors(policy, torch.stack(answers).square().sum())
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -18,6 +18,7 @@ from flowrl.pipelines.shared.family_pipeline import Family, FamilyPipeline
 from flowrl.pipelines.weights.lora import Policy
 from flowrl.runtime.randomness import counter_normal
 from flowrl.samplers import KERNELS, Velocity, gaussian_log_prob, rollout
+from flowrl.samplers.path_memory import PathMemory
 from flowrl.trajectory import Conditioning, Schedule
 
 
@@ -67,6 +68,31 @@ def adapted(pipeline: Pipeline, *, rank: int = 2, alpha: int = 4, scale: float =
     policy = Policy(pipeline.denoiser, rank=rank, alpha=alpha, targets=pipeline.lora_targets, seed=1)
     fill_lora(policy, scale=scale)
     return policy
+
+
+def replayed_with_memory(
+    pipeline: Pipeline, velocity: Velocity, again: Velocity, num_steps: int
+) -> Iterator[tuple[int, Tensor, Tensor]]:
+    """Each stochastic step of a rollout under `velocity`, as an update evaluates it by `again`: with what guidance had
+    kept before it, the same to the bit, and without."""
+    schedule, x = pipeline.schedule(num_steps, "diffusers"), start_noise(pipeline)
+    with torch.no_grad():
+        path = rollout(
+            velocity,
+            x,
+            schedule,
+            KERNELS["flow_sde"],
+            lambda step: counter_normal(x.shape, "step", step),
+            stochastic=range(num_steps - 1),
+            keep_velocity=True,
+        )
+    assert path.memory is not None
+    assert path.velocity is not None
+    for step in path.steps:
+        given = path.states[:, step], schedule.sigma[step], schedule.timestep[step]
+        answer = PathMemory(schedule, path.memory[:, step]).along(again)(*given)
+        assert torch.equal(answer, path.velocity[:, step])
+        yield step, answer, again(*given)
 
 
 def replayed(pipeline: Pipeline, velocity: Velocity, b: int, num_steps: int, kernel: str = "flow_sde") -> Tensor:

@@ -23,9 +23,6 @@ from train_command import train
 from flowrl.pipelines.families.hunyuan_image import FAMILY
 from flowrl.pipelines.shared.cards import Size
 from flowrl.pipelines.shared.family_pipeline import FamilyPipeline
-from flowrl.runtime.randomness import counter_normal
-from flowrl.samplers import KERNELS, rollout
-from flowrl.samplers.path_memory import PathMemory
 
 PROMPTS = ["a red circle", 'a sign that says "GO"']
 STEPS, SCALE = 5, 3.5
@@ -99,26 +96,11 @@ def test_steps_are_evaluated_again_with_what_guidance_had_kept(folders: dict[str
     """As an update does it: the same numbers to the bit, gradient for every LoRA tensor, and other numbers without."""
     pipeline = load(folders["base"], gradient_checkpointing=True)
     policy = flow.adapted(pipeline)
-    velocity, schedule, x = guided(pipeline, SCALE), pipeline.schedule(STEPS, "diffusers"), start_noise(pipeline)
-    with torch.no_grad():
-        path = rollout(
-            velocity,
-            x,
-            schedule,
-            KERNELS["flow_sde"],
-            lambda step: counter_normal(x.shape, "step", step),
-            stochastic=range(STEPS - 1),
-            keep_velocity=True,
-        )
-    assert path.memory is not None
-    assert path.velocity is not None
-    answers, again = [], guided(pipeline, SCALE)
-    for step in path.steps:
-        given = path.states[:, step], schedule.sigma[step], schedule.timestep[step]
-        answers.append(PathMemory(schedule, path.memory[:, step]).along(again)(*given))
-        assert torch.equal(answers[-1], path.velocity[:, step])
-        alone = (again(*given) - answers[-1]).abs().amax(dim=(1, 2, 3)) > 1e-3
-        assert alone.tolist() == [step > 1, step > 2]
+    answers, velocity = [], partial(guided, pipeline, SCALE)
+    for step, answer, alone in family_sampling.replayed_with_memory(pipeline, velocity(), velocity(), STEPS):
+        answers.append(answer)
+        differs = (alone - answer).abs().amax(dim=(1, 2, 3)) > 1e-3
+        assert differs.tolist() == [step > 1, step > 2]
     assert not family_sampling.idle_tensors(policy, torch.stack(answers).square().sum())
 
 
