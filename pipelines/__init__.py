@@ -34,8 +34,7 @@ STOCK = {stock: name for name, entry in tables()["families"].items() for stock i
 
 def family_of(model: str) -> str:
     """The family of a model: for a folder from its model_index.json, for a hub id from the published checkpoints or
-    from that file, which it fetches. Raises ValueError: a class that no family loads, or a hub id that does not exist
-    or cannot be looked up."""
+    from that file, which it fetches. Raises ValueError: no family loads the class, or the hub id is not found."""
     found = known_family(model)
     if found is None:
         raise ValueError(refusal(model, ask(model), list(PIPELINES)))

@@ -22,8 +22,7 @@ from flowrl.rewards.networks.detectors import Detector, DetectorOptions, detecto
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Geneval:
-    """Does the image show what its prompt's GenEval record asks for? An item is invalid ("missing_field") without a
-    readable record."""
+    """Does the image show what its prompt's GenEval record asks for? Without one it is invalid ("missing_field")."""
 
     credit: Literal["graded", "strict", "official"] = "graded"
     """The value. `graded`: partial credit, may be negative (what Flow-GRPO trains on); `strict`: 1 if everything is
@@ -36,8 +35,7 @@ class Geneval:
     drawings; for photos `openmmlab`, the benchmark's own (you fetch its file), or `mask2former` from the hub (its
     numbers do not compare with published ones)."""
     detector: str | None = None
-    """The detection model: of `openmmlab` the released file, of `mask2former` a folder or a hub id; null takes the
-    judge's default."""
+    """The detection model: `openmmlab`'s released file, `mask2former`'s folder or hub id; null takes the default."""
     clip_model: str | None = None
     """The colour model of either, a folder or a hub id; null takes the default."""
     rgb_as_bgr: bool | None = None

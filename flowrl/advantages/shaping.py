@@ -216,8 +216,7 @@ class Real:
             raise ValueError(f"tau divides log-ratios and must be above 0, got {self.tau}: published is 0.5")
 
     def __call__(self, reward_B: Float[Tensor, " B"], group_B: Int[Tensor, " B"]) -> Float[Tensor, " B"]:
-        """Advantages [B] of verdicts [B], 0 or 1; NaN stays NaN and counts nowhere. Raises ValueError: other rewards,
-        or shapes differ."""
+        """Advantages [B] of verdicts [B], 0 or 1; NaN stays, uncounted. Raises ValueError: other rewards or shapes."""
         check_columns(reward_B=reward_B, group_B=group_B)
         valid = ~reward_B.isnan()
         if not bool(((reward_B == 0) | (reward_B == 1) | ~valid).all()):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import dataclasses
-import inspect
 import typing
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from typing import Any
 
 from flowrl.config.source_syntax import text_after
 from flowrl.config.strict_yaml import describe_type
+from flowrl.runtime.syntax import parse_python
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,7 +39,7 @@ def key_docs(cls: type[Any], prefix: str = "") -> Iterator[KeyDoc]:
 
 def field_texts(cls: type[Any]) -> dict[str, str]:
     """Field -> the docstring below it, in one line."""
-    (body,) = ast.parse(inspect.cleandoc("\n" + inspect.getsource(cls))).body
+    (body,) = parse_python(cls).body
     assert isinstance(body, ast.ClassDef)
     return fields_of(body)
 

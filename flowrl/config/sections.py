@@ -45,8 +45,7 @@ class PipelineConfig:
     """The generator that is trained."""
 
     name: str | None = None
-    """Model family: the name of its file in `pipelines/`. Null reads it from the model: a folder, an asset or a
-    published checkpoint."""
+    """Model family: the name of its file in `pipelines/`. Null reads it from the model: folder, asset, checkpoint."""
     model: str
     """A diffusers folder, a hub id, or ``asset:NAME`` for one that ships with flowrl (``asset:tiny-sd3``)."""
     revision: str | None = None

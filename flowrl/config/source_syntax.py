@@ -11,6 +11,8 @@ from functools import cache
 from importlib import resources
 from pathlib import Path
 
+from flowrl.runtime.syntax import parse_python
+
 PACKAGE = Path(str(resources.files("flowrl")))
 
 
@@ -33,7 +35,7 @@ def tree_of(module: str) -> ast.Module:
     path = module_path(module)
     if path is None:
         raise ValueError(f"there is no module {module} in the package")
-    return ast.parse(path.read_text(encoding="utf-8"))
+    return parse_python(path.read_text(encoding="utf-8"))
 
 
 @cache

@@ -48,8 +48,7 @@ CANNOT = (ValueError, OSError, ImportError, RuntimeError, MemoryError)
 def diagnose_configuration(
     given: str | Mapping[str, Any], overrides: Settings, *, step: bool, offline: bool
 ) -> Examination:
-    """Checks all that can be known about a configuration before its run; `step` trains two iterations, `offline` leaves
-    out requests to the hub."""
+    """Checks all that can be known of a configuration before its run; `step` trains twice, `offline` asks no hub."""
     about = f"The configuration {SETTINGS if isinstance(given, Mapping) else given}"
     try:
         path, name = named_config(given)

@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 from flowrl.config.spelling import closest
+from flowrl.runtime.syntax import parse_python
 
 _DEEPEST = 20
 _MOST = 10_000  # lines that are followed: a loop may have no end
@@ -39,7 +40,7 @@ _CALLS: dict[str, Callable[..., Any]] = {"int": int, "float": float, "max": max,
 def functions_of(path: Path) -> dict[str, ast.FunctionDef]:
     """The functions of a file. Raises ValueError: it is not Python."""
     try:
-        body = ast.parse(path.read_text(encoding="utf-8")).body
+        body = parse_python(path.read_text(encoding="utf-8")).body
     except SyntaxError as error:
         raise ValueError(f"{path} is not Python: line {error.lineno}: {error.msg}") from None
     except (ValueError, RecursionError, MemoryError):  # no text, a null byte, or nested without end

@@ -15,8 +15,7 @@ FILE = "bench.json"
 RUNS = Path("runs")
 """Where benches are written unless told otherwise, and looked for."""
 PEAKS = {"4090": 165.2, "A100": 312.0, "L40S": 362.1, "H100": 989.4, "H200": 989.4, "B200": 2250.0}
-"""GPU -> TFLOP/s of bfloat16 products with float32 sums and no sparsity, by the makers' data sheets (SXM where there is
-one)."""
+"""GPU -> TFLOP/s of bfloat16 products with float32 sums, dense, by the makers' data sheets (SXM where it exists)."""
 SHARES = (0.213, 0.462)
 """Published shares of the peak in training of large transformers: GPT-3's and PaLM's (arXiv 2204.02311, table 3); Llama
 3's, 0.38 to 0.43, lies between them (arXiv 2407.21783, table 4)."""

@@ -44,8 +44,7 @@ class Budget:
         return share_spent(self.limits, self.counters)
 
     def evaluation_due(self, done: int, *, last: bool) -> bool:
-        """Whether to evaluate after `done` iterations, unless that was done. The budget's due evaluations then count as
-        made."""
+        """Whether to evaluate after `done` iterations, unless that was done. The budget's due ones are then made."""
         if parts := self.evals:
             reached = min(parts, max(int(self.spent() * parts), done * parts // self.num_iterations))
             due = last or reached > self.counters["evals"]

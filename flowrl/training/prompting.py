@@ -89,8 +89,7 @@ def guided(
 
 
 def caching(pipeline: Pipeline, threshold: float) -> AbstractContextManager[Callable[[Velocity], Velocity]]:
-    """Inside, velocities of one rollout that went through what it gives are drawn with First-Block Cache; at threshold
-    0 they stay as they are."""
+    """Inside, one rollout's velocities through what it gives use First-Block Cache; at threshold 0 none do."""
     if threshold == 0:
         return nullcontext(lambda velocity: velocity)
     from flowrl.pipelines.arithmetic.first_block import first_block_cache  # diffusers takes seconds to import

@@ -84,8 +84,7 @@ def owned_folder(folder: Path | None, name: str, *, resumed: bool, device: str, 
 
 
 class Run:
-    """One run on one or more processes; only the main one writes, and nothing of a continued run, which may be refused,
-    before `begin`."""
+    """One run on one or more processes; only the main one writes; of a continued run nothing before `begin`."""
 
     def __init__(
         self, folder: Path, config: TrainConfig, *, name: str, inputs: Mapping[str, Any], resumed: bool,

@@ -74,8 +74,7 @@ class Shard:
         return replace(self, bundles=tuple(replace(one, reference=put(data.numpy())) for one, data in arrived))
 
     def arrived(self) -> Iterator[Tensor]:
-        """The bytes of each bundle. Raises ValueError: they are not those that were laid down; OSError: they are not
-        there, or not any more."""
+        """The bytes of each bundle. Raises ValueError: they are not those laid down; OSError: they are gone."""
         for one in self.bundles:
             if one.reference is None:
                 place = one.start % mmap.ALLOCATIONGRANULARITY

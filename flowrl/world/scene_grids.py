@@ -69,8 +69,7 @@ def grid_records() -> tuple[list[Record], list[Record]]:
 
 def grid_verdict(image: UInt8[np.ndarray, " h w 3"], record: Mapping[str, Any]) -> GridVerdict:
     """Judges an image of the embedded world, uint8 `[H, W, 3]`, RGB: what does each quarter hold, is it what the
-    record's `sub_prompts` ask for, one object each, and do the quarters agree? Raises ValueError for a record unlike
-    `grid_record`'s."""
+    record's `sub_prompts` ask for, one object each, and do they agree? Raises ValueError: not `grid_record`'s."""
     asked = asked_objects(record)
     channels_first = torch.from_numpy(np.ascontiguousarray(image)).permute(2, 0, 1)
     cells = split_grid(channels_first[None], ROWS, COLUMNS)[0].permute(0, 2, 3, 1).numpy()

@@ -10,7 +10,6 @@ from __future__ import annotations
 import ast
 import hashlib
 import inspect
-import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -20,6 +19,7 @@ import torch
 from torch import Tensor
 
 from flowrl.pipelines.generic.stock_call import NEGATIVE
+from flowrl.runtime.syntax import parse_python
 
 Text = tuple[Any, ...]
 """What `encode_prompt` returned for one text, a tuple also where it is one thing."""
@@ -36,7 +36,7 @@ def text_id(text: str, images: Sequence[str] = ()) -> int:
 def returned_names(encode: Callable[..., Any]) -> tuple[str, ...]:
     """Names in the last `return` of a function, from its source; none without its source."""
     try:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(encode))))
+        tree = parse_python(inspect.unwrap(encode))
     except (OSError, TypeError, SyntaxError):
         return ()
     found = [node.value for node in ast.walk(tree) if isinstance(node, ast.Return) and node.value is not None]

@@ -28,8 +28,7 @@ KINDS = ("pointwise", "remote", "groupwise", "pairwise", "adversarial")
 """How a reward looks at a batch: item by item, item by item elsewhere, whole groups, pairs, or jointly trained."""
 
 JUDGED = ("groups", "videos", "edits", "sounds")
-"""What a reward may need besides single images: all images of a prompt, frames, the image to be edited, or the sound
-of a clip."""
+"""What a reward may need besides single images: all images of a prompt, frames, the edited image, a clip's sound."""
 
 VERDICTS = "geneval"
 """The name that evaluations give to the verdicts of a reward that `gives_verdicts`."""

@@ -27,6 +27,7 @@ import torch
 from flowrl.config.options import unknown_name
 from flowrl.runtime.randomness import Part, counter_seed
 from flowrl.runtime.scrubbing import say as print
+from flowrl.runtime.syntax import parse_python
 
 IMPORT_SECONDS, CALL_SECONDS = 10.0, 60.0
 """Seconds after which a wait is explained: an endless loop looks like hard work."""
@@ -122,7 +123,7 @@ def content_of(file: str) -> str:
 def _imports(source: bytes, folder: Path) -> Iterator[Path]:
     """The files of a folder that a Python file imports from it; all files of an imported package."""
     try:
-        tree = ast.parse(source)
+        tree = parse_python(source)
     except (SyntaxError, ValueError):  # a file that nothing could import
         return
     for node in ast.walk(tree):

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from flowrl.benchmarks.judged.cases import Words
+from flowrl.runtime.syntax import parse_python
 
 IMAGE = "<image>"
 
@@ -68,6 +69,6 @@ def _text(node: ast.expr, path: Path) -> str:
 
 def _tree(path: Path) -> ast.Module:
     try:
-        return ast.parse(path.read_text(encoding="utf-8"))
+        return parse_python(path.read_text(encoding="utf-8"))
     except (OSError, SyntaxError, ValueError) as error:
         raise ValueError(f"{path} cannot be read as Python ({error}): give the published file.") from error

@@ -43,8 +43,7 @@ def check_trackers(wandb: str, trackio: str, tensorboard: bool | None = None) ->
 
 def open_trackers(settings: Mapping[str, Any], text: str, folder: Path, *, run: str, resumed: bool) -> Trackers:
     """Opens them on the main process. Settings are sections as mappings, `text` the configuration's, and `run` the
-    identity that it keeps when it is continued. Raises ValueError: a tracker on another machine refuses the run, or
-    does not answer."""
+    identity that it keeps when it is continued. Raises ValueError: a distant tracker refuses or does not answer."""
     own, shown = settings["logging"], dict[str, Any](settings_without_secrets(settings))
     found: list[Tracker] = []
     if own["tensorboard"] or (own["tensorboard"] is None and importlib.util.find_spec("tensorboard") is not None):
