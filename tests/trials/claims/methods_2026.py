@@ -175,7 +175,8 @@ PARTS = {
     "art_2": ("art_2", "fast_2", "nft_2"),
     "cold": ("sft", "cold"),
     "teachers": (*HALVES, "student", "joint"),
-    "votes": ("votes", "votes_flipped", "votes_2"),
+    "votes": ("votes", "votes_flipped"),
+    "votes_2": ("votes_2",),
 }
 """What is trained together, in order."""
 
