@@ -168,9 +168,19 @@ def test_one_state_has_the_odds_of_the_law(query: tuple[float, float]) -> None:
         assert drawn[place] / count == pytest.approx(odds, abs=4 * (odds * (1 - odds) / count) ** 0.5)
 
 
+def test_a_share_of_the_states_is_off_the_path() -> None:
+    count = 2000
+    for share in (0.0, 0.3, 1.0):
+        drawn = sum(Opd(off_policy=share).noised_again(1, image, 0) for image in range(count)) / count
+        assert drawn == pytest.approx(share, abs=4 * (share * (1 - share) / count) ** 0.5)
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
+        ({"off_policy": -0.1}, "share of states, from 0 to 1, got -0.1"),
+        ({"off_policy": 1.5}, "share of states, from 0 to 1, got 1.5"),
+        ({"off_policy": float("nan")}, "share of states, from 0 to 1, got nan"),
         ({"states": 0}, "at least 1 state of a path, got 0"),
         ({"states": 1, "query": (0.0, 1.0)}, "above 0, got [0.0, 1.0]"),
         ({"query": (5.0, 2.0)}, "states is all, so none is drawn"),
