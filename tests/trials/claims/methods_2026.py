@@ -28,10 +28,12 @@ is a control that no configuration offers. `art`, DiffusionART, DiffusionNFT and
 `teachers`, two specialists of 4,000 evaluations each on one half of the prompts, then 4,000 of distilling both into one
 LoRA, against 12,000 on all prompts. `votes`, twelve iterations of 16 votes, a tenth of them wrong or none.
 
-The first hour ended before `votes`. What was added to the plan for it, when the other pairs were known and none of its
-trainings had begun: which votes are wrong depends on the seed; evaluations after every fourth iteration tell, beside
-the pair, how many votes each side needs until its mean score has risen by 0.02; and `votes_2` has the same number of
-votes in pairs of images, in place of groups of four. Pairs are corrected again, over all that are measured by then.
+The first hour ended before `votes`. What was added to the plan for it, when the other pairs were known and none of
+its trainings had begun: which votes are wrong depends on the seed; evaluations of the first seed after every fourth
+iteration tell, beside the pair, how many votes each side needs until its score has risen by 0.02; and `votes_2` has
+the same number of votes in pairs of images, in place of groups of four. Pairs are corrected again, over all that are
+measured by then. The other seeds were to have these evaluations too, until the machine turned out to be shared: that
+was cut when the first seed was done.
 
 What became of it: `by_image` turned out to be another control than was meant. Advantages are taken among the images of
 a prompt that share a step, so that a draw for each image leaves groups of one or two; its pair is not judged.
@@ -74,7 +76,6 @@ from flowrl.statistics.crossed import (
     crossed_estimate,
     estimate_of,
     holm,
-    mean_curve,
 )
 from flowrl.statistics.means import ScoreRow
 from flowrl.training import paths
@@ -100,7 +101,8 @@ PAIRS = ["prompts_per_step=24", "group_size=2"]
 STEPS = ["tiny_flash_grpo", "prompts_per_step=12", "group_size=4", "eval.num_prompts=24"]
 SPECIALIST = ["tiny_recommended", "prompts_per_step=8", "group_size=6"]
 STUDENT = ["tiny_opd", "num_iterations=10", "eval_every=10", "sampler.guidance_scale=3", "sampler.num_steps=6"]
-VOTED, RISE = ["tiny_votes", "num_iterations=12", "eval_every=4", "eval.initial=true"], 0.02
+VOTED, RISE = ["tiny_votes", "num_iterations=12", "eval_every=12"], 0.02
+WATCHED = ["eval_every=4", "eval.initial=true"]  # of the first seed
 GRADIENT, BOTH = "gradient", "both halves"
 
 
@@ -316,12 +318,9 @@ def side_of(runs: Sequence[RunData], metrics: Sequence[str], before: RunData | N
         "drift": [run.evaluations[-1].get("eval/kl") for run in runs],
         "dead_groups": [fmean(row.get("zero_std_ratio", 0.0) for row in run.train) for run in runs],
     }
-    if all(0 in run.image_rows for run in runs):
+    if before is None and 0 in runs[0].image_rows:
         before = runs[0]
-        curves = [
-            ([row["iteration"] for row in run.evaluations], [row[SCORE] for row in run.evaluations]) for run in runs
-        ]
-        found["curve"] = [[int(at), float(value)] for at, value in zip(*mean_curve(curves), strict=True)]
+        found["curve"] = [[row["iteration"], row[SCORE]] for row in before.evaluations]
     for metric in metrics:
         by_task = metric == SCORE
         found[metric] = {"each_seed": [crossed_estimate([images(run, metric)], by_task=by_task).mean for run in runs]}
@@ -353,8 +352,8 @@ def kept(folder: Path, before: RunData) -> dict[str, list[dict[str, float]]]:
 
 
 def votes(folder: Path, name: str, curve: Sequence[Sequence[float]]) -> dict[str, Any]:
-    """The votes of a side's trainings, how many were wrong, and how many its mean score took to rise by `RISE`; null
-    where it never did."""
+    """The votes of a side's trainings, how many were wrong, and how many the score of its first seed took to rise by
+    `RISE`; null where it never did."""
     counted = [json.loads(votes_of(folder / f"{name}-s{seed}").read_text(encoding="utf-8")) for seed in SEEDS]
     at, score = zip(*curve, strict=True)
     needed = cost_to_reach([16 * iteration for iteration in at], score, score[0] + RISE)
@@ -383,10 +382,11 @@ def report(folder: Path, facts: dict[str, Any], out: Path, *, added: Sequence[st
     sides = dict(earlier.get("sides", {}))
     for name, runs in done.items():
         halves, steps = name in PARTS["routes"], name.startswith("by_")  # these have images of their own
+        voted = SIDES[name].flips is not None
         metrics = [BOTH, f"{REWARD}left", f"{REWARD}right"] if halves else [SCORE]
         sides[name] = {"settings": " ".join(SIDES[name].words), "rated": SIDES[name].rated}
-        sides[name] |= side_of(runs, metrics, half if halves else None if steps else screen)
-        if SIDES[name].flips is not None:
+        sides[name] |= side_of(runs, metrics, half if halves else None if steps or voted else screen)
+        if voted:
             sides[name] |= votes(folder, name, sides[name]["curve"])
     made = {"added": [*earlier.get("added", ()), {"parts": list(added), **origin()}]} if added else origin()
     written = (
@@ -436,7 +436,8 @@ def main() -> None:
     for part in given.parts or [name for name in PARTS if name != "routes"]:
         for seed in () if given.report_only else SEEDS:
             for name in PARTS[part]:
-                train(folder, name, seed, rate=rate)
+                watched = SIDES[name].flips is not None and seed == SEEDS[0]
+                train(folder, name, seed, rate=rate, more=WATCHED if watched else ())
         if not given.parts:
             report(folder, facts, given.out)
     if given.parts:
