@@ -5,8 +5,7 @@ velocity is moved towards a target, by a squared distance with a weight of the s
 
 - `opd`: the velocity of the prompt's teacher, by any kernel or the ODE. A teacher is the model itself at another
   guidance scale, which the policy then absorbs, or a LoRA on it; each prompt has one, by its metadata
-  (`policy.teachers`). Rewards, if there are any, are logged; without rewards nothing is decoded. A share of the states
-  can be off the path: its finished latent, noised again.
+  (`policy.teachers`). Rewards, if there are any, are logged; without rewards nothing is decoded.
 - `art`: by the ODE, the rollout's velocity, moved along the direction in which the rewards of the prompt's images rise.
 A prompt of equal rewards is left out.
 
@@ -69,8 +68,7 @@ Turn = tuple[int, Tensor]  # place of a teacher, and states [b] that it teaches
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Visited:
     """This process's paths, on the host, with the counters of each [n], and of each trained state [M] its image, step,
-    whether it is off the path, and the weight of its loss; the direction [p, *latent] of each prompt, if the target is
-    along it."""
+    and the weight of its loss; the direction [p, *latent] of each prompt, if the target is along it."""
 
     batch: Batch
     path: Trajectory
@@ -78,7 +76,6 @@ class Visited:
     keys: list[tuple[Part, ...]]
     image: Tensor
     step: Tensor
-    again: Tensor
     weight: Tensor
     direction: Tensor | None
 
@@ -126,17 +123,12 @@ def iterate(loop: Loop, iteration: int) -> None:
         return
 
     # 2. The states to train, and the teacher of each.
-    keys: list[tuple[Part, ...]]
-    keys = [(config.seed, iteration, *divmod(image, config.group_size)) for image in batch.own]
+    keys: list[tuple[Part, ...]] = [(config.seed, iteration, *divmod(image, config.group_size)) for image in batch.own]
     place = torch.tensor([objective.places(len(steps), *key) for key in keys])
     weights = [objective.weight_of(kernel, schedule.sigma[step], schedule.sigma[step + 1]) for step in steps]
     image, place = torch.arange(len(keys)).repeat_interleave(place.shape[1]), place.flatten()
     weight, step = torch.tensor(weights, dtype=torch.float64)[place], torch.tensor(steps)[place]
-    again = torch.zeros(len(step), dtype=torch.bool)
-    if isinstance(objective, Opd):
-        drawn = zip(image.tolist(), step.tolist(), strict=True)
-        again = torch.tensor([objective.noised_again(now, *keys[one]) for one, now in drawn])
-    states: dict[str, Any] = {"keys": keys, "image": image, "step": step, "again": again, "weight": weight}
+    states: dict[str, Any] = {"keys": keys, "image": image, "step": step, "weight": weight}
     visited = Visited(batch=batch, path=path, schedule=schedule, direction=direction, **states)
 
     # 3. Update: towards the velocity of each prompt's teacher, or the rollout's own, moved.
@@ -162,14 +154,15 @@ def turns_of(loop: Loop, visited: Visited, own: Tensor) -> list[Turn]:
     return [(number, index) for number, all_M in enumerate(mine) for index in all_M.split(size) if len(index)]
 
 
-def states_of(visited: Visited, index: Tensor) -> Tensor:
+def states_of(objective: Opd | Art, visited: Visited, index: Tensor) -> Tensor:
     """The latents [b, *latent] of trained states: of the path, or its finished one, noised again by its counters."""
     path, image, step = visited.path, visited.image[index], visited.step[index]
-    x, again = path.states[image, torch.searchsorted(torch.tensor(path.kept), step)], visited.again[index]
-    if again.any():
+    x = path.states[image, torch.searchsorted(torch.tensor(path.kept), step)]
+    if isinstance(objective, Opd) and objective.off_policy > 0:
         keys = [(*visited.keys[one], "off policy", now) for one, now in zip(image.tolist(), step.tolist(), strict=True)]
-        noise = sample_normals(x.shape[1:], keys)
-        x = torch.where(column(again, x) > 0, noised(path.final[image], noise, visited.schedule.sigma[step]), x)
+        again = torch.tensor([objective.noised_again(*key) for key in keys])
+        drawn = noised(path.final[image], sample_normals(x.shape[1:], keys), visited.schedule.sigma[step])
+        x = torch.where(column(again, x) > 0, drawn, x)
     return x
 
 
@@ -183,7 +176,7 @@ def descend(
     for (number, index), live in in_step(loop.shards, turns, lambda n: (n, torch.arange(1)), lambda turn: turn[0]):
         image, step = visited.image[index], visited.step[index]
         sigma, timestep = visited.schedule.sigma[step], visited.schedule.timestep[step]
-        x = sent(states_of(visited, index), loop.device)
+        x = sent(states_of(objective, visited, index), loop.device)
         group = batch.group[image]
         cond = batch.asked.cond_of(group)
         with uncounted(not live):

@@ -203,30 +203,26 @@ def test_each_prompt_learns_from_its_teacher(runs: TinyRuns, gradients: list[Ten
     assert both["error"] == pytest.approx(halves[0]["error"] + other["error"], rel=1e-5)
 
 
-def visited_by(again: Sequence[bool], steps: Sequence[int]) -> Any:
-    """Two images at levels 1, 0.6 and 0, whose states the path visited or that are off it."""
+def test_states_off_the_path_are_the_finished_latent_with_noise_of_their_counters() -> None:
+    """The noise itself at level 1, the finished latent at 0, the closed form between; others are the path's own."""
     path = SimpleNamespace(
         kept=(0, 1, 2), states=counter_normal((2, 3, 3, 2, 2), "states"), final=counter_normal((2, 3, 2, 2), "final")
     )
-    schedule = SimpleNamespace(sigma=torch.tensor([1.0, 0.6, 0.0]))
-    image, step = torch.arange(2).repeat_interleave(len(steps)), torch.tensor([*steps, *steps])
-    keys = [(5, 1, 0, 0), (5, 1, 0, 1)]
-    told = {"path": path, "schedule": schedule, "keys": keys, "image": image, "step": step}
-    return SimpleNamespace(**told, again=torch.tensor([*again, *again]))
-
-
-def test_states_off_the_path_are_the_finished_latent_with_noise_of_their_counters() -> None:
-    """The noise itself at level 1, the finished latent at 0, the closed form between; others are the path's own."""
-    found = visited_by([True, True, True], [0, 1, 2])
-    x = visited.states_of(found, torch.arange(6))
-    for row, (image, step, level) in enumerate((one, now, s) for one in (0, 1) for now, s in enumerate((1, 0.6, 0))):
-        noise = counter_normal((3, 2, 2), *found.keys[image], "off policy", step)
-        torch.testing.assert_close(x[row], (1 - level) * found.path.final[image] + level * noise)
-        assert level == 0.6 or torch.equal(x[row], noise if level else found.path.final[image])
-    assert torch.equal(visited.states_of(found, torch.tensor([4])), x[4:5])
-    mixed = visited.states_of(visited_by([True, False, True], [0, 1, 2]), torch.arange(6))
-    assert torch.equal(mixed[[0, 2, 3, 5]], x[[0, 2, 3, 5]])
-    assert torch.equal(mixed[[1, 4]], found.path.states[:, 1])
+    image, step = torch.arange(2).repeat_interleave(3), torch.tensor([0, 1, 2] * 2)
+    schedule, keys = SimpleNamespace(sigma=torch.tensor([1.0, 0.6, 0.0])), [(5, 1, 0, 0), (5, 1, 0, 1)]
+    found: Any = SimpleNamespace(path=path, schedule=schedule, keys=keys, image=image, step=step)
+    x, own = (visited.states_of(Opd(off_policy=share), found, torch.arange(6)) for share in (1, 0))
+    assert torch.equal(own, path.states.flatten(0, 1))
+    for row, level in enumerate((1, 0.6, 0, 1, 0.6, 0)):
+        noise, final = counter_normal((3, 2, 2), *keys[row // 3], "off policy", row % 3), path.final[row // 3]
+        torch.testing.assert_close(x[row], (1 - level) * final + level * noise)
+        assert level == 0.6 or torch.equal(x[row], noise if level else final)
+    assert torch.equal(visited.states_of(Opd(off_policy=1), found, torch.tensor([4])), x[4:5])
+    mixed = visited.states_of(Opd(off_policy=0.5), found, torch.arange(6))
+    off = torch.tensor([Opd(off_policy=0.5).noised_again(*keys[row // 3], "off policy", row % 3) for row in range(6)])
+    assert 0 < off.sum() < 6
+    assert torch.equal(mixed[off], x[off])
+    assert torch.equal(mixed[~off], own[~off])
 
 
 @pytest.mark.parametrize("kernel", [(), (*SDE, "objective.options.weight=kl")])

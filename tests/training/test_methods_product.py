@@ -39,10 +39,12 @@ from flowrl.training.record import Recording
 
 TREES, MERGED = ("branch_grpo", "tree_grpo"), ("tp_grpo", "vgpo")
 TWO_REWARDS = ("gdpo", "log_tame")
+UNREAD = dict.fromkeys(("global", "none"), "adv_std") | dict.fromkeys(TWO_REWARDS, "reward_aggregation")
+UNREAD |= {"leave_one_out": "adv_baseline", "ngrpo": "adv_virtual_max"}
 FACTORS: dict[str, dict[str, tuple[str, ...]]] = {
     "credit": {
         "outcome": (), "tp_grpo": (), "dense_grpo": (), "stepwise": ("credit.completion=2",), "vgpo": (),
-        "g2rpo": ("credit.strides=[1, 2]",), "tempflow": ("credit.branches=2",),
+        "g2rpo": ("credit.strides=[1, 2]",), "tempflow": ("credit.branches=2",), "self_opd": ("credit.branches=2",),
         "branch_grpo": ("credit.splits=[0, 1]", "credit.split_noise=4"), "tree_grpo": (),
     },
     "advantage": {
@@ -68,6 +70,7 @@ WITHOUT_MEANING: dict[tuple[str, str, str, str], str] = {
     **{("credit", c, "advantage", "gdpo"): "reward_aggregation" for c in MERGED},
     **{("credit", c, "advantage", "ngrpo"): "adv_virtual_max" for c in CREDIT if c != "outcome"},
     **{("credit", c, "advantage", "dcpo"): "credit.method=outcome" for c in CREDIT if c != "outcome"},
+    **{("credit", "self_opd", "advantage", a): key for a, key in UNREAD.items()},
     **{("credit", c, "average", a): "loss_aggregation=rows" for c in TREES for a in FACTORS["average"] if a != "rows"},
     ("objective", "guard", "log_ratio", "sum"): "log_ratio=mean",
 }
