@@ -78,7 +78,9 @@ def test_samples_and_evaluations_say_so_and_lie_apart(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_sweep_caches_what_one_network_draws(cached: Path, tmp_path: Path) -> None:
     """Best of two candidates: a threshold that leaves out nothing draws the same images, and one of 1 others."""
-    given: dict[str, Any] = {"num_prompts": 2, "samples": 2, "features": "none", "device": "cpu", "show": False}
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("a red circle\ntwo blue squares\n")
+    given: dict[str, Any] = {"prompts": prompts, "samples": 2, "features": "none", "device": "cpu", "show": False}
     given |= {"rlg": "1", "best_of": "2", "batch_size": 3, "steps": 8, "rewards": "target=jpeg_compressibility"}
     pixels = []
     for one in (None, 0, 1e-9, 1):
