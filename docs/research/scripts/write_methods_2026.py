@@ -78,7 +78,8 @@ def main() -> None:
             fill(PAGE, f"2026_{part}", table(PAIR_HEAD, rows, right=3))
     commits = dict.fromkeys(commit for side in found["sides"].values() for commit in side["commits"])
     added = "".join(
-        f"\n\nParts {', '.join(one['parts'])}: {one['date']}, commit {one['commit']}, {one['machine']}.\n\n"
+        f"\n\nPart {', '.join(one['parts'])}, seeds {', '.join(map(str, one['seeds']))}: {one['date']}, "
+        f"commit {one['commit']}, {one['machine']}.\n\n"
         f"```\n{one['command']}\n```"
         for one in found.get("added", ())
     )

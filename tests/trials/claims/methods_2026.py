@@ -388,13 +388,14 @@ def report(folder: Path, facts: dict[str, Any], out: Path, *, added: Sequence[st
         sides[name] |= side_of(runs, metrics, half if halves else None if steps or voted else screen)
         if voted:
             sides[name] |= votes(folder, name, sides[name]["curve"])
-    made = {"added": [*earlier.get("added", ()), {"parts": list(added), **origin()}]} if added else origin()
+    entry = {"parts": list(added), "seeds": list(SEEDS), **origin()}
+    made = {"added": [*earlier.get("added", ()), entry]} if added else origin()
     written = (
         earlier
         | made
         | facts
         | {
-            "seeds": list(SEEDS),
+            "seeds": earlier.get("seeds", list(SEEDS)),
             "common": " ".join(COMMON),
             "sides": sides,
             "pairs": {name: pair | {"holm": corrected[name]} for name, pair in pairs.items()},
@@ -420,6 +421,7 @@ def screened(folder: Path) -> dict[str, Any]:
 
 def main() -> None:
     """Trains what is not there, side by side and seed by seed, and writes the figures after each part."""
+    global SEEDS
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", type=Path)
     parser.add_argument("--out", type=Path, required=True)
@@ -427,7 +429,9 @@ def main() -> None:
         "--report-only", action="store_true", help="write the figures of what is finished, train nothing"
     )
     parser.add_argument("--parts", nargs="+", choices=list(PARTS), help="train these alone, and add them to --out")
+    parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS, help="these alone, where the time ended first")
     given = parser.parse_args()
+    SEEDS = tuple(given.seeds)
     folder = given.runs.resolve()
     prepare(folder)
     facts = {} if given.parts else screened(folder)
