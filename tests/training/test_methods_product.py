@@ -408,8 +408,10 @@ def test_rounds_go_on_until_enough_groups_disagree(toy: Path, credit: str) -> No
     assert any(row["grad_norm"] > 0 for row in rows if row["live_rows"])
 
 
-@pytest.mark.parametrize("credit", FACTORS["credit"])
-@pytest.mark.parametrize("advantage", ["group", "global"])
+@pytest.mark.parametrize(
+    ("credit", "advantage"),
+    [pair for pair in product(CREDIT, ("group", "global")) if ("credit", pair[0], "advantage", pair[1]) in all_pairs()],
+)
 def test_images_without_a_reward_take_no_part(toy: Path, credit: str, advantage: str) -> None:
     """Half of the images of every call have none."""
     choice = {"credit": credit, "advantage": advantage}
