@@ -264,25 +264,22 @@ def strata(
         raise ValueError("no rows to score: give at least one row (task, prompt, sample, value)")
     if any(table.keys() != tables[0].keys() for table in tables):
         raise ValueError("the runs were evaluated on different images: give them the same prompts and samples")
-    found: dict[str, Stratum] = {}
-    for task, keys in _keys_of_tasks(tables[0], join=join).items():
-        found[task] = np.stack([_values_of(table, keys) for table in tables]), codes(key[:2] for key in keys)
-    return found, ends
+    return _by_task(tables, join=join), ends
 
 
-def _values_of(table: Mapping[Key, ScoreRow], keys: Sequence[Key]) -> Values:
-    return _check([float(table[key].value) for key in keys])
-
-
-def _keys_of_tasks(keys: Iterable[Key], *, join: bool) -> dict[str, list[Key]]:
-    """The images of each task, tasks and images in alphabetical order; `join` as of `strata`."""
+def _by_task(tables: Sequence[Mapping[Key, ScoreRow]], *, join: bool) -> dict[str, Stratum]:
+    """The strata of runs of the same images, their images in alphabetical order; `join` as of `strata`."""
     members: dict[str, list[Key]] = {}
-    for key in sorted(keys, key=lambda key: (key[0], str(key[1]), key[2])):
+    for key in sorted(tables[0], key=lambda key: (key[0], str(key[1]), key[2])):
         members.setdefault(key[0], []).append(key)
     single = [task for task, own in members.items() if len(own) == 1]
     if join and len(single) > 1:
         members[SINGLE] = [members.pop(task)[0] for task in single]
-    return members
+    found: dict[str, Stratum] = {}
+    for task, keys in members.items():
+        values = [_check([float(table[key].value) for key in keys]) for table in tables]
+        found[task] = np.stack(values), codes(key[:2] for key in keys)
+    return found
 
 
 def score_of(parts: Mapping[str, Stratum], ends: Range | None, *, by_task: bool) -> Interval:
