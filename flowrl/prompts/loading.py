@@ -78,8 +78,7 @@ def load_sources(prompt: Prompt, size: Size | None = None) -> list[Float[Tensor,
 
 def prompts_of_iteration(total: int, count: int, seed: int, iteration: int) -> list[int]:
     """The prompts of an iteration, from passes over the file, each shuffled. They depend only on (seed, iteration), so
-    resumed runs and more processes see the same. It shuffles only as far as needed: a million prompts take no longer
-    than a hundred."""
+    resumed runs and more processes see the same. It shuffles only as far as needed, however many prompts there are."""
     chosen = []
     for position in range(iteration * count, (iteration + 1) * count):
         drawn, rest = _order(total, seed, position // total)

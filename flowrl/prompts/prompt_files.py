@@ -5,8 +5,7 @@
     .csv     a header with a column `prompt`; the whole row, as text, is its metadata. A first line `sep=;`, as
              spreadsheets write it, names what separates the columns; without one it is a comma
 
-Lines of nothing but space, and rows of nothing but empty cells, are skipped. A prompt is a text as
-`flowrl.prompts.text_checks` says.
+Lines of space alone and rows of empty cells are skipped. A prompt is a text as `flowrl.prompts.text_checks` says.
 
 Besides `prompt`, an object or row may hold (all paths relative to the file):
 

@@ -2,8 +2,7 @@
 
 Images of one prompt resemble each other, so the unit is the prompt: an interval covers other prompts of the same tasks
 and other start noise. If a task has a single prompt, its images are the units, and the interval covers that prompt
-only. Tasks are fixed strata. None of this covers another training seed; see `over_seeds` and
-`flowrl.statistics.crossed`.
+only. Tasks are fixed strata. For other training seeds see `over_seeds` and `flowrl.statistics.crossed`.
 
 With w_u the share of unit u in its task's images and d_u its mean less the task's,
 
@@ -231,8 +230,7 @@ def over_seeds(score_of_seed: ArrayLike, *, shares: bool = False) -> Interval:
 
 
 def wilson(mean: float, count: float, quantile: float) -> tuple[float, float]:
-    """Wilson's bounds of a share of `count` verdicts (count > 0, not necessarily whole): where (mean - p)² is
-    quantile² p (1 - p) / count."""
+    """Wilson's bounds of a share of `count` > 0 verdicts, whole or not: (mean - p)² = quantile² p (1 - p) / count."""
     square = quantile**2
     centre = (count * mean + square / 2) / (count + square)
     half = quantile * math.sqrt(count * mean * (1 - mean) + square / 4) / (count + square)
@@ -342,8 +340,7 @@ def combine(parts: Sequence[Part], weights: Sequence[float]) -> Part:
 
 
 def student(part: Part, ends: Range | None = None, level: float = LEVEL) -> Interval:
-    """Student's interval; NaN bounds if the variance is unknown: for one value, and for values that all agree, whose
-    spread was not seen but is not 0."""
+    """Student's interval; NaN bounds for one value, and if all agree: their spread was not seen but is not 0."""
     if not part.variance > (1e-12 * part.mean) ** 2:
         return point(part.mean)
     half = student_quantile(level, part.degrees) * math.sqrt(part.variance)
