@@ -37,6 +37,7 @@ from flowrl.media.images import save_png
 from flowrl.pipelines import stock_of
 from flowrl.prompts.identity import contents
 from flowrl.prompts.loading import Prompt, spread
+from flowrl.rewards import Reward
 from flowrl.runtime.call import call_words
 from flowrl.runtime.files import locked, refuse_foreign, write_atomically
 from flowrl.runtime.journal import Journal
@@ -190,22 +191,8 @@ def load_judges(asked: SweepPlan) -> tuple[Judges, dict[str, str]]:
     question = asked.question
     loaded = load_rewards(question.specs, asked.device)
     measured = {measure.reward: loaded[measure.reward] for measure in question.measures}
-    there = {
-        "videos": False,
-        "source_images": all(prompt.sources for prompt in asked.prompts),
-        "reference_images": all(prompt.references for prompt in asked.prompts),
-    }
     for name, reward in loaded.items():
-        if lacking := sorted(need for need in reward.needs if not there.get(need, True)):
-            raise ValueError(
-                f"reward {name!r} needs {', '.join(lacking)}: a sweep draws images, and sources and references come "
-                f"from the prompts, all of which must name them. Take another reward, or other `prompts`."
-            )
-        if reward.kind == "adversarial" or (name in measured and reward.kind in ("groupwise", "pairwise")):
-            raise ValueError(
-                f"reward {name!r} is {reward.kind}: its values compare images with each other, or it learns in a run, "
-                f"so that a mean of it says nothing of a model. Take one that judges an image by itself."
-            )
+        _check_reward(name, reward, asked.prompts, measured=name in measured)
     select = question.select
     judges = Judges(
         rewards=measured,
@@ -214,6 +201,25 @@ def load_judges(asked: SweepPlan) -> tuple[Judges, dict[str, str]]:
         part=None if select is None else select.part,
     )
     return judges, {name: reward.version for name, reward in loaded.items()}
+
+
+def _check_reward(name: str, reward: Reward, prompts: Sequence[Prompt], *, measured: bool) -> None:
+    there = {
+        "videos": False,
+        "source_images": all(prompt.sources for prompt in prompts),
+        "reference_images": all(prompt.references for prompt in prompts),
+    }
+    lacking = sorted(need for need in reward.needs if not there.get(need, True))
+    if lacking:
+        raise ValueError(
+            f"reward {name!r} needs {', '.join(lacking)}: a sweep draws images, and sources and references come from "
+            f"the prompts, all of which must name them. Take another reward, or other `prompts`."
+        )
+    if reward.kind == "adversarial" or (measured and reward.kind in ("groupwise", "pairwise")):
+        raise ValueError(
+            f"reward {name!r} is {reward.kind}: its values compare images with each other, or it learns in a run, so "
+            f"that a mean of it says nothing of a model. Take one that judges an image by itself."
+        )
 
 
 def conditions(asked: SweepPlan, versions: Mapping[str, str]) -> dict[str, Any]:
