@@ -37,8 +37,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TunedModels:
-    """A base model with LoRAs side by side, and how it is sampled. `adapters` are their names: "" for the swept model,
-    else the run's."""
+    """A base model with LoRAs side by side, and its sampling. `adapters` are their names by run, "" the swept model."""
 
     pipeline: Pipeline
     adapters: Mapping[str, str]
