@@ -98,9 +98,8 @@ def steps_in_reach(kind: TimeKind, num_steps: int, fraction: float | None = None
 
 
 def permuted_steps(reach: int, count: int, *key: Part) -> tuple[int, ...]:
-    """The first `count` steps of a random order of the `reach` leading ones, each with chance count / reach: of all
-    steps in DiffusionNFT (arXiv 2509.16117), of the noisier half in DGPO (arXiv 2510.08425). Raises ValueError: not 1
-    <= count <= reach."""
+    """`count` steps of the `reach` leading ones, each with chance count / reach: of all steps in DiffusionNFT (arXiv
+    2509.16117), of the noisier half in DGPO (arXiv 2510.08425). Raises ValueError: not 1 <= count <= reach."""
     if not 1 <= count <= reach:
         raise ValueError(
             f"{count} different steps cannot be taken of the first {reach} of the schedule: lower times.count, or "

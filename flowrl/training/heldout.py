@@ -38,8 +38,7 @@ from flowrl.trajectory import Conditioning, Schedule
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Made:
-    """What was drawn: images `[b, 3, H, W]` or videos `[b, F, 3, H, W]`, perhaps with sound `[b, channels,
-    samples]`."""
+    """Images `[b, 3, H, W]` or videos `[b, F, 3, H, W]` as drawn, perhaps with sound `[b, channels, samples]`."""
 
     images: Tensor
     sounds: Tensor | None

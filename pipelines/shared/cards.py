@@ -65,8 +65,7 @@ class FirstFrameOptions(VideoOptions):
     """Options of a family that draws from text, or from text and a first frame."""
 
     image_to_video: bool | None = None
-    """Whether a source image is the first frame; None as the checkpoint's own class says. Some are published as text to
-    video and do both."""
+    """Whether a source image is the first frame; None as the checkpoint's class says. Some of text to video do both."""
 
 
 def from_first_frame(text: str, image: str) -> dict[str, Any]:

@@ -122,8 +122,7 @@ def _precision(dtypes: set[torch.dtype], *, masters: bool) -> Any:
 
 
 def _facts(network: nn.Module) -> dict[str, dict[str, Any]]:
-    """Of a network what is not split: dtypes of its weights, buffers, tensors that lie beside them, and how layers are
-    quantised."""
+    """Of a network what is not split: dtypes of its weights, buffers, tensors beside them, how layers are quantised."""
     beside = {
         f"{name}.{key}" if name else key: value
         for name, module in network.named_modules()
@@ -158,8 +157,7 @@ def _hand_out(network: nn.Module, split: Split, whole: Mapping[str, Tensor], dty
 
 
 def needed(expert: nn.Module, flags: list[bool]) -> list[bool]:
-    """Which experts are called, for which of them this process would: where `expert` is split, those that any process
-    of its group would."""
+    """Which experts are called, for which this process would: where `expert` is split, what any of its group would."""
     return _KNOWN[expert][0].any_needs(flags) if expert in _KNOWN else flags
 
 

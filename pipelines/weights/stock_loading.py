@@ -152,8 +152,7 @@ def _download(cls: Any, model: str, variant: str | None, options: Mapping[str, A
 
 
 def fetch(model: str, variant: str | None) -> None:
-    """Downloads what `load_stock` will read of a hub id; nothing for a folder or a file. Raises ValueError: it cannot
-    be downloaded."""
+    """Downloads what `load_stock` will read of a hub id, if it is one. Raises ValueError: it cannot be downloaded."""
     if Path(model).is_dir() or is_single_file(model):
         return
     quiet_libraries()

@@ -34,8 +34,7 @@ T = TypeVar("T")
 ENCODERS = min(4, os.cpu_count() or 1)
 """Threads that encode images; encoders leave Python's lock alone."""
 IDLE_SECONDS = 4.0
-"""How long a connection stays open unused: servers (uvicorn) close theirs after 5 s, and a request that meets that is
-lost."""
+"""How long a connection stays open unused: servers (uvicorn) close theirs after 5 s, which loses a request."""
 DOWN = "server_down"
 """Why a question was not sent: no server lives."""
 _PIECE = 0.5  # seconds of a pause between two looks at whether it still makes sense
