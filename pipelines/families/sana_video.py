@@ -11,7 +11,7 @@ The model was trained on prompts that end in a score of motion. Stock's callers 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,18 +53,6 @@ def _grid(config: Any) -> Grid:
     step, *patch = config.patch_size
     most = config.rope_max_seq_len // max(patch)  # sides of 32 pixels; a token has 32 / max(patch)
     return Grid(channels=config.in_channels, patch=max(patch), multiple=32, most=most, frame_patch=step)
-
-
-def _own_size(card: Card) -> Size:
-    """The model card's: 480p at 8 pixels a latent's side, 720p (`sample_size` 22, as stock tells them) at 32."""
-    height, width = (704, 1280) if card.network.sample_size == 22 else (480, 832)
-    return Size(height=height, width=width, num_frames=81, fps=16.0)
-
-
-def _factors(vae: Mapping[str, Any]) -> tuple[int, int]:
-    """LTX-2's autoencoder calls them ratios, Wan's factors."""
-    spatial = vae.get("spatial_compression_ratio") or vae.get("scale_factor_spatial", 8)
-    return int(spatial), int(vae.get("temporal_compression_ratio") or vae.get("scale_factor_temporal", 4))
 
 
 def _embed(p: FamilyPipeline, prompt: str, sources: Sequence[Tensor]) -> dict[str, Tensor]:
@@ -110,7 +98,15 @@ def _refuse(card: Card) -> None:
 
 FAMILY = Family(
     name="sana_video", title="SANA-Video", network=SanaVideoTransformer3DModel, lora_targets=sana.LORA_TARGETS,
-    options=SanaVideoOptions, encoders=("text_encoder",), length=300, own_size=_own_size, factors=_factors, grid=_grid,
+    options=SanaVideoOptions, encoders=("text_encoder",), length=300, grid=_grid,
+    # The model card's: 480p at 8 pixels a latent's side, 720p (as stock tells them) at 32
+    own_size=lambda card: Size(height=704, width=1280, num_frames=81, fps=16.0)
+    if card.network.sample_size == 22 else Size(height=480, width=832, num_frames=81, fps=16.0),
+    # LTX-2's autoencoder calls them ratios, Wan's factors
+    factors=lambda vae: (
+        int(vae.get("spatial_compression_ratio") or vae.get("scale_factor_spatial", 8)),
+        int(vae.get("temporal_compression_ratio") or vae.get("scale_factor_temporal", 4)),
+    ),
     embed=_embed, arguments=_arguments, conditioning=given("caption_channels", mask=True, first_frame=True),
     embed_sources=lambda p, shown: {"first_frame": wan.encode(p, wan.as_clip(p, to_pixels(shown[0])))},
     schedule=flow_levels_of(), constants=_constants,
