@@ -13,19 +13,10 @@ from diffusers import HunyuanVideoTransformer3DModel
 
 from flowrl.pipelines.arithmetic.attention_words import Attends
 from flowrl.pipelines.shared import common
-from flowrl.pipelines.shared.cards import Card, Grid, Size, VideoOptions, embedding, given
+from flowrl.pipelines.shared.cards import Grid, Size, VideoOptions, embedding, given, refusing
 from flowrl.pipelines.shared.family_pipeline import Family
 from flowrl.pipelines.shared.stock_schedules import check_flow_scheduler, flow_levels_of
 from flowrl.pipelines.weights.lora import JOINT_ATTENTION
-
-
-def _refuse(card: Card) -> None:
-    if not card.network.guidance_embeds:
-        raise ValueError(
-            f"the network of {card.model} has no guidance input (guidance_embeds false): pipeline.name=hunyuan_video "
-            "is for the published HunyuanVideo, which is distilled for guidance"
-        )
-
 
 FAMILY = Family(
     name="hunyuan_video", title="HunyuanVideo", network=HunyuanVideoTransformer3DModel, lora_targets=JOINT_ATTENTION,
@@ -40,5 +31,10 @@ FAMILY = Family(
     },
     conditioning=given("text_embed_dim", pooled="pooled_projection_dim", mask=True), guided=common.guide_by_input,
     passes=lambda card, scale: 1, schedule=flow_levels_of(sigmas="linspace"), check_scheduler=check_flow_scheduler,
-    refuse=_refuse, attention=Attends(mask="keys"),
+    refuse=refusing((
+        lambda card: not card.network.guidance_embeds,
+        "the network of {card.model} has no guidance input (guidance_embeds false): pipeline.name=hunyuan_video is for "
+        "the published HunyuanVideo, which is distilled for guidance",
+    )),
+    attention=Attends(mask="keys"),
 )  # fmt: skip

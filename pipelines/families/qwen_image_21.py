@@ -50,11 +50,6 @@ class Marks(Tensor):
         return super().__torch_function__(func, types, args, dict(kwargs or {}))  # type: ignore[no-untyped-call]
 
 
-def _embed(p: FamilyPipeline, prompt: str, _: Sequence[Tensor]) -> dict[str, Tensor]:
-    embeds, _mask, _images = p.pipe.encode_prompt([prompt], device=p.device)
-    return qwen_image.pad_embeddings(embeds[:, : p.max_sequence_length].to(p.dtype), p.max_sequence_length)
-
-
 def _arguments(p: FamilyPipeline, x: Tensor, timestep: Tensor, cond: Conditioning) -> dict[str, Any]:
     """Rows whose prompts are of one length, that of the first."""
     n, (height, width) = int(cond.tensors["length_on_host"][0]), x.shape[-2:]
@@ -90,7 +85,11 @@ FAMILY = Family(
     name="qwen_image_21", title="Qwen-Image-2.1", network=QwenImage21Transformer2DModel, lora_targets=LORA_TARGETS,
     encoders=("text_encoder",), own_size=lambda card: Size(height=1024, width=1024),
     grid=lambda config: Grid(channels=config.in_channels, multiple=32), factors=lambda vae: (16, 1),
-    constants=common.latent_statistics, embed=_embed, arguments=_arguments,
+    constants=common.latent_statistics, arguments=_arguments,
+    embed=lambda p, prompt, _: qwen_image.pad_embeddings(
+        p.pipe.encode_prompt([prompt], device=p.device)[0][:, : p.max_sequence_length].to(p.dtype),
+        p.max_sequence_length,
+    ),
     read=lambda p, output, x: output[:, -x.shape[-2] * x.shape[-1] :].transpose(1, 2).reshape(x.shape),
     # A call for each length of prompts among the rows
     evaluate=lambda p, x, t, cond: common.predict_by_kind(p, x, t, cond, cond.tensors["length_on_host"].tolist()),

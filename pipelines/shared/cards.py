@@ -240,6 +240,17 @@ def given(
     return conditioning
 
 
+def refusing(*reasons: tuple[Callable[[Card], Any], str]) -> Callable[[Card], None]:
+    """A `refuse` of checkpoints for which one of some conditions holds; its words name what `card` has in braces."""
+
+    def refuse(card: Card) -> None:
+        for unfit, words in reasons:
+            if unfit(card):
+                raise ValueError(words.format(card=card))
+
+    return refuse
+
+
 def embedding(*names: str, cast: Sequence[str] = ("embeds", "pooled"), **options: Any) -> Embed:
     """An `embed` by stock's `encode_prompt`: what it returns, in order, under these names; "" leaves a thing out."""
 
