@@ -9,8 +9,7 @@
 | logit_normal | sigmoid of a normal, in T strata of equal probability, shifted, at least 0.01 | AWM, DPO |
 | uniform | even on [0.2, 1] in T strata, shifted | AWM |
 
-A schedule's last sigma before 0 can be very small (0.0089 on SD3's default grid of any length), so what a rule leaves
-out at that end matters.
+A schedule's last sigma before 0 can be very small (0.0089 on SD3's default grid), so what a rule leaves out matters.
 """
 
 from __future__ import annotations

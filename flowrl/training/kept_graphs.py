@@ -58,8 +58,7 @@ class KeptGraphs:
         return recorded, noise
 
     def take(self, rows: Rows) -> Tensor:
-        """The velocities `[b, *latent]` of a micro-batch, rows of one step and of a whole batch of the rollout; its
-        graph is given away with them."""
+        """The velocities `[b, *latent]` of a micro-batch, a step's rows of a whole batch; its graph is given away."""
         kept, graphs = self._kept.pop((int(rows.step[0]), int(rows.sample[0])))
         assert len(kept) == len(rows)
         if bool(rows.keep.any()):  # else it is an idle turn while other processes walk one back

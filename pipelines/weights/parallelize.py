@@ -10,8 +10,7 @@ weights are gathered and never added up.
 Where weights are kept in few bits (`pipeline.quantize`) the first process quantises them whole, and what is split and
 gathered is codes and scales: the numbers are those of a model that was quantised on one process.
 
-Where the denoiser's own weights are trained the parts are masters in float32, which a gathering rounds to the dtype
-that the network was read in.
+Where the denoiser's own weights are trained, parts are masters in float32, rounded to the network's dtype if gathered.
 
 A gathering waits for every process of the group: all of them have to call the network equally often, in one order, and
 walk as many graphs back (`flowrl/training/processes/mesh.py`).

@@ -1,7 +1,6 @@
 """From a stock checkpoint to networks on their device: read on the host, checked, frozen, moved.
 
-A pipeline is read without its denoisers, and perhaps without its text encoders; `load_parts` and `load_denoisers` read
-them into it when needed.
+A pipeline is read without denoisers, perhaps without text encoders; `load_parts` and `load_denoisers` add them.
 """
 
 from __future__ import annotations

@@ -73,8 +73,7 @@ class ServerLine:
 
     async def ask(self, path: str, body: Body | None = None, *, timeout: float) -> RawReply | Failure:
         """The reply to a POST, or to a GET where there is no body, or why there is none. `timeout` holds for all of it,
-        so that a server that sends a byte now and then cannot stretch it. Redirects are not followed: they would turn
-        the request into one without a body."""
+        so that a byte now and then cannot stretch it. Redirects are not followed: they would drop the body."""
         if self.dead:
             return Failure(error="connection", message=f"{self.url} does not answer")
         if self._silent is None:
