@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from counted_operations import peak_on_cpu
+from counted_operations import one_of, peak_on_cpu
+from peak_of_a_call import measured, planned, ratios, wide
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
@@ -38,7 +40,9 @@ from flowrl.planning.memory import (
     allowed_sizes,
     base_bytes,
     fitting,
+    gathered_weights,
     memory_of,
+    summed_gradients,
     trained_bytes,
 )
 from flowrl.planning.network import DenoiserWeights, Network, Trained, few_blocks, measure, weights_of, without_gradient
@@ -167,8 +171,37 @@ def test_bytes_of_split_training_are_those_of_a_part() -> None:
     assert plain.held["gradient, Adam, copies, 1/4"] == (4 + 8 + 4 + 4) * 5 * GIB // 4
     assert away.held["gradient, 1/4"] == 5 * GIB
     assert away.host["weights, gradient, Adam"] == (4 + 4 + 8 + 4 + 4) * 5 * GIB // 4
-    # Two blocks and 1 GiB of weights outside them in 16 bits; their gradients, and twice the larger in float32.
-    assert plain.update == 2 * (GIB // 2 + GIB) + 2 * (GIB // 4 + GIB) + 8 * GIB
+    # In 16 bits a block is 0.5 GiB, and what lies outside 2; the latter's sum in float32 is most, where the block was.
+    units = {"outside": 2 * GIB, "block": GIB // 2, "experts": 1, "number": 4}
+    assert gathered_weights(**units, rounded=True) == {
+        "outside": 2 * GIB, "block": GIB // 2, "buffers": 2 * GIB + GIB // 2 + GIB // 8,
+    }  # fmt: skip
+    assert summed_gradients(**units, width=2) == {"gradients": 4 * GIB - GIB // 2, "parts": GIB}
+    assert plain.update == (2 + 0.5 + 2.625 + 3.5 + 1) * GIB
+
+
+def test_terms_of_gathered_weights() -> None:
+    """By hand, of blocks of 6 bytes: two experts have buffers and parts each; of a moment the most is counted."""
+    assert gathered_weights(outside=4, block=6, experts=2, number=3) == {
+        "outside": 4,
+        "block": 6,
+        "buffers": 2 * (6 + 6),
+    }
+    assert gathered_weights(outside=4, block=6, experts=1, number=4, rounded=True)["buffers"] == 6 + 6 + 2
+    for outside, block, gradients in ((2, 8, 8 + 16), (40, 30, 40 + 60 - 30), (40, 2, 80 - 2)):
+        found = summed_gradients(outside=outside, block=block, experts=1, number=2, width=2)
+        assert found == {"gradients": gradients, "parts": max(outside, block)}
+    assert summed_gradients(outside=2, block=8, experts=2, number=4, width=4) == {"gradients": 8 + 8, "parts": 2 * 2}
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_a_split_network_holds_what_is_planned(full: bool, tmp_path: Path) -> None:
+    """Weights and activations of one of two processes, as FSDP2 itself allocates them: by streams, and in all."""
+    model, dtype = wide(tmp_path, "wan"), torch.bfloat16 if full else torch.float32
+    with one_of(2) as split:
+        own = measured("wan", model, dtype, split, full=full)
+    for place, found in ratios(own, planned("wan", model, dtype, 2, full=full)).items():
+        assert found == pytest.approx(dict.fromkeys(found, 1.0), abs=0.05), place
 
 
 def test_a_machine_has_a_reader_for_each_of_its_copies() -> None:
@@ -325,7 +358,7 @@ def test_what_settings_make_of_it() -> None:
     assert less(offload=("rewards",)) == 2
     assert less(optimizer="adamw_8bit") == pytest.approx((8 - 2.03) / 24, rel=0.01)
     assert less(optim_offload=True) == pytest.approx(8 / 24, rel=0.01)
-    assert less(shard=2) == pytest.approx(5 - 2 * (2 * 0.25 + 1), rel=0.01)  # two blocks, and what is no block
+    assert less(shard=2) == pytest.approx(5 - 2 * (0.5 + 1 + 2), rel=0.01)  # a block, what is none, and their buffers
     assert less(context=2) == pytest.approx(8.5 - 5, rel=0.01)  # of 8.5 / 2 and sampling at half of its rows
     assert less(quantize="int8") == pytest.approx(4 - 10, rel=0.01)  # less a matrix of 1 GiB that is restored
     coded = memory_of(own, replace(SETTINGS, quantize="int8"))
