@@ -113,8 +113,11 @@ def planned(name: str, model: str, dtype: torch.dtype, number: int, *, full: boo
         "drawing": max(memory.stages.values()),
         "update": memory.configured + memory.update + came,
     }
+    # Activations are counted with the gradient of one weight in flight, which on a CPU is one of its block's.
+    weights = [weight.numel() for weight in first_expert(few.least).parameters()]
+    own_activations = memory.configured - full * dtype.itemsize * max(weights)
     terms = on_a_cpu(network, dtype.itemsize, number, full=full)
-    cpu = {"held": held, "drawing": network.working + terms[0], "update": memory.configured + came + terms[1]}
+    cpu = {"held": held, "drawing": network.working + terms[0], "update": own_activations + came + terms[1]}
     return {"gpu": gpu, "cpu": cpu}
 
 
@@ -175,12 +178,12 @@ def measured(name: str, model: str, dtype: torch.dtype, split: Any, *, full: boo
 
 def ratios(own: dict[str, dict[str, int]], plan: dict[str, dict[str, int]]) -> dict[str, dict[str, float]]:
     """Bytes held in all, counted by planned."""
+
+    def in_all(bytes_of: dict[str, int], key: str) -> int:
+        return bytes_of[key] + bytes_of["held"] * (key != "held")
+
     return {
-        where: {
-            key: (own[where][key] + size * (key != "held")) / (found[key] + found["held"] * (key != "held"))
-            for key, size in found.items()
-        }
-        for where, found in plan.items()
+        place: {key: in_all(own[place], key) / in_all(found, key) for key in found} for place, found in plan.items()
     }
 
 
