@@ -50,14 +50,15 @@ from flowrl.training.learner import GradientSum  # noqa: E402
 WIDER: Mapping[str, Mapping[str, int]] = {
     "sd3": {"num_attention_heads": 12, "caption_projection_dim": 384, "num_layers": 4},
     "flux": {"num_attention_heads": 12, "num_layers": 3, "num_single_layers": 3},
-    "qwen_image": {"num_attention_heads": 24, "num_layers": 3},
     "wan": {"num_attention_heads": 16, "num_layers": 3, "ffn_dim": 768},
 }
 """What a network is beside the tiny one: at least three blocks of the largest kind, as every real network has."""
-SIZES = {"sd3": (16, 16, None), "flux": (16, 16, None), "qwen_image": (16, 16, None), "wan": (16, 16, 5)}
+SIZES = {"sd3": (16, 16, None), "flux": (16, 16, None), "wan": (16, 16, 5)}
 RANK = 4
 CASTS = ("fsdp::chunk_cat_mixed_dtype",)
-"""Casts gradients in float32 on a CPU before it puts them together; a GPU's kernel casts as it does."""
+"""Puts gradients together; on a CPU it first casts those of a block in float32, if they are of two dtypes."""
+OF_TWO_DTYPES = ("flux", "wan")
+"""Families of whose blocks in 16 bits some gradients are in float32: those of norms, or of tables of shifts."""
 
 
 def wide(folder: Path, name: str) -> str:
@@ -81,9 +82,6 @@ def network_of(name: str, model: str, dtype: torch.dtype) -> nn.Module:
     found = found.to_empty(device="cpu")
     for place, weight in enumerate(found.parameters()):
         weight.data.copy_(torch.linspace(-0.1, 0.1, weight.numel()).roll(place).view_as(weight))
-    for module in found.modules():
-        beside = {key: value for key, value in vars(module).items() if isinstance(value, Tensor) and value.is_meta}
-        vars(module).update({key: torch.zeros_like(value, device="cpu") for key, value in beside.items()})
     for table in found.buffers():
         table.zero_()
     network: nn.Module = found.requires_grad_(False)
@@ -116,25 +114,24 @@ def planned(name: str, model: str, dtype: torch.dtype, number: int, *, full: boo
     # Activations are counted with the gradient of one weight in flight, which on a CPU is one of its block's.
     weights = [weight.numel() for weight in first_expert(few.least).parameters()]
     own_activations = memory.configured - full * dtype.itemsize * max(weights)
-    terms = on_a_cpu(network, dtype.itemsize, number, full=full)
+    terms = on_a_cpu(network, dtype.itemsize, number, full=full, cast=name in OF_TWO_DTYPES)
     cpu = {"held": held, "drawing": network.working + terms[0], "update": own_activations + came + terms[1]}
     return {"gpu": gpu, "cpu": cpu}
 
 
-def on_a_cpu(network: Network, width: int, number: int, *, full: bool) -> tuple[int, int]:
+def on_a_cpu(network: Network, width: int, number: int, *, full: bool, cast: bool) -> tuple[int, int]:
     """Bytes of gathered weights, and of these and their gradients in an update, where all is of one memory: a block's
-    weights may take the place of the buffer before, gradients are cast in float32 on their way, and a sum is made where
-    the block's weights were."""
+    weights may take the place of the buffer before, a sum that of the block's weights, and gradients are `cast`."""
     block, outside = network.weights.largest_block, network.weights.parameters - network.weights.blocks
-    rounded = full and width < 4
+    rounded, cast = full and width < 4, cast and width < 4
     gathered = width * (outside + max(block, outside) + block) + rounded * width * -(-block // number)
     if not full:
         return gathered, gathered
     moments = (
         width * (outside + 3 * block) + 4 * block,  # weights, buffer, gradients; the sum of the block behind
-        width * (outside + 2 * block) + 4 * (1 + rounded) * block,  # buffer, gradients; their casts, and their sum
+        width * (outside + 2 * block) + 4 * (1 + cast) * block,  # buffer, gradients; their casts, and their sum
         width * 2 * outside + 4 * block,
-        width * outside + 4 * (1 + rounded) * outside,
+        width * outside + 4 * (1 + cast) * outside,
     )
     return gathered, max(gathered, *moments)
 
