@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from flowrl.pipelines.shared.prompt_embeddings import CACHED_BYTES, EMBEDDING_CACHE
 from flowrl.planning.network import DenoiserWeights, Network
@@ -182,10 +183,10 @@ def memory_of(facts: Facts, chosen: MemorySettings) -> Memory:
     weights, parts = network.weights, _are_masters(facts, chosen)
     outside = width * (weights.parameters - weights.blocks)
     coded = base_bytes(weights, chosen.quantize, width) - outside  # codes and scales are gathered as such
-    units = {"outside": outside // weights.experts, "experts": weights.experts}
+    units: dict[str, Any] = {"outside": outside // weights.experts, "experts": weights.experts}
     units["block"] = math.ceil(coded * weights.largest_block / max(1, weights.blocks))
     gathered = sum(gathered_weights(**units, number=chosen.shard, rounded=parts and width < 4).values())
-    reduced = parts and sum(summed_gradients(**units, number=chosen.shard, width=width).values())
+    reduced = parts * sum(summed_gradients(**units, number=chosen.shard, width=width).values())
     restored = _RESTORED[chosen.quantize] * max((o * i for o, i in weights.matrices), default=0)
     working = gathered + restored
     denoiser = _denoiser(facts, chosen)
