@@ -185,7 +185,7 @@ def memory_of(facts: Facts, chosen: MemorySettings) -> Memory:
     coded = base_bytes(weights, chosen.quantize, width) - outside  # codes and scales are gathered as such
     units: dict[str, Any] = {"outside": outside // weights.experts, "experts": weights.experts}
     units["block"] = math.ceil(coded * weights.largest_block / max(1, weights.blocks))
-    gathered = sum(gathered_weights(**units, number=chosen.shard, rounded=parts and width < 4).values())
+    gathered = sum(gathered_weights(**units, number=chosen.shard, rounded=parts & (width < 4)).values())
     reduced = parts * sum(summed_gradients(**units, number=chosen.shard, width=width).values())
     restored = _RESTORED[chosen.quantize] * max((o * i for o, i in weights.matrices), default=0)
     working = gathered + restored

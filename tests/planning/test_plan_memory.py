@@ -174,8 +174,10 @@ def test_bytes_of_split_training_are_those_of_a_part() -> None:
     # In 16 bits a block is 0.5 GiB, and what lies outside 2; the latter's sum in float32 is most, where the block was.
     units = {"outside": 2 * GIB, "block": GIB // 2, "experts": 1, "number": 4}
     assert gathered_weights(**units, rounded=True) == {
-        "outside": 2 * GIB, "block": GIB // 2, "buffers": 2 * GIB + GIB // 2 + GIB // 8,
-    }  # fmt: skip
+        "outside": 2 * GIB,
+        "block": GIB // 2,
+        "buffers": 2 * GIB + GIB // 2 + GIB // 8,
+    }
     assert summed_gradients(**units, width=2) == {"gradients": 4 * GIB - GIB // 2, "parts": GIB}
     assert plain.update == (2 + 0.5 + 2.625 + 3.5 + 1) * GIB
 

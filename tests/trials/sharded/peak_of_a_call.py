@@ -77,7 +77,8 @@ def call_of(name: str, model: str) -> dict[str, Any]:
 
 def network_of(name: str, model: str, dtype: torch.dtype) -> nn.Module:
     """One expert, with numbers in its weights, as it is before it is split."""
-    found: Any = first_expert(family(name).meta_denoiser(model))
+    meta: Any = family(name).meta_denoiser(model)
+    found: Any = first_expert(meta)
     nn.Module.to(found, dtype)
     found = found.to_empty(device="cpu")
     for place, weight in enumerate(found.parameters()):
@@ -98,10 +99,23 @@ def planned(name: str, model: str, dtype: torch.dtype, number: int, *, full: boo
     few = replace(few, least=first_expert(few.least), more=[(count, first_expert(one)) for count, one in few.more])
     network = measure(few, call_of(name, model), trained=Trained(targets=targets, rank=RANK * (not full)), dtype=dtype)
     facts = Facts(
-        network=network, eval_working=0, rows=1, passes=(1, 1), keeps=0, decode=None, eval_decode=None, image=0,
-        parts={}, rewards=(), unknown=(), dtype=(str(dtype), dtype.itemsize), full=full, slots=0, reference=False,
+        network=network,
+        eval_working=0,
+        rows=1,
+        passes=(1, 1),
+        keeps=0,
+        decode=None,
+        eval_decode=None,
+        image=0,
+        parts={},
+        rewards=(),
+        unknown=(),
+        dtype=(str(dtype), dtype.itemsize),
+        full=full,
+        slots=0,
+        reference=False,
         evaluates=False,
-    )  # fmt: skip
+    )
     one = MemorySettings(micro_batch_size=1, rollout_batch_size=1, eval_batch_size=1, shard=number, processes=number)
     memory = memory_of(facts, one)
     held = next(size for words, size in memory.held.items() if words.startswith("denoiser"))
