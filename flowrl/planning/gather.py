@@ -137,20 +137,15 @@ def gather(config: TrainConfig, name: str, family: ModelFamily, *, processes: in
         licence=checkpoints.licence_of(location), prompts=prompts, passes=passes,
     )  # fmt: skip
     if route.size is not None and denoisers is not None:
-        plan = _count(plan, route, denoisers, trained, usual_call, passes)
+        plan = _count(plan, route, denoisers, trained, usual_call)
     return replace(plan, choices=_choices(plan, family))
 
 
 def _count(
-    plan: Plan,
-    route: FamilyRoute | StockRoute,
-    denoisers: FewBlocks,
-    trained: Trained,
-    usual_call: dict[str, Any] | None,
-    passes: Passes,
+    plan: Plan, route: FamilyRoute | StockRoute, denoisers: FewBlocks, trained: Trained, usual: dict[str, Any] | None
 ) -> Plan:
     """The plan of a model with known dimensions: one network evaluation, and cost and memory from it."""
-    config, run, size = plan.config, plan.run, plan.size
+    config, run, size, passes = plan.config, plan.run, plan.size, plan.passes
     assert size is not None
     pipeline, settings = config.pipeline, config.eval
     drawn = route.drawn(size, plan.text.most)
@@ -159,17 +154,11 @@ def _count(
     eval_forward, eval_working = (
         (network.forward, network.working) if eval_drawn is drawn else without_gradient(denoisers, eval_drawn.call)
     )
-    usual = None if usual_call is None else without_gradient(denoisers, usual_call)[0]
+    usual_forward = None if usual is None else without_gradient(denoisers, usual)[0]
     decode_cost, decode = drawn.decoding()
     eval_cost, eval_decode = (decode_cost, decode) if eval_drawn is drawn else eval_drawn.decoding()
-    cost = cost_of(
-        network,
-        run,
-        eval_forward=eval_forward,
-        decode=decode_cost,
-        eval_decode=eval_cost,
-        recomputed=(pipeline.gradient_checkpointing and network.blocks > 0) + negative_again(config, passes),
-    )
+    again = (pipeline.gradient_checkpointing and network.blocks > 0) + negative_again(config, passes)
+    cost = cost_of(network, run, eval_forward=eval_forward, decode=decode_cost, eval_decode=eval_cost, recomputed=again)
     here, full = not config.workers.rewards, config.policy.train == "full"  # else workers hold the models that score
     scale = config.sampler.guidance_scale if settings.guidance_scale is None else settings.guidance_scale
     unknown = [] if route.parts is not None else ["text encoders and autoencoder"]
@@ -187,15 +176,8 @@ def _count(
         scored=scored_at_once(videos=size[2] is not None),
         prompt=drawn.prompt, prompts=plan.prompts, cached=config.prompts.cache is not None,
     )  # fmt: skip
-    return replace(
-        plan,
-        usual_forward=usual,
-        network=network,
-        unknown="",
-        cost=cost,
-        facts=facts,
-        memory=memory_of(facts, plan.settings),
-    )
+    plan = replace(plan, usual_forward=usual_forward, network=network, unknown="", cost=cost)
+    return replace(plan, facts=facts, memory=memory_of(facts, plan.settings))
 
 
 # ---- parts of it -----------------------------------------------------------------------------------------------------

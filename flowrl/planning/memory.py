@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from flowrl.pipelines.shared.prompt_embeddings import CACHED_BYTES, EMBEDDING_CACHE
 from flowrl.planning.network import DenoiserWeights, Network
@@ -178,16 +179,14 @@ class Memory:
 
 def memory_of(facts: Facts, chosen: MemorySettings) -> Memory:
     """The memory of a process with these settings."""
-    network, split = facts.network, chosen.context
-    weights = network.weights
-    outside, largest, parts = weights.parameters - weights.blocks, weights.largest_block, _are_masters(facts, chosen)
-    # A part has two blocks, and what is none; of a quantised block what is gathered is its codes and scales.
-    coded = base_bytes(weights, chosen.quantize, facts.dtype[1]) - facts.dtype[1] * outside
-    block = math.ceil(coded * largest / max(1, weights.blocks))
-    whole = 2 * block + facts.dtype[1] * outside
-    gathered = (chosen.shard > 1) * whole
-    # Gradients of a block and of what is none, and in float32 two that are on their way to those who keep them.
-    reduced = (facts.dtype[1] * (largest + outside) + 8 * max(largest, outside)) * parts
+    network, split, width = facts.network, chosen.context, facts.dtype[1]
+    weights, parts = network.weights, _are_masters(facts, chosen)
+    outside = width * (weights.parameters - weights.blocks)
+    coded = base_bytes(weights, chosen.quantize, width) - outside  # codes and scales are gathered as such
+    units: dict[str, Any] = {"outside": outside // weights.experts, "experts": weights.experts}
+    units["block"] = math.ceil(coded * weights.largest_block / max(1, weights.blocks))
+    gathered = sum(gathered_weights(**units, number=chosen.shard, rounded=parts & (width < 4)).values())
+    reduced = parts * sum(summed_gradients(**units, number=chosen.shard, width=width).values())
     restored = _RESTORED[chosen.quantize] * max((o * i for o, i in weights.matrices), default=0)
     working = gathered + restored
     denoiser = _denoiser(facts, chosen)
@@ -243,9 +242,32 @@ def memory_of(facts: Facts, chosen: MemorySettings) -> Memory:
     # It holds the model, or its part without masters, and its text encoders are dropped once it has loaded.
     number = chosen.worker_shard
     drawing = sum(_denoiser(facts, replace(chosen, shard=1)).values()) // number + sum(vae.values())
-    draws = (number > 1) * whole + restored + max(_drawn(facts, chosen), evaluated)
+    draws = sum(gathered_weights(**units, number=number).values()) + restored + max(_drawn(facts, chosen), evaluated)
     peak = drawing + max(encoders, draws + 4 * network.trained * (not facts.full)) + OVERHEAD
     return replace(memory, worker=peak, sent=sent_bytes(facts))
+
+
+def gathered_weights(*, outside: int, block: int, experts: int, number: int, rounded: bool = False) -> dict[str, int]:
+    """Bytes by kind that FSDP2 holds on a GPU in a call, besides one of `number` parts; of one part that is all, none.
+
+    `outside` and `block` are bytes of what a network has outside its blocks, and of its largest block, as gathered. A
+    buffer receives them, and weights are made of it. It stays until the next block's is full, which the backward pass
+    fills ahead. Buffers belong to a stream of their own, of each of `experts`, and streams do not reuse each other's
+    memory. Masters are `rounded` before: once more a part of a block.
+    """
+    buffers = block + max(block, outside) + rounded * math.ceil(block / number)
+    return {"outside": outside, "block": block, "buffers": experts * buffers} if number > 1 else {}
+
+
+def summed_gradients(*, outside: int, block: int, experts: int, number: int, width: int) -> dict[str, int]:
+    """Bytes by kind that gradients of split weights of `width` bytes take beside `gathered_weights`.
+
+    A block's float32 sum is under way while the block before computes its gradients. Those of what lies outside come
+    after the blocks', and are summed last. Parts of sums belong to a third stream of each expert.
+    """
+    total = 4 * block // width
+    moments = (block + total, outside - block + total, 4 * outside // width - block)
+    return {"gradients": max(moments), "parts": experts * math.ceil(4 * max(outside, block) / width / number)}
 
 
 def sent_bytes(facts: Facts) -> int:

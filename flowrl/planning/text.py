@@ -319,13 +319,8 @@ def first_rows(plan: Plan, found: Obstacles) -> list[str]:
     rows += [("put in place" if place == 0 else "", text) for place, text in enumerate(found.absent)]
     rows += [("device", text) for text in found.device]
     if plan.prompts is not None and plan.prompts < plan.config.prompts_per_step:
-        rows.append(
-            (
-                "prompts",
-                f"prompts.train holds {plan.prompts}, fewer than prompts_per_step "
-                f"({plan.config.prompts_per_step}): an iteration repeats some",
-            )
-        )
+        few = f"prompts.train holds {plan.prompts}, fewer than prompts_per_step ({plan.config.prompts_per_step})"
+        rows.append(("prompts", f"{few}: an iteration repeats some"))
     if plan.run.iterations == 1 and plan.config.num_iterations > 1:
         rows.append(("budget", "it is used up by the first iteration: raise it"))
     return pairs(rows)

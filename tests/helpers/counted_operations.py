@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
-from torch.profiler import ProfilerActivity, profile
+import torch
+from torch.profiler import ProfilerActivity, profile, record_function
 from torch.utils._python_dispatch import TorchDispatchMode
+
+STREAM, LEFT_OUT = "stream ", "left out"
 
 
 class CountedOperations(TorchDispatchMode):
@@ -23,27 +28,56 @@ class CountedOperations(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def peak_on_cpu(run: Callable[[], object], *, beside: tuple[str, ...] = ()) -> int:
+def peak_on_cpu(run: Callable[[], object], *, beside: tuple[str, ...] = (), streams: bool = False) -> int:
     """Most bytes that torch's own profiler saw allocated at once, without what is allocated inside operations whose
-    names begin with one of `beside`."""
+    names begin with one of `beside`. With `streams` the sum of the most of each: `named_streams`."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
         run()
-    waiting = [(event, False) for event in seen.profiler.kineto_results.experimental_event_tree()]
+    waiting = [(event, "") for event in seen.profiler.kineto_results.experimental_event_tree()]
     found = []
     while waiting:
-        event, inside = waiting.pop()
+        event, place = waiting.pop()
         if event.name == "[memory]":
             own: Any = event.extra_fields
-            found.append((event.start_time_ns, own.alloc_size, own.ptr, inside))
-        inside = inside or event.name.startswith(beside)
-        waiting += [(child, inside) for child in event.children]
-    now, most, left_out = 0, 0, set[int]()
-    for _, size, pointer, inside in sorted(found):
-        if size < 0 and pointer in left_out:
-            left_out.remove(pointer)
-        elif size > 0 and inside:
-            left_out.add(pointer)
-        else:
-            now += size
-            most = max(most, now)
-    return most
+            found.append((event.start_time_ns, own.alloc_size, own.ptr, place))
+        if event.name.startswith(beside) or place == LEFT_OUT:
+            place = LEFT_OUT
+        elif streams and event.name.startswith(STREAM):
+            place = event.name
+        waiting += [(child, place) for child in event.children]
+    now, most, places = Counter[str](), Counter[str](), dict[int, str]()
+    for _, size, pointer, place in sorted(found):
+        if size > 0:
+            places[pointer] = place
+        own = places.pop(pointer, "") if size < 0 else place
+        now[own] += size
+        most[own] = max(most[own], now[own])
+    return sum(most.values()) - most[LEFT_OUT]
+
+
+@contextmanager
+def named_streams() -> Iterator[None]:
+    """Inside, what is allocated within `torch.cpu.stream` is known to `peak_on_cpu` by its stream, as a GPU's allocator
+    has it: memory that is freed goes to the stream that asked for it, and to no other."""
+    stock = torch.cpu.stream
+    torch.cpu.stream = lambda stream: record_function(f"{STREAM}{id(stream)}")  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        torch.cpu.stream = stock
+
+
+@contextmanager
+def one_of(number: int) -> Iterator[Any]:
+    """This process as the first of a group of so many, of which there are no others: nothing is sent, and what is
+    received is whatever memory holds. A split model allocates as in a real group, without the copies of gloo."""
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=number)  # type: ignore[no-untyped-call]
+    try:
+        mesh = init_device_mesh("cpu", (number,))
+        yield SimpleNamespace(mesh=mesh, gather=lambda mine: [mine] * number, any_needs=lambda flags: flags)
+    finally:
+        dist.destroy_process_group()
