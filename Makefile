@@ -4,7 +4,7 @@ PY := .venv/bin/python
 STAMP := .venv/.complete
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test oldest docs notebooks lint types house mutants check full format build notes clean affected durations release-check changelog gpu gpu-kit
+.PHONY: help setup demo test every-test oldest docs notebooks lint types house mutants check full format build notes clean affected durations release-check changelog gpu gpu-kit
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -109,7 +109,11 @@ gpu-kit: $(STAMP) ## Pack repository and wheels for a card without network, belo
 
 check: lint types test ## What every change has to pass; minutes
 
-full: lint types ## What has to pass before others get it: make check and the slow tests
+# Types are checked beside the tests: each test file and mypy keep one core at work.
+full: lint ## What has to pass before others get it: make check and the slow tests
+	@$(MAKE) --no-print-directory --jobs=2 types every-test
+
+every-test: $(STAMP)
 	@$(TESTS)
 
 format: $(STAMP) ## Sort imports and format
