@@ -6,7 +6,7 @@ import importlib
 import logging
 import os
 import sys
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from functools import cache
 from importlib.util import find_spec
@@ -41,9 +41,12 @@ def before_libraries_load(environment: MutableMapping[str, str] = os.environ) ->
 
 @cache
 def _without_notes() -> None:
+    def filter_of(words: str) -> Callable[[logging.LogRecord], bool]:
+        return lambda record: words not in record.getMessage()
+
     logging.getLogger(_QUIET).setLevel(logging.ERROR)
     for name, words in NOTES.items():
-        logging.getLogger(name).addFilter(lambda record, words=words: words not in record.getMessage())
+        logging.getLogger(name).addFilter(filter_of(words))
     # PEFT, diffusers and transformers import it for names seldom asked; it takes a fifth of a training's start.
     if "bitsandbytes" not in sys.modules and (spec := find_spec("bitsandbytes")) is not None:
         sys.modules[spec.name] = stand_in(spec.name, {"__spec__": spec})
