@@ -89,9 +89,8 @@ def without_compiler() -> Iterator[None]:
         return function
 
     in_place: dict[str, Any] = {COMPILER: SimpleNamespace(disable=disable)}
-    for name, known in {"sympy": {"Basic": _Expression}, SIZES: _NUMBERS}.items():
-        if name not in sys.modules:
-            in_place[name] = stand_in(name, known)
+    known: dict[str, Mapping[str, Any]] = {"sympy": {"Basic": _Expression}, SIZES: _NUMBERS}
+    in_place |= {name: stand_in(name, names) for name, names in known.items() if name not in sys.modules}
     sys.modules.update(in_place)
     try:
         yield

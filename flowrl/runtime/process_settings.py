@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import logging
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from functools import cache
-from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
 
@@ -48,7 +47,7 @@ def _without_notes() -> None:
     for name, words in NOTES.items():
         logging.getLogger(name).addFilter(filter_of(words))
     # PEFT, diffusers and transformers import it for names seldom asked; it takes a fifth of a training's start.
-    if "bitsandbytes" not in sys.modules and (spec := find_spec("bitsandbytes")) is not None:
+    if "bitsandbytes" not in sys.modules and (spec := importlib.util.find_spec("bitsandbytes")) is not None:
         sys.modules[spec.name] = stand_in(spec.name, {"__spec__": spec})
 
 
