@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import runpy
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -42,6 +43,13 @@ def pytest_configure(config: pytest.Config) -> None:
     torch.use_deterministic_algorithms(True)
     vars(jaxtyping)["jaxtyped"] = shape_checks.jaxtyped
     jaxtyping.install_import_hook([f"flowrl.{name}" for name in CHECKED], "shape_checks.check")
+
+
+def pytest_collection_finish() -> None:
+    """Hypothesis draws some values from constants of the source, others from a list of its own, which stays. The first
+    test that drew one parsed all of flowrl that was imported: seconds, for values that depended on what that was."""
+    if (providers := sys.modules.get("hypothesis.internal.conjecture.providers")) is not None:
+        vars(providers)["is_local_module_file"] = lambda path: False
 
 
 @pytest.fixture(autouse=True)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -24,11 +24,11 @@ from flowrl.config.train import TrainConfig
 from flowrl.planning.catalogue import families
 from flowrl.runtime.files import read_json
 from flowrl.runtime.private_names import COMPILER, LIGHT_MODULES, SIZES, forget_disabled
+from flowrl.runtime.process_settings import stand_in
 
-_ABSENT = ("accelerate", "bitsandbytes", "peft", "scipy", COMPILER, "torchao", "torchvision", "transformers", "triton")
+_ABSENT = ("accelerate", "peft", "scipy", COMPILER, "torchao", "torchvision", "transformers", "triton")
 _FLEX = {"torch.nn.attention.flex_attention": SimpleNamespace(BlockMask=object, create_block_mask=None)}
 """Attention by SymPy's expressions, which no family here uses; diffusers takes a class from it for annotations."""
-_MODULE = ("flowrl", "__main__.py")
 
 
 @contextmanager
@@ -49,21 +49,18 @@ def import_lightly() -> None:
     Some packages are hidden during the import. Later everything can be imported as usual, but diffusers no longer sees
     those packages. So this does nothing in your own script, or once torch or diffusers is imported.
     """
-    command = Path(sys.argv[0]).parts[-2:]
-    if {"torch", "diffusers"} & set(sys.modules) or not (command[-1:] == ("flowrl",) or command == _MODULE):
+    is_command = any(map(Path(sys.argv[0]).match, ("flowrl", "flowrl/__main__.py")))
+    if not is_command or {"torch", "diffusers"} & sys.modules.keys():
         return
     gc.disable()  # it would look through all that is imported, again and again, and find nothing to free
     try:
         import torch
 
-        absent = {name: None for name in _ABSENT if name not in sys.modules}
-        counter = logging.getLogger("torch.utils.flop_counter")  # it warns of Triton's absence
-        level = counter.level
-        counter.setLevel(logging.ERROR)
-        in_place: dict[str, Any] = absent | _FLEX
+        in_place: dict[str, Any] = {name: None for name in _ABSENT if name not in sys.modules} | _FLEX
         sys.modules.update(in_place)
         try:
             with (
+                patch.object(logging.getLogger("torch.utils.flop_counter"), "disabled", True),  # it warns of no Triton
                 patch.object(importlib.metadata, "packages_distributions", dict),  # reads the files of every package
                 patch.object(torch.distributed, "is_available", lambda: False),
                 patch.object(torch.compiler, "disable", lambda *given, **_: given[0] if given else lambda one: one),
@@ -73,7 +70,6 @@ def import_lightly() -> None:
         finally:
             for name in in_place:
                 del sys.modules[name]
-            counter.setLevel(level)
     finally:
         gc.freeze()
         gc.enable()
@@ -93,9 +89,8 @@ def without_compiler() -> Iterator[None]:
         return function
 
     in_place: dict[str, Any] = {COMPILER: SimpleNamespace(disable=disable)}
-    for name, known in {"sympy": {"Basic": _Expression}, SIZES: _NUMBERS}.items():
-        if name not in sys.modules:
-            in_place[name] = _stand_in(name, known)
+    known: dict[str, Mapping[str, Any]] = {"sympy": {"Basic": _Expression}, SIZES: _NUMBERS}
+    in_place |= {name: stand_in(name, names) for name, names in known.items() if name not in sys.modules}
     sys.modules.update(in_place)
     try:
         yield
@@ -126,21 +121,6 @@ _NUMBERS: Mapping[str, Any] = {
     "guard_size_oblivious": _sure, "is_nested_int": lambda size: False, "free_unbacked_symbols": lambda size: False,
 }  # fmt: skip
 """torch's questions about sizes in an operation, answered for sizes that are all numbers."""
-
-
-def _stand_in(name: str, known: Mapping[str, Any]) -> ModuleType:
-    """A stand-in for a module with some of its names; any other name imports the whole module."""
-    module = ModuleType(name)
-
-    def whole(asked: str) -> Any:
-        if asked.startswith("__"):  # by those who look through all modules
-            raise AttributeError(asked)
-        if sys.modules.get(name) is module:
-            del sys.modules[name]
-        return getattr(importlib.import_module(name), asked)
-
-    vars(module).update(known, __getattr__=whole)
-    return module
 
 
 def _is_stock(config: TrainConfig) -> bool:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import os
-from collections.abc import Callable, Iterator, MutableMapping
+import sys
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from functools import cache
+from types import ModuleType
+from typing import Any
 
 from flowrl.runtime.private_names import NOTES
 
@@ -15,9 +19,8 @@ _SPINS = "3000"
 the cores, the thread that is waited for gets none meanwhile. Two threads on two busy cores took 317 s an iteration of
 `tiny_nft_reused` with the default and 49 s with this; on idle cores 12.5 s and 12.9 s."""
 
-_QUIET = ("bitsandbytes.backends.cpu.ops",)
-"""Loggers that warn of what nobody here misses: a faster kernel for 4-bit weights on a CPU, which a hub would give."""
-
+_QUIET = "bitsandbytes.backends.cpu.ops"
+"""The logger that warns of what nobody here misses: a faster kernel for 4-bit weights on a CPU, from a hub."""
 
 _ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 """What torch's allocator of CUDA memory is told by, under its name of today and its former one. Segments that grow fit
@@ -40,10 +43,27 @@ def _without_notes() -> None:
     def filter_of(words: str) -> Callable[[logging.LogRecord], bool]:
         return lambda record: words not in record.getMessage()
 
-    for name in _QUIET:
-        logging.getLogger(name).setLevel(logging.ERROR)
+    logging.getLogger(_QUIET).setLevel(logging.ERROR)
     for name, words in NOTES.items():
         logging.getLogger(name).addFilter(filter_of(words))
+    # PEFT, diffusers and transformers import it for names seldom asked; it takes a fifth of a training's start.
+    if "bitsandbytes" not in sys.modules and (spec := importlib.util.find_spec("bitsandbytes")) is not None:
+        sys.modules[spec.name] = stand_in(spec.name, {"__spec__": spec})
+
+
+def stand_in(name: str, known: Mapping[str, Any]) -> ModuleType:
+    """Stands for a module with some of its names. Others import all of it, and its parts do if it has a `__spec__`."""
+    module = ModuleType(name)
+
+    def whole(asked: str) -> Any:
+        if asked.startswith("__") and (asked, "__spec__" in known) != ("__path__", True):  # by who looks through all
+            raise AttributeError(asked)
+        if sys.modules.get(name) is module:
+            del sys.modules[name]
+        return getattr(importlib.import_module(name), asked)
+
+    vars(module).update(known, __getattr__=whole)
+    return module
 
 
 def take_deterministic_kernels() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import json
 import subprocess
 import sys
@@ -12,8 +13,9 @@ import pytest
 
 from flowrl import cli
 from flowrl.commands.plan import run as plan
-from flowrl.planning.light_libraries import _NUMBERS, _stand_in
+from flowrl.planning.light_libraries import _NUMBERS
 from flowrl.runtime.private_names import SIZES
+from flowrl.runtime.process_settings import stand_in
 
 ROOT = Path(__file__).resolve().parents[2]
 HEAVY = {"torch", "numpy", "diffusers", "transformers", "peft", "scipy", "accelerate", "torchvision", "PIL", "sympy"}
@@ -71,11 +73,22 @@ def test_a_plan_does_without_libraries_says_the_same_and_leaves_nothing_behind(
     assert capsys.readouterr().out == text
 
 
+SCRIPT = """
+import sys
+from flowrl.cli import main
+assert main(["plan", "tiny_grpo_geneval"]) == 0
+import peft.helpers, peft.import_utils
+assert "torch._inductor.compile_fx" not in sys.modules, "which bitsandbytes takes with it"
+if peft.import_utils.is_bnb_available():
+    from bitsandbytes.nn import Linear4bit
+    assert peft.helpers.bnb.nn.Linear4bit is Linear4bit is sys.modules["bitsandbytes"].nn.Linear4bit
+"""
+
+
 @pytest.mark.slow
 def test_a_script_that_is_not_the_command_can_ask_for_a_plan() -> None:
-    script = "from flowrl.cli import main; raise SystemExit(main(['plan', 'tiny_grpo_geneval']))"
     done = subprocess.run(
-        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=300, check=False
+        [sys.executable, "-c", SCRIPT], cwd=ROOT, capture_output=True, text=True, timeout=300, check=False
     )
     assert done.returncode == 0, done.stderr
 
@@ -156,8 +169,17 @@ def test_sizes_that_are_numbers_are_answered_as_torch_answers() -> None:
 
 
 def test_a_stand_in_gives_way_to_the_module_that_it_stands_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "colorsys", _stand_in("colorsys", {"ONE_THIRD": 3}))
+    monkeypatch.setitem(sys.modules, "colorsys", stand_in("colorsys", {"ONE_THIRD": 3}))
     assert importlib.import_module("colorsys").ONE_THIRD == 3
     assert not hasattr(importlib.import_module("colorsys"), "__file__")
     assert importlib.import_module("colorsys").hsv_to_rgb(0.0, 0.0, 1.0) == (1.0, 1.0, 1.0)
     assert importlib.import_module("colorsys").ONE_THIRD == 1 / 3
+
+
+def test_a_part_of_a_package_that_is_stood_for_imports_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "wsgiref.headers", raising=False)
+    spec = importlib.util.find_spec("wsgiref")
+    monkeypatch.setitem(sys.modules, "wsgiref", stand_in("wsgiref", {"__spec__": spec}))
+    assert importlib.util.find_spec("wsgiref") is spec
+    assert importlib.import_module("wsgiref.headers").Headers
+    assert importlib.import_module("wsgiref").__file__

@@ -165,7 +165,7 @@ class _Device:
             return self._made(func, *args, **kwargs)
         with torch._C.DisableTorchFunctionSubclass():
             if func in _FACTORIES and self.here(kwargs.get("device")):
-                return self._born(func(*args, **{**kwargs, "device": "cpu"}), f"{func.__name__}")
+                return self._born(func(*args, **{**kwargs, "device": "cpu"}), func.__name__)
             outer = self.busy
             self.busy = outer or _has_pretended(args) or _has_pretended(kwargs)
             try:
@@ -213,7 +213,7 @@ class _Device:
             return self._born(made, func.__name__)
         return made
 
-    def _born(self, x: Tensor, what: str) -> Pretended:
+    def _born(self, x: Tensor, what: object) -> Pretended:
         if x.dtype == torch.float64 and self.kind == "mps":
             self.findings.wide[f"float64 in {what} at {_place()}"] += 1
         return Pretended(x)
@@ -255,7 +255,7 @@ class _Device:
 
     def _result(self, x: Any, func: Any) -> Any:
         if isinstance(x, Tensor) and not isinstance(x, Pretended) and x.device.type == "cpu":
-            return self._born(x, str(func))
+            return self._born(x, func)
         return x
 
     def _judge(self, func: Any, args: Sequence[Any], tensors: list[Tensor], own: list[Pretended]) -> None:

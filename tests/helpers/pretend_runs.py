@@ -53,7 +53,7 @@ _FEW = (*_FEWER, "num_iterations=1", "eval_every=1")
 _FEW_FORWARD = (*_FEW, "updates_per_rollout=1", "sampler.sde_window_range=null", "times.count=1")
 OTHERS: dict[str, tuple[str, ...]] = {
     "tiny_adversarial": (*_FEWER, "rewards.0.options.pretrain_steps=1", "rewards.0.options.steps_per_iteration=1"),
-    "tiny_adversarial_fixed": (*_FEWER, "rewards.0.options.pretrain_steps=1"),
+    "tiny_adversarial_fixed": (*_FEW, "rewards.0.options.pretrain_steps=1"),
     "tiny_edit_r1": _FEW,
     "tiny_kontext_grpo": _FEW,
     "tiny_kontext_recommended": _FEW_FORWARD,

@@ -35,9 +35,9 @@ def one(runs: TinyRuns) -> Path:
 
 
 @pytest.fixture(scope="module")
-def two(runs: TinyRuns) -> Path:
-    run = runs.folder / "two"
-    launched = _script(runs.folder, "one_node.sh", str(runs.config), f"out={run}", *SIZES, *_evaluated(runs), NPROC="2")
+def two(runs: TinyRuns, warm_python: str) -> Path:
+    run, where = runs.folder / "two", {"NPROC": "2", "PYTHON_EXEC": warm_python}
+    launched = _script(runs.folder, "one_node.sh", str(runs.config), f"out={run}", *SIZES, *_evaluated(runs), **where)
     assert _report_of(launched) == 1  # the main process alone speaks
     return run
 
