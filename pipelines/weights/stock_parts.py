@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -60,7 +61,9 @@ def _read(kind: Any, folder: str, part: str, dtype: torch.dtype, variant: str | 
             raise Faulty(said) from error
         if out_of_memory(error):
             raise
-        raise ValueError(f"{folder}/{part}: {first_line(error)}") from error
+        config = Path(folder) / part / "config.json"
+        wrong = mistyped(kind, read_json(config, finite=False)) if config.is_file() else ""
+        raise ValueError(f"{folder}/{part}: {wrong or first_line(error)}") from error
     place = f"{folder}/{part}"
     if wrong := sorted(key for key, *_ in told["mismatched_keys"]):
         raise Faulty(f"{place} holds weights of another shape than its config.json says ({_some(wrong)}): {AGAIN}")
@@ -121,6 +124,25 @@ def lacks(place: str, keys: Sequence[str], unread: Sequence[str] = ()) -> str:
     """That a part lacks weights, and perhaps has others in their place."""
     instead = f", and holds others that it does not ask for ({_some(unread)})" if unread else ""
     return f"{place} lacks weights that its config.json asks for ({_some(keys)}){instead}: {AGAIN}"
+
+
+def mistyped(kind: Any, config: Mapping[str, Any]) -> str:
+    """The keys of a part's configuration with another type than its class has by default; empty if none seem wrong."""
+    usual = {name: one.default for name, one in inspect.signature(kind).parameters.items()}
+    if own := getattr(kind, "config_class", None):  # of transformers
+        usual = own().to_dict()
+    wrong = [
+        f"{key} is {value!r}, and {usual[key]!r} by default"
+        for key, value in config.items()
+        if None not in (value, usual.get(key)) and usual[key] is not inspect.Parameter.empty
+        and _json_type(value) is not _json_type(usual[key])
+    ]  # fmt: skip
+    return f"its config.json has a wrong type: {'; '.join(wrong)}" if wrong else ""
+
+
+def _json_type(value: Any) -> type:
+    """The type of a value, with one for all numbers and one for all lists."""
+    return {int: float, tuple: list}.get(type(value), type(value))
 
 
 def first_line(error: Exception) -> str:
