@@ -147,10 +147,7 @@ def read_file(path: Path, negative: str = "") -> list[Prompt]:
         raise ValueError(f"{path}: holds no prompt")
     ids = Counter(name for name, _ in {(str(row.metadata.get("id")), repr(row.metadata)) for row in rows})
     if shared := [name for name, count in ids.items() if count > 1 and name != "None"]:
-        say_once(
-            f"{path}: different rows share an id ({len(shared)}, such as {min(shared)!r}). Nothing here goes by it, "
-            "but a reward that does will mix these rows"
-        )
+        say_once(f"{path}: different rows share an id ({len(shared)}, such as {min(shared)!r}); a reward may mix them")
     return rows
 
 

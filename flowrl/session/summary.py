@@ -51,8 +51,7 @@ def summarise(folder: Path, config: TrainConfig, report: Path | None, *, finishe
         more, found = _held_out_rewards(*sides, rows, word.capitalize(), besides_geneval=bool(table))
         lines, scores = [*lines, *table, *more], scores | found
     if rewards:  # training on pairs of files has none
-        ends = dict.fromkeys([0, len(rewards) - 1])  # once for a run of one iteration
-        lines = [*lines, f"Mean training reward {' -> '.join(_number(rewards[end]) for end in ends)}"]
+        lines = [*lines, f"Mean training reward {' -> '.join(map(_number, rewards[:1] + rewards[1:][-1:]))}"]
     if failed := failure_reasons(rows):
         lines.append(f"Warning   rewards failed, and what failed taught nothing: {failed}")
     for name, said in warnings_by_kind(rows).items():

@@ -62,8 +62,8 @@ def _read(kind: Any, folder: str, part: str, dtype: torch.dtype, variant: str | 
         if out_of_memory(error):
             raise
         config = Path(folder) / part / "config.json"
-        wrong = mistyped(kind, read_json(config, finite=False)) if config.is_file() else ""
-        raise ValueError(f"{folder}/{part}: {wrong or first_line(error)}") from error
+        said = reason(error, kind, read_json(config, finite=False) if config.is_file() else {})
+        raise ValueError(f"{folder}/{part}: {said}") from error
     place = f"{folder}/{part}"
     if wrong := sorted(key for key, *_ in told["mismatched_keys"]):
         raise Faulty(f"{place} holds weights of another shape than its config.json says ({_some(wrong)}): {AGAIN}")
@@ -126,23 +126,17 @@ def lacks(place: str, keys: Sequence[str], unread: Sequence[str] = ()) -> str:
     return f"{place} lacks weights that its config.json asks for ({_some(keys)}){instead}: {AGAIN}"
 
 
-def mistyped(kind: Any, config: Mapping[str, Any]) -> str:
-    """The keys of a part's configuration with another type than its class has by default; empty if none seem wrong."""
-    usual = {name: one.default for name, one in inspect.signature(kind).parameters.items()}
-    if own := getattr(kind, "config_class", None):  # of transformers
-        usual = own().to_dict()
+def reason(error: Exception, kind: Any, config: Mapping[str, Any]) -> str:
+    """Why a class refused a part's configuration, with the keys that have another type than by default."""
+    kinds = {int: float, tuple: list}  # JSON has one kind of number, and one of list
+    found = [(one.name, one.default, config.get(one.name)) for one in inspect.signature(kind).parameters.values()]
     wrong = [
-        f"{key} is {value!r}, and {usual[key]!r} by default"
-        for key, value in config.items()
-        if None not in (value, usual.get(key)) and usual[key] is not inspect.Parameter.empty
-        and _json_type(value) is not _json_type(usual[key])
-    ]  # fmt: skip
-    return f"its config.json has a wrong type: {'; '.join(wrong)}" if wrong else ""
-
-
-def _json_type(value: Any) -> type:
-    """The type of a value, with one for all numbers and one for all lists."""
-    return {int: float, tuple: list}.get(type(value), type(value))
+        f"{key} is {given!r} in config.json, and {usual!r} by default"
+        for key, usual, given in found
+        if not (usual is None or usual is inspect.Parameter.empty or given is None)
+        and kinds.get(type(usual), type(usual)) is not kinds.get(type(given), type(given))
+    ]
+    return "; ".join([first_line(error), *wrong])
 
 
 def first_line(error: Exception) -> str:

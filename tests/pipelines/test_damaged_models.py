@@ -97,7 +97,7 @@ def no_json_index(folder: Path) -> None:
         (
             "transformer",
             mistyped,
-            "transformer: its config.json has a wrong type: num_layers is 'two', and 18 by default",
+            "transformer: 'str' object cannot be interpreted as an integer; num_layers is 'two' in",
         ),
         (
             "text_encoder",
@@ -120,7 +120,9 @@ def test_damaged_parts_are_named(
     assert "\n" not in shown
     assert not (model / part / "ran").exists()
     if damage is mistyped and part == "transformer":  # a plan or a check reads it first
-        with pytest.raises(ValueError, match="num_layers is 'two', and 18 by default: download the model again"):
+        with pytest.raises(
+            ValueError, match=r"num_layers is 'two' in config\.json, and 18 by default: download the model again"
+        ):
             family_for("sd3", str(model)).meta_denoiser(str(model))
 
 
