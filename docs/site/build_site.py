@@ -159,7 +159,7 @@ def front_page(pages: dict[str, str]) -> str:
         "**Fine-tune diffusion and flow-matching models of images and video with reinforcement learning, and trust the "
         "numbers.**",
         "![Six prompts before and after training, same start noise](docs/gallery/before_after.png)",
-        "```\nmake demo                                  # a laptop, no download: about ten minutes\n"
+        "```\nmake demo                                  # a laptop, no download: 7 to 15 minutes\n"
         ".venv/bin/flowrl train sd35m_evening       # one 24 GB card: Stable Diffusion 3.5 Medium, one evening\n```",
     ]
     for name, found in sections.items():

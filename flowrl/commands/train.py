@@ -12,8 +12,8 @@ from flowrl.runtime.scrubbing import say as print
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds what `flowrl train` takes."""
     parser.description = (
-        "Train a model with reinforcement learning. Without CONFIG it trains the embedded model, in ten minutes or so "
-        "on two cores. resume=RUN continues a run with its own configuration. "
+        "Train a model with reinforcement learning. Without CONFIG it trains the embedded model, in 7 to 15 "
+        "minutes on two cores. resume=RUN continues a run with its own configuration. "
         "'flowrl list keys' lists every key, 'flowrl list keys sampler' those of a section, "
         "'flowrl list configs' the configurations that ship."
     )

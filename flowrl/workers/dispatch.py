@@ -352,7 +352,8 @@ class Dispatcher:
         if waited >= self.patience:
             raise WorkersLost(
                 f"no {self.who} was there for {waited / 60:.0f} minutes: see that the cluster has as many CPUs and "
-                "GPUs free as workers.* ask for ('ray status'), then continue the run; or set workers.rollouts=0"
+                "GPUs free as `workers.*` ask for, those of one worker on one machine ('ray status'), then continue "
+                "the run; or set `workers.rollouts=0`"
             )
         if away and not self._said_nobody:
             self._said_nobody = True

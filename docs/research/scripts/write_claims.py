@@ -247,6 +247,7 @@ def draw(claims: Sequence[Claim], path: Path) -> None:
     axes.set(
         xlabel="effect in the claim's direction / smallest that could be found",
         xlim=(-edge - 0.3, edge + 0.3),
+        ylim=(-1, len(claims)),
     )
     for verdict, color in COLORS.items():
         axes.plot([], [], marker="o", color=color, label=verdict)
