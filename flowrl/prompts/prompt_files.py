@@ -31,7 +31,6 @@ import json
 import os
 import re
 import sys
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -145,9 +144,6 @@ def read_file(path: Path, negative: str = "") -> list[Prompt]:
         rows = [prompt_of(row, at, find=find, negative=negative) for at, row in read_objects(path)]
     if not rows:
         raise ValueError(f"{path}: holds no prompt")
-    ids = Counter(name for name, _ in {(str(row.metadata.get("id")), repr(row.metadata)) for row in rows})
-    if shared := [name for name, count in ids.items() if count > 1 and name != "None"]:
-        say_once(f"{path}: different rows share an id ({len(shared)}, such as {min(shared)!r}); a reward may mix them")
     return rows
 
 

@@ -52,8 +52,8 @@ def summarise(folder: Path, config: TrainConfig, report: Path | None, *, finishe
         lines, scores = [*lines, *table, *more], scores | found
     if rewards:  # training on pairs of files has none
         lines = [*lines, f"Mean training reward {' -> '.join(map(_number, rewards[:1] + rewards[1:][-1:]))}"]
-    if failed := failure_reasons(rows):
-        lines.append(f"Warning   rewards failed, and what failed taught nothing: {failed}")
+    failed = failure_reasons(rows)
+    lines += [f"Warning   rewards failed, and what failed taught nothing: {failed}"] * bool(failed)
     for name, said in warnings_by_kind(rows).items():
         times = f"{plural(len(said), 'time')}, from iteration {said[0][0]} on (see the report)"
         lines.append(f"Warning   {name.replace('_', ' ')}: {times}")

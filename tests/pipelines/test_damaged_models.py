@@ -102,7 +102,7 @@ def no_json_index(folder: Path) -> None:
         (
             "text_encoder",
             mistyped,
-            "text_encoder: its config.json has a wrong type: num_hidden_layers is 'two', and 12 by",
+            "text_encoder: Validation error for field 'num_hidden_layers'",
         ),
         ("transformer", no_json_index, "model_index.json: not valid JSON"),
     ],

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
+from flowrl.prompts.loading import read_prompts
 from flowrl.prompts.prompt_files import Prompt, read_file
 
 
@@ -272,10 +273,10 @@ def test_different_rows_with_one_id_are_told(folder: Path, capsys: pytest.Captur
     rows = ['{"prompt": "a", "id": 7}', '{"prompt": "a", "id": 7}', '{"prompt": "b"}', '{"prompt": "c"}']
     path = folder / "ids.jsonl"
     path.write_text("\n".join(rows), encoding="utf-8")
-    assert len(read_file(path)) == 4
+    assert len(read_prompts(path)) == 4
     assert capsys.readouterr().err == ""  # the same row twice
     path.write_text("\n".join([*rows, '{"prompt": "d", "id": 7}']), encoding="utf-8")
-    assert len(read_file(path)) == 5
+    assert len(read_prompts(path)) == 5
     assert "ids.jsonl: different rows share an id (1, such as '7')" in capsys.readouterr().err
 
 
