@@ -75,8 +75,7 @@ class Adversarial:
     model: str | None = None
     """Folder or hub id of the backbone; null takes DINOv2-base, or PickScore for `clip`."""
     processor: str | None = None
-    """Of `clip`: folder or hub id of its processor; null takes the model's, and for PickScore the one it was trained
-    with."""
+    """Of `clip`: folder or hub id of its processor; null takes the model's, for PickScore that of its training."""
     revision: str | None = None
     """Branch, tag or commit of the model on the hub."""
     image_size: int | None = None

@@ -1,9 +1,8 @@
 """How well an image matches its prompt, by the cosine of CLIP's embeddings: CLIPScore and PickScore.
 
-CLIPScore: Hessel et al. 2021, arXiv 2104.08718. PickScore: CLIP ViT-H/14 trained on people's choices between two
-images of a prompt, Kirstain et al. 2023, arXiv 2305.01569. Published uses differ in the model, its preprocessing and
-the scaling, see `SCALES`. Group-relative methods do not see a factor except through the floor of the deviation and in
-sums of rewards.
+CLIPScore: Hessel et al. 2021, arXiv 2104.08718. PickScore: CLIP ViT-H/14 trained on people's choices between two images
+of a prompt, Kirstain et al. 2023, arXiv 2305.01569. Published uses differ in the model, its preprocessing and the
+scaling, see `SCALES`. Group-relative methods see a factor only by the floor of the deviation and in sums.
 """
 
 from __future__ import annotations

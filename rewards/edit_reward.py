@@ -57,8 +57,7 @@ class EditReward(CheckpointOptions):
     """EditReward's score of source, edit and instruction, on its own scale; needs about 17 GB in bfloat16.
 
     The edit must have one source image; an item with none or several fails, "missing_source" or "several_sources".
-    Parts: `following` and `quality`, the means of the two heads. The texts come from the repository
-    TIGER-AI-Lab/EditReward (MIT).
+    Parts: `following` and `quality`, the means of the two heads. Texts: repository TIGER-AI-Lab/EditReward (MIT).
     """
 
     judges: ClassVar[tuple[str, ...]] = ("edits",)

@@ -56,8 +56,7 @@ class Physics(OneModel):
     pooling: Literal["token", "mean"] = "token"
     """`token` averages the cosines of tokens; `mean` takes the cosine of the mean tokens."""
     target_features: Literal["window", "separate"] = "window"
-    """`window` encodes the target within its whole window, as in the model's training; `separate` encodes its frames
-    alone."""
+    """`window` encodes the target within its whole window, as in the model's training; `separate` its frames alone."""
     temperature: float = 0.1
     """Temperature of the soft minimum."""
     min_change: float = 0.0

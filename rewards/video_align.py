@@ -50,8 +50,7 @@ def _head(_: int, weights: Mapping[str, Tensor]) -> nn.Module:
 class VideoAlign(CheckpointOptions):
     """VideoAlign's score of clip and prompt: the sum of the chosen dimensions VQ, MQ and TA, each logged by itself.
 
-    Frames go to the model as they are; the reference reads an encoded file, whose compression changes them. Needs
-    about 5 GB in bfloat16.
+    Frames go to the model as they are; the reference reads an encoded file, which differs. Needs 5 GB in bfloat16.
 
     The checkpoint was trained on one text, its template of type detailed_special, and this reward uses it.
     """

@@ -138,6 +138,7 @@ def sample_branches(
     strides: Sequence[int] = (1,),
     batch_size: int,
     keep_means: bool = False,
+    finish_anchors: bool = False,
     device: torch.device | None = None,
 ) -> Sampled:
     """Branch off ODE trajectories: at chosen steps several stochastic successors, each completed by the ODE.
@@ -161,30 +162,32 @@ def sample_branches(
         branches: Successors of each anchor state.
         strides: L strides of the completions, see `windows.thinned_steps`.
         keep_means: Record the transition means too.
+        finish_anchors: Follow the anchors to the end too, for `T - 1 - max(steps)` more evaluations of each.
         device: The network's device; None takes the device of x.
 
     Returns `M = len(steps) * a * branches` transitions ordered (step, anchor, branch), each the only one of its path,
-    and `M * L` finished latents ordered (transition, stride). The pool holds the anchor states by (step, anchor), then
-    the products in row order. The columns that identify rows are on the host, like prompt_a and group_a. Raises
-    ValueError: a step is out of range, given twice or deterministic; a count is below 1; a shape is wrong.
+    and `M * L` finished latents ordered (transition, stride), after the `a` finished anchors if there are any. The pool
+    holds the anchor states by (step, anchor), then the products in row order. The columns that identify rows are on the
+    host, like prompt_a and group_a. Raises ValueError: a step is out of range, given twice or deterministic; a count is
+    below 1; a shape is wrong.
     """
     check_start(x, prompt_a, group_a, batch_size)
     steps = check_steps(steps, schedule.num_steps, "steps")
     if branches < 1 or not strides or min(strides) < 1 or len(set(strides)) != len(strides):
         raise ValueError(f"branches and strides are at least 1, strides distinct, got {branches} and {list(strides)}")
     a, x, device = len(x), start_state(x, schedule), device or x.device
-    sources, count = len(steps) * a, len(steps) * a * branches
-    states, finished = host_rows(x, sources + count, device), host_rows(x, count * len(strides), device)
+    sources, count, ends = len(steps) * a, len(steps) * a * branches, a * finish_anchors
+    states, finished = host_rows(x, sources + count, device), host_rows(x, ends + count * len(strides), device)
     mean, log_probs = host_rows(x, count if keep_means else 0, device), list[Tensor]()
     level = host_rows(x, a, device)  # of the anchors
-    for step in range(steps[-1] + 1):
+    for step in range(schedule.num_steps if finish_anchors else steps[-1] + 1):
         for start, own, velocity in chunked_velocities(velocity_of, x, prompt_a, schedule, step, batch_size, device):
             if step in steps:
                 place = steps.index(step) * a + start
                 moved = draw_successors(kernel, own, start, velocity, schedule, step, noise, branches)
                 put(states, place, own)
                 put(states, sources + place * branches, moved.x_next)
-                put(finished, place * branches * len(strides), moved.x_next.repeat_interleave(len(strides), 0))
+                put(finished, ends + place * branches * len(strides), moved.x_next.repeat_interleave(len(strides), 0))
                 if keep_means:
                     put(mean, place * branches, moved.mean)
                 log_probs.append(moved.log_prob)
@@ -192,13 +195,14 @@ def sample_branches(
             put(level, start, euler(own, velocity, schedule.sigma[step], schedule.sigma[step + 1]))
             del own, velocity  # the next chunk's network needs the room
         x = level
+    put(finished, 0, level[:ends])
     del x, level
     row = torch.arange(count)
     anchor = row // branches % a
     step_M = torch.tensor(steps).repeat_interleave(a * branches)
     group = group_a[anchor]
     prompt = prompt_a[anchor].repeat_interleave(len(strides))
-    _complete(velocity_of, finished, prompt, step_M.tolist(), schedule, strides, batch_size, device)
+    _complete(velocity_of, finished[ends:], prompt, step_M.tolist(), schedule, strides, batch_size, device)
     settle(device)
     return Sampled(
         states=states,
@@ -211,6 +215,6 @@ def sample_branches(
         log_prob=torch.cat(log_probs),
         mean=mean if keep_means else None,
         finished=finished,
-        finished_group=group.repeat_interleave(len(strides)),
-        finished_after=row.repeat_interleave(len(strides)),
+        finished_group=torch.cat([group_a[:ends], group.repeat_interleave(len(strides))]),
+        finished_after=torch.cat([row.new_full((ends,), -1), row.repeat_interleave(len(strides))]),
     )

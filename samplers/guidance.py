@@ -58,8 +58,7 @@ def conditioned(network: Network, cond: Conditioning) -> Velocity:
         network: Receives x as it is, timestep [b] on the device of x, and the conditioning.
         cond: [b]; index it with the rows at hand.
 
-    Returns a velocity. It raises ValueError if the batch differs from the conditioning's, or if the network's output
-    differs in shape from x.
+    Returns a velocity. It raises ValueError if the batch differs from the conditioning's, or an output's shape from x's
     """
 
     def velocity(x: Float[Tensor, " b *latent"], sigma: Tensor, timestep: Tensor) -> Float[Tensor, " b *latent"]:
@@ -135,8 +134,7 @@ def is_uncounted() -> bool:
 
 class uncounted:
     """If `active`, marks network calls inside as giving nothing new: a backward pass makes them for what its forward
-    pass did not keep, or a process makes them because others wait for the call. Two backward passes through one graph
-    enter it twice."""
+    pass did not keep, or a process for others that wait. Two backward passes through one graph enter it twice."""
 
     def __init__(self, active: bool = True) -> None:
         self._active = active
@@ -230,8 +228,7 @@ def network_rows(weights: Sequence[float], *, base_guidance_scale: float, rl_gui
 
 
 def by_step(scale_of_step: Callable[[int], float], sigma_T: Float[Tensor, " T1"]) -> ScaleAt:
-    """A function of the step, 0 .. T-1, as a function of sigma: that of the step with the nearest sigma in the schedule
-    `sigma_T`."""
+    """A function of the step, 0 .. T-1, as one of sigma: that of the step with the nearest sigma in `sigma_T`."""
     sigmas = sigma_T[:-1].detach().cpu().double()
     return lambda sigma: scale_of_step(int((sigmas - sigma).abs().argmin()))
 

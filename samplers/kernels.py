@@ -65,8 +65,7 @@ class Kernel:
     silent_last_step: bool = False
     """Whether std is 0 on the step to sigma 0, which then has no density."""
     full_std: bool = False
-    """Whether released code uses the full std for its KL, instead of the diffusion coefficient g without the step
-    (see `published_kl`)."""
+    """Whether released code's KL uses the full std, not the diffusion coefficient g alone (see `published_kl`)."""
     log_prob: LogProb = gaussian_log_prob
     """Log-density of a produced latent `[b, *latent]` under the transition, `[b]`, summed over dimensions."""
     published_log_prob: LogProb | None = None

@@ -1,9 +1,8 @@
 """What guidance keeps from step to step of a path, and guidance that does: by a running average of differences.
 
 Whoever follows a path evaluates its velocity `along` a `PathMemory`. What guidance kept before a step is then a part of
-the state there: a rollout records it beside the latent, and an update evaluates the step with the record, as a
-constant. So it gives what the rollout had, and gradient of the step's own call alone. Outside of a path every step is
-the first.
+the state there: a rollout records it beside the latent, and an update evaluates the step with the record, a constant.
+So it gives what the rollout had, and gradient of the step's own call alone. Outside of a path every step is the first.
 """
 
 from __future__ import annotations

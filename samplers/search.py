@@ -27,9 +27,8 @@ from flowrl.trajectory import Schedule, start_state
 
 
 def best_of_n_kl(count: int) -> float:
-    """`log N - (N - 1) / N` nats: bound of KL(best of N || one draw), reached without ties (Beirami et al.,
-    "Theoretical guarantees on the best-of-n alignment policy", arXiv 2401.01879). Raises ValueError: count is below
-    1."""
+    """`log N - (N - 1) / N` nats: bound of KL(best of N || one draw), reached without ties (Beirami, "Theoretical
+    guarantees on the best-of-n alignment policy", arXiv 2401.01879). Raises ValueError: count is below 1."""
     if count < 1:
         raise ValueError(f"best of N needs N of at least 1, got {count}")
     return math.log(count) - (count - 1) / count

@@ -9,8 +9,7 @@
 | logit_normal | sigmoid of a normal, in T strata of equal probability, shifted, at least 0.01 | AWM, DPO |
 | uniform | even on [0.2, 1] in T strata, shifted | AWM |
 
-A schedule's last sigma before 0 can be very small (0.0089 on SD3's default grid of any length), so what a rule leaves
-out at that end matters.
+A schedule's last sigma before 0 can be very small (0.0089 on SD3's default grid), so what a rule leaves out matters.
 """
 
 from __future__ import annotations
@@ -98,9 +97,8 @@ def steps_in_reach(kind: TimeKind, num_steps: int, fraction: float | None = None
 
 
 def permuted_steps(reach: int, count: int, *key: Part) -> tuple[int, ...]:
-    """The first `count` steps of a random order of the `reach` leading ones, each with chance count / reach: of all
-    steps in DiffusionNFT (arXiv 2509.16117), of the noisier half in DGPO (arXiv 2510.08425). Raises ValueError: not 1
-    <= count <= reach."""
+    """`count` steps of the `reach` leading ones, each with chance count / reach: of all steps in DiffusionNFT (arXiv
+    2509.16117), of the noisier half in DGPO (arXiv 2510.08425). Raises ValueError: not 1 <= count <= reach."""
     if not 1 <= count <= reach:
         raise ValueError(
             f"{count} different steps cannot be taken of the first {reach} of the schedule: lower times.count, or "

@@ -73,8 +73,7 @@ def _mean(name: str, given: ArrayLike, prompts: Sequence[Hashable], ends: Range 
 def panel_differences(
     before: Mapping[str, ArrayLike], after: Mapping[str, ArrayLike], prompts: Sequence[Hashable]
 ) -> dict[str, Interval]:
-    """After minus before for each scorer that both have, over the prompts and samples that failed on neither side; NaN
-    if there are none."""
+    """After minus before for each scorer of both, over prompts and samples that failed on neither side; NaN without."""
     found = {}
     for name in (name for name in after if name in before):
         first, last = (np.asarray(side[name], dtype=np.float64) for side in (before, after))

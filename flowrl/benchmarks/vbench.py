@@ -119,8 +119,7 @@ def video_name(prompt: str, sample: int) -> str:
 
 
 def read_measured(path: Path, dimension: str) -> Measured:
-    """What the package wrote of a dimension. Raises ValueError: the file lacks the dimension or has another layout, or
-    its score is not finite."""
+    """What the package wrote of a dimension. Raises ValueError: no such dimension or layout, or no finite score."""
     found = read_json(path, finite=False).get(dimension)
     try:
         score, rows = found  # type: ignore[misc]

@@ -67,7 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="what diversity compares besides pixels (default: attributes for embedded models, else clip)",
     )
     add("--out", type=Path, metavar="PATH", help="folder to write (default: RUN/sweep or sweep-LORA)")
-    add_sampling_arguments(parser, batch_size="24", base_guidance=True)
+    add_sampling_arguments(parser, batch_size="24", base_guidance=True, cache=True)
 
 
 def run(parsed: argparse.Namespace) -> int:

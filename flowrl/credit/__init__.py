@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from flowrl.credit.branches import G2rpo, TempFlow
+from flowrl.credit.branches import G2rpo, SelfOpd, TempFlow
 from flowrl.credit.dense import DenseGrpo, Stepwise
 from flowrl.credit.outcome import Outcome
 from flowrl.credit.tp_grpo import TpGrpo, turning_points
@@ -34,6 +34,8 @@ class Method:
     """Whether intermediate latents are completed and scored too."""
     completion: Literal["full", "clean"] | int = "full"
     """How, unless the run says otherwise: "full", "clean" or a number of ODE steps."""
+    against_ode: bool = False
+    """Whether branches are compared with the ODE's own images, by the means of their steps."""
     merged: bool = False
     """Whether the weighted sum of the rewards is its only channel."""
     back_up: Callable[..., Tensor] | None = None
@@ -58,6 +60,7 @@ CREDIT = {
     "vgpo": Method(options=Vgpo, values=True, completion="clean", merged=True),
     "g2rpo": Method(options=G2rpo, plan="branches"),
     "tempflow": Method(options=TempFlow, plan="branches"),
+    "self_opd": Method(options=SelfOpd, plan="branches", against_ode=True, merged=True),
     "branch_grpo": Method(options=BranchGrpo, plan="tree"),
     "tree_grpo": Method(options=TreeGrpo, plan="tree", back_up=back_up),
 }

@@ -1,4 +1,4 @@
-"""Credit of branches: the reward of a branch's image, compared with its siblings' (TempFlow-GRPO, G2RPO).
+"""Credit of branches: a branch's reward against its siblings' (TempFlow-GRPO, G2RPO) or the ODE's image's (Self-OPD).
 
 Letters: K rewards, L strides, M transitions, F = M * L finished latents ordered (transition, stride), T steps.
 """
@@ -17,17 +17,17 @@ from flowrl.trajectory import Credit, Sampled
 
 
 def _rewards_by_branch(sampled: Sampled, reward_KF: Tensor) -> Float[Tensor, " K M L"]:
-    """Rewards by branch and stride, checked to belong to branches."""
-    count = len(sampled.finished)
+    """Rewards by branch and stride, without those of finished anchors, checked to belong to branches."""
     check_rewards(sampled, reward_KF)
-    row = torch.arange(len(sampled), device=sampled.finished_after.device)
+    after = sampled.finished_after[sampled.finished_after >= 0]
+    row, count = torch.arange(len(sampled), device=after.device), len(after)
     strides = count // max(len(sampled), 1)
-    if strides < 1 or not torch.equal(sampled.finished_after, row.repeat_interleave(strides)):
+    if strides < 1 or not torch.equal(after, row.repeat_interleave(strides)):
         raise ValueError(
             "credit of branches needs the same number of finished latents after every transition, in their order, as "
             f"sample_branches leaves them; got {count} after {len(sampled)} transitions"
         )
-    return reward_KF.reshape(len(reward_KF), len(sampled), strides)
+    return reward_KF[:, -count:].reshape(len(reward_KF), len(sampled), strides)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,6 +73,38 @@ class TempFlow:
         # An anchor's state at a step is one latent of the pool, so its index stands for (start noise, step).
         within = sampled.source if self.seed_groups else sampled.step
         return Credit(raw=reward_KML[:, :, 0], norm=norm_within(sampled, within), weight=weight)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SelfOpd:
+    """Credit of Self-OPD (arXiv 2608.26872): how much better a branch ends than the ODE's image of its start noise.
+
+    Of the K branches of an anchor state, with the kernel's mean there and `d_k = x_k - mean`:
+
+        A_k = (R_k - R_ode) / max(std_k R_k, 1e-4),    w_k = A_k,  or  A_k (1 - cos(d_k, d_best)) / 2  where A_k < 0
+
+    with the sample std, and w_k clamped to +-1: a bad branch that points the way of the best one hardly counts. Its
+    loss, `mean_k w_k mean (mean - x_k)^2 / (2 std^2)`, has the gradient of objective reinforce with the advantages w_k.
+    """
+
+    def __call__(self, sampled: Sampled, reward_KF: Float[Tensor, " K F"], context: Context = ALONE) -> Credit:
+        """Credit of branches and finished anchors (`sample_branches`): raw [1, M] of 0, NaN at states with an image
+        without reward, and w_k as offset. Raises ValueError: not a table of those, with means and one reward."""
+        anchors, width = int((sampled.finished_after < 0).sum()), len(sampled) // max(len(sampled.source.unique()), 1)
+        reward_KML = _rewards_by_branch(sampled, reward_KF)
+        if sampled.mean is None or reward_KML.shape[::2] != (1, 1) or anchors < 1 or width < 2:
+            raise ValueError(
+                f"self_opd compares at least 2 branches of a state, with means and one reward, with finished anchors; "
+                f"got {width} branches, {anchors} anchors and rewards [K, M, L] {list(reward_KML.shape)}"
+            )
+        reward = reward_KML[0, :, 0].double().view(-1, anchors, width)  # by (step, anchor, branch)
+        moved = (sampled.states[sampled.produced] - sampled.mean).flatten(1).double().view(*reward.shape, -1)
+        best = reward.nan_to_num(-torch.inf).argmax(-1)[..., None, None].expand(-1, -1, 1, moved.shape[-1])
+        along = torch.cosine_similarity(moved, moved.gather(2, best), dim=-1)
+        gain = (reward - reward_KF[0, :anchors].double()[:, None]) / reward.std(-1, keepdim=True).clamp(min=1e-4)
+        weight = torch.where(gain < 0, gain * (1 - along) / 2, gain).clamp(-1, 1).flatten()
+        raw = torch.where(weight.isnan(), torch.nan, 0.0)[None]
+        return Credit(raw=raw, norm=norm_within(sampled, sampled.source), offset=weight)
 
 
 def _noise_weights(sampled: Sampled, step_std: Tensor | None) -> Float[Tensor, " M"]:

@@ -1,8 +1,7 @@
 """Turning-point credit: a step that turns a trajectory for good gets credit for all that follows (TP-GRPO).
 
 The definitions follow the released code of TurningPoint-GRPO (arXiv 2602.06422). Letters: N trajectories of T
-stochastic steps, V_0 .. V_T their values; `d_j = V_{j+1} - V_j` is the gain of step j and `V_T - V_j` all that came
-from step j on.
+stochastic steps, V_0 .. V_T their values; `d_j = V_{j+1} - V_j` is the gain of step j, `V_T - V_j` that from j on.
 """
 
 from __future__ import annotations

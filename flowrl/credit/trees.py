@@ -119,8 +119,7 @@ class BranchGrpo:
     | edge | the release's option: softmax over a node's children of the log-density of their edge, level by level |
 
     Normalise per tree and depth; the release takes the sample std (correction 1, eps 1e-8, min_std 1e-6), so that a
-    depth of one node or of equal nodes gets 0, and clips to +-5. In a depth of two nodes advantages are +-0.7071
-    whatever their gap.
+    depth of one node or of equal nodes gets 0, and clips to +-5. In a depth of two nodes advantages are +-0.7071.
     """
 
     weighting: Literal["uniform", "path", "edge"] = "uniform"

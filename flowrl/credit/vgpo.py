@@ -48,8 +48,7 @@ class Vgpo:
         """Credit of trajectories with values on the way.
 
         A reward that failed is NaN and leaves out its whole sample, for omega needs all of a sample's rewards. Raises
-        ValueError: there are several channels; a reward is negative; there are fewer steps than `anchored_steps`; or as
-        `values_of`.
+        ValueError: several channels; a negative reward; fewer steps than `anchored_steps`; or as `values_of`.
         """
         one_channel(reward_KF, "vgpo")
         count = steps_of(sampled).shape[1]

@@ -125,24 +125,14 @@ def judge_images(
         total = -(-len(images) // JUDGE_BATCH)
         with progress(f"judging {subject.label}", total, total - len(batches)) as advance:
             for batch in batches:
-                for key, row in _judged(batch, judge):
-                    journal.add(key, row)
+                shown = sorted(((image.pixels(), key, image) for key, image in batch), key=lambda one: one[0].shape)
+                for _, group in groupby(shown, key=lambda one: one[0].shape):  # all images of one size together
+                    alike = list(group)
+                    found = judge.detect(np.stack([pixels for pixels, _, _ in alike]))
+                    for (pixels, key, image), detections in zip(alike, found, strict=True):
+                        journal.add(key, row_of(image, detections, partial(judge.color_of, pixels)))
                 advance("")
         return [journal.rows[key] for key in keys]
-
-
-def _judged(batch: Sequence[tuple[str, ImageFile]], judge: Detector) -> list[tuple[str, Row]]:
-    """Rows of a batch; the judge sees all images of one size together."""
-    pixels = [image.pixels() for _, image in batch]
-    rows = []
-    order = sorted(range(len(batch)), key=lambda place: pixels[place].shape)
-    for _, group in groupby(order, key=lambda place: pixels[place].shape):
-        places = list(group)
-        found = judge.detect(np.stack([pixels[place] for place in places]))
-        for place, detections in zip(places, found, strict=True):
-            key, image = batch[place]
-            rows.append((key, row_of(image, detections, partial(judge.color_of, pixels[place]))))
-    return rows
 
 
 def row_of(image: ImageFile, detections: Sequence[Detection], color_of: Any) -> Row:

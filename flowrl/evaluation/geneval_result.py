@@ -125,10 +125,8 @@ def metrics(rows: Sequence[Row], summary: Summary, samples: float) -> dict[str, 
 
 def kinds(reason: str) -> list[str]:
     """The kinds of failure that a reason names, one per line."""
-    found = []
-    for line in reason.splitlines():
-        found.append(next((kind for kind, pattern in REASONS.items() if re.fullmatch(pattern, line)), "other"))
-    return found
+    lines = reason.splitlines()
+    return [next((kind for kind, pattern in REASONS.items() if re.fullmatch(pattern, line)), "other") for line in lines]
 
 
 def _intervals(summary: Summary | Comparison) -> dict[str, Interval]:

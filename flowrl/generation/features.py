@@ -25,8 +25,7 @@ OWNER = "diversity"
 
 
 def check_features(features: str, model: str | None) -> Features:
-    """The features by name, checked without loading a model. Raises ValueError: an unknown name, or a model for
-    features that have none."""
+    """The features by name; loads no model. Raises ValueError: an unknown name, or a model for features without."""
     for known in get_args(Features):
         if features == known:
             if known == "pixels" and model is not None:

@@ -166,7 +166,6 @@ def _check_complete(folder: Path, places: Sequence[Path], images: Sequence[Image
 
 
 def read_drawn(folder: Path) -> dict[str, Any] | None:
-    """This toolkit's note on how it drew a folder; None if another program drew it. Raises ValueError: the note cannot
-    be read."""
+    """This toolkit's note on how it drew a folder; None if it did not. Raises ValueError: the note cannot be read."""
     path = folder / DRAWN
     return read_json(path, "delete the folder and draw it again.") if path.is_file() else None

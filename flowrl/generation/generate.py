@@ -100,8 +100,7 @@ def draw_folder(
 ) -> None:
     """Draws the missing ones of `samples` images for each prompt; loads no model if none are missing.
 
-    Batches are always the same, whichever of their images are missing, so an image does not depend on when drawing was
-    stopped. `suffix` is as in `images_of`.
+    Batches do not depend on what is missing, so no image depends on when drawing stopped; `suffix` as in `images_of`.
 
     Raises ValueError: no prompts, or the folder holds something else.
     """

@@ -287,12 +287,9 @@ def _size(path: Path, *, heard: bool) -> tuple[float, ...] | None:
 
 def _load(path: Path, change: Change | None = None) -> Tensor | None:
     """Float32 [3, H, W] in [0, 1], or [F, 3, H, W] for a clip; None if the file is damaged."""
-    if is_clip(path):
-        try:
-            return read_clip(path)
-        except ValueError:
-            return None
     try:
+        if is_clip(path):
+            return read_clip(path)
         image = read_rgb(path)
     except ValueError:
         return None

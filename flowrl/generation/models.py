@@ -208,8 +208,8 @@ def _owner_of_lora(model: str, lora: Path | None) -> tuple[str, Path | None]:
         return model, lora
     if lora is not None:
         raise ValueError(f"{model} is a LoRA and `lora` gives another: give the model that they belong to instead")
-    if (folder.resolve().parent / "config.yaml").is_file():
-        return str(folder.resolve().parent), folder
+    if (owner / "config.yaml").is_file():
+        return str(owner), folder
     card = (folder if folder.is_dir() else folder.parent) / CARD
     said = read_json(card, finite=False) if card.is_file() else {}
     named = said.get("base_model_name_or_path")
@@ -286,15 +286,12 @@ def load_source(source: Source, device: str | None = None) -> Pipeline:
     from flowrl.training.parts import DTYPES
 
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    tokens: dict[str, Any] = {}
-    if source.max_sequence_length is not None:
-        tokens["max_sequence_length"] = source.max_sequence_length
     pipeline = family(source.family).load(
         model_location(source.model),
         dtype=DTYPES[source.dtype],
         device=device,
         how=Loading(quantize=source.quantize, offload=source.offload, variant=source.variant),
-        **tokens,
+        **_known({"max_sequence_length": source.max_sequence_length}),
         **source.options,
     )
     if source.lora is not None:

@@ -118,8 +118,7 @@ def rlg_settings(
 
 
 def numbers(given: Numbers, option: str, example: str) -> tuple[float, ...]:
-    """Finite numbers, of a list separated by commas in its order. Raises ValueError: nothing, or something else; names
-    the option and the example."""
+    """Finite numbers of a list separated by commas. Raises ValueError: anything else; names option and example."""
     try:
         values = [float(part) for part in (given.split(",") if isinstance(given, str) else several(given))]
     except (ValueError, TypeError):

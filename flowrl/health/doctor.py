@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from flowrl.config.overrides import Typed
 from flowrl.config.strict_yaml import dotted_items
-from flowrl.health.diagnosis import Check, Diagnosis, Examination
+from flowrl.health.diagnosis import Diagnosis, Examination
 from flowrl.runtime.public import public
 
 if TYPE_CHECKING:
@@ -55,7 +55,9 @@ def doctor(
 
             yield diagnose_run(folder)
             return
-        yield _machine(offline=offline)
+        from flowrl.health.machine_checks import diagnose_machine
+
+        yield diagnose_machine(offline=offline)
         if subject is not None:
             from flowrl.health.configuration_checks import diagnose_configuration
 
@@ -68,38 +70,3 @@ def doctor(
         if on_examination is not None:
             on_examination(one)
     return Diagnosis(examinations=tuple(found), of_run=folder is not None)
-
-
-def _machine(*, offline: bool) -> Examination:
-    import platform
-
-    import torch
-
-    from flowrl.health.machine_checks import (
-        attention_check,
-        disk_check,
-        driver_check,
-        hub_check,
-        kernel_check,
-        processes_check,
-        shared_memory_check,
-        version_checks,
-    )
-    from flowrl.runs.run_folder import RUNS
-    from flowrl.runtime.gpus import gpu_facts
-
-    facts = gpu_facts()
-    cuda = "a CPU build" if facts.build is None else f"built for CUDA {facts.build}"
-    checks: tuple[Check, ...] = (
-        driver_check(facts),
-        Check("torch", "ok", f"{torch.__version__}, {cuda}"),
-        kernel_check(facts),
-        attention_check(),
-        *version_checks(),
-        disk_check(RUNS),
-        shared_memory_check(),
-        processes_check("gloo", len(facts.names)),
-        processes_check("nccl", len(facts.names)),
-        hub_check(offline=offline),
-    )
-    return Examination(about=f"This machine ({platform.node()}, Python {platform.python_version()})", checks=checks)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import re
 import subprocess
 import sys
@@ -14,13 +15,14 @@ from pathlib import Path
 
 import torch
 
-from flowrl.health.diagnosis import Check
+from flowrl.health.diagnosis import Check, Examination
 from flowrl.pipelines.arithmetic.attention_words import Known, choose, usable
 from flowrl.pipelines.places.hub_files import TIMEOUT
+from flowrl.runs.run_folder import RUNS
 from flowrl.runtime.capabilities import this_machine
 from flowrl.runtime.failures import explain
 from flowrl.runtime.files import free_bytes, nearest_folder
-from flowrl.runtime.gpus import GpuFacts, driver_fault
+from flowrl.runtime.gpus import GpuFacts, driver_fault, gpu_facts
 from flowrl.runtime.versions import numbers, untested, version_of, versions
 from flowrl.training.processes.devices import device_kind
 
@@ -36,9 +38,32 @@ _ENTRY = re.compile(
 )
 
 
+def diagnose_machine(*, offline: bool) -> Examination:
+    """All checks of this machine; `offline` does not ask the hub."""
+    facts = gpu_facts()
+    cuda = "a CPU build" if facts.build is None else f"built for CUDA {facts.build}"
+    checks: tuple[Check, ...] = (
+        driver_check(facts),
+        Check("torch", "ok", f"{torch.__version__}, {cuda}"),
+        kernel_check(facts),
+        attention_check(),
+        *version_checks(),
+        disk_check(RUNS),
+        shared_memory_check(),
+        processes_check("gloo", len(facts.names)),
+        processes_check("nccl", len(facts.names)),
+        hub_check(offline=offline),
+    )
+    return Examination(about=f"This machine ({platform.node()}, Python {platform.python_version()})", checks=checks)
+
+
 def version_checks() -> list[Check]:
     """Compares libraries with the bounds of the package's metadata, and with the tested versions."""
-    required, extras = requirements(_declared())
+    try:
+        declared = metadata.requires(PACKAGE) or []
+    except metadata.PackageNotFoundError:  # a checkout that is run without being installed
+        declared = []
+    required, extras = requirements(declared)
     installed = {name: version_of(name) for name in required}
     wrong = {name: text for name, bounds in required.items() if (text := unmet(name, bounds, installed[name]))}
     if wrong:
@@ -96,13 +121,6 @@ def _extra_checks(extras: Mapping[str, Mapping[str, str]]) -> list[Check]:
         return [Check("extras", "ok", ", ".join(there) or "none are known: flowrl is not installed")]
     found = f"{', '.join(there) or 'none'} installed; without {', '.join(lacking)}"
     return [Check("extras", "note", found, "if you need one: in flowrl's folder, pip install -e '.[EXTRA]'")]
-
-
-def _declared() -> list[str]:
-    try:
-        return metadata.requires(PACKAGE) or []
-    except metadata.PackageNotFoundError:  # a checkout that is run without being installed
-        return []
 
 
 def disk_check(folder: Path, *, name: str = "disk") -> Check:
@@ -177,6 +195,7 @@ def processes_check(backend: str, gpus: int) -> Check:
 
 def hub_check(*, offline: bool = False) -> Check:
     """Checks access to the hub as a run needs it; asks nothing if `offline`."""
+    import requests
     from huggingface_hub import constants, get_token
 
     place = constants.ENDPOINT
@@ -192,8 +211,10 @@ def hub_check(*, offline: bool = False) -> Check:
         )
     if offline:
         return Check("hub", "note", f"not asked (`offline`); {said}")
-    status = _status(place, token)
-    if status is None:
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    try:  # the page that names the owner of a token
+        status = requests.get(f"{place}/api/whoami-v2", headers=headers, timeout=TIMEOUT).status_code
+    except requests.RequestException:
         return Check(
             "hub",
             "warning",
@@ -209,18 +230,6 @@ def hub_check(*, offline: bool = False) -> Check:
             "set HF_TOKEN to one that is valid (https://huggingface.co/settings/tokens)",
         )
     return Check("hub", "ok", f"{place} answers; {'the token is valid' if token and status == 200 else said}")
-
-
-def _status(place: str, token: str | None) -> int | None:
-    """The hub's status code for the page that names the owner of a token; None without an answer."""
-    import requests
-
-    headers = {"Authorization": f"Bearer {token}"} if token else {}
-    try:
-        reply = requests.get(f"{place}/api/whoami-v2", headers=headers, timeout=TIMEOUT)
-    except requests.RequestException:
-        return None
-    return reply.status_code
 
 
 def driver_check(facts: GpuFacts) -> Check:

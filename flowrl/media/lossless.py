@@ -1,7 +1,6 @@
 """Clips for scoring: keeps 8-bit frames exactly (FFV1 in Matroska), and reads the frames of any clip.
 
-H.264 (`flowrl.media.videos`) is for viewing: it halves the colour planes and smooths what temporal scores measure:
-small differences between frames.
+H.264 (`flowrl.media.videos`) is for viewing: it halves the colour planes and smooths small differences between frames.
 """
 
 from __future__ import annotations

@@ -86,8 +86,7 @@ def contact_sheet(
 
 
 def contact_row(video: Tensor) -> Float[Tensor, "3 height width"]:
-    """`FRAMES` frames of one video [F, 3, H, W] side by side, spread evenly from first to last; all if it is shorter.
-    Raises ValueError: another shape."""
+    """`FRAMES` frames of a video [F, 3, H, W] side by side, spread evenly, or all. Raises ValueError: another shape."""
     _check(video)
     shown = fit(video[_places(video)].detach().float().cpu(), longest=ROW_WIDTH // FRAMES)
     gap = torch.ones(3, shown.shape[-2], GAP)

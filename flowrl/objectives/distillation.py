@@ -52,8 +52,13 @@ class Opd:
     query: tuple[float, float] = (1.0, 1.0)
     """Law of drawn states: Beta(a, b) of the place between the first step (0) and the last (1). [1, 1] is uniform,
     [5, 2] DanceOPD's, mostly low noise."""
+    off_policy: float = 0.0
+    """Share of the trained states that are not of the path: its finished latent, noised again to their level, `x =
+    (1 - sigma) final + sigma noise`. 0 takes none (on-policy distillation), 1 all (DanceOPD's comparison)."""
 
     def __post_init__(self) -> None:
+        if not 0 <= self.off_policy <= 1:
+            raise ValueError(f"option off_policy is a share of states, from 0 to 1, got {self.off_policy:g}")
         if self.states != "all" and self.states < 1:
             raise ValueError(f"option states is all, or at least 1 state of a path, got {self.states}")
         if min(self.query) <= 0:
@@ -92,6 +97,10 @@ class Opd:
         drawn = [(counter_integers(0, 2**52, "query", place, *key) + 0.5) / 2**52 for place in range(num_steps)]
         log_time = (-torch.tensor(drawn, dtype=torch.float64).log()).log() - log_rate
         return tuple(sorted(log_time.argsort()[: self.states].tolist()))
+
+    def noised_again(self, *key: Part) -> bool:
+        """Whether a state is off the policy's path, drawn by the counters `key`."""
+        return counter_integers(0, 2**52, "off policy", *key) < self.off_policy * 2**52
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

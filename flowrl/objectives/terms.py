@@ -96,8 +96,7 @@ def clipped(
 def approx_kl(log_ratio: Float[Tensor, " b"]) -> Float[Tensor, " b"]:
     """Estimate of KL(old || new) from samples of the old policy, `r - 1 - log r`: unbiased and never negative.
 
-    Schulman, "Approximating KL Divergence" (2020), estimator k3. For a log-ratio taken per dimension it is a measure of
-    drift, not a divergence.
+    Schulman, "Approximating KL Divergence" (2020), estimator k3. For a log-ratio per dimension it is no divergence.
     """
     return torch.expm1(log_ratio) - log_ratio
 

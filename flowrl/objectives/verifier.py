@@ -34,8 +34,7 @@ def contrast_rewards(
     """GCPO's rewards of the scores that the traces of either image end with (Edit-R1, arXiv 2604.27505).
 
     `r^w_j = mean_k 1[t^w_j > t^l_k]` and `r^l_j = mean_k 1[t^l_j < t^w_k]`: how many traces of the other image a trace
-    is ordered rightly against. Equal scores are 0 on both sides. A score NaN, of a trace that names none, is ordered
-    with nothing.
+    is ordered rightly against. Equal scores are 0 on both sides. A score NaN, of a trace without one, has no order.
     """
     above = (winner[:, :, None] > loser[:, None, :]).to(winner.dtype)
     return above.mean(dim=2), above.mean(dim=1)

@@ -16,8 +16,7 @@ EVERYDAY, EVERYDAY_EVAL = "asset:prompts/everyday.txt", "asset:prompts/everyday_
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Wish:
-    """Wishes for a first configuration; None takes the value of its base. `recommended` takes a base of the recommended
-    recipe if one ships for the family."""
+    """Wishes for a first configuration; None is its base's. `recommended` takes a base of that recipe if one ships."""
 
     model: str
     card: int

@@ -23,7 +23,7 @@ from flowrl.runtime.files import read_json
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Choice:
-    """"""
+    """A key that names methods of a recipe, and the table or class that holds them."""
 
     key: str
     heading: str

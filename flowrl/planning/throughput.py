@@ -89,17 +89,15 @@ def _of_file(config: TrainConfig, path: Path, processor: str) -> Pace:
     return Pace(range=(low, high), told=told, processor=processor)
 
 
-def measured_tflops(
-    config: TrainConfig, damaged: list[Path], folder: Path = RUNS
-) -> tuple[tuple[float, float, float], Path] | None:
+def measured_tflops(config: TrainConfig, damaged: list[Path]) -> tuple[tuple[float, float, float], Path] | None:
     """TFLOP/s on the clock of the newest bench of the same model on this machine, and the bench: least, median, most.
 
     Its dtype, `pipeline.compile` and `threads` must equal those of the run. A bench with fewer blocks (`--layers`) is
-    not used, because its pace belongs to no model. Benches lie in folders of `folder`; `damaged` gets unreadable files.
+    not used, because its pace belongs to no model. Benches lie in folders of `RUNS`; `damaged` gets unreadable files.
     """
     wanted = _wanted(config)
     found = []
-    for path in sorted(folder.glob(f"*/{FILE}")):
+    for path in sorted(RUNS.glob(f"*/{FILE}")):
         try:
             facts, measured = _read(path)
         except (ValueError, KeyError, TypeError, OSError):

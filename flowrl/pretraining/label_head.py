@@ -54,8 +54,7 @@ class LabelHead(nn.Module):
     def __init__(
         self, layer: nn.Module, width: int, tokens: Callable[[Any], Tensor], *, per_token: int = 1, seed: int = 0
     ) -> None:
-        """Hooks itself to a layer. `tokens` picks the image's tokens `[b, n, width]` of its output, each of which
-        covers `per_token` patches."""
+        """Hooks itself to a layer; `tokens` picks tokens `[b, n, width]` of its output, of `per_token` patches each."""
         super().__init__()
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)

@@ -64,8 +64,7 @@ def edit_row(config: KontextConfig, stage: str, number: int, wrong: float) -> tu
 
 
 def edit_examples(vae: Any, config: KontextConfig, out: Path) -> Callable[..., tuple[list[Tensor], list[str]]]:
-    """Examples for `making.learn`: latents [8, 8, 8] in float16 of edited images and of their sources, labels of the
-    former, and instructions."""
+    """For `making.learn`: float16 latents [8, 8, 8] of edits and sources, the edits' labels, and instructions."""
 
     def examples(name: str, count: int, wrong: float) -> tuple[list[Tensor], list[str]]:
         def encode(numbers: range) -> tuple[dict[str, Tensor], list[str]]:

@@ -3,8 +3,7 @@
 1. Random scenes, flawed ones among them, are drawn and labelled by GenEval's judge (`scorer_data.py`).
 2. The network learns counts and places of every kind of object from these images flipped, blurred, softened, noisy
    and tinted, none of which changes what an image shows.
-3. The weights are rounded to float16 and written, with a README that states their figures on scenes drawn for prompts
-   and on images of the embedded model.
+3. The weights are written in float16, with a README of their figures on scenes and on the embedded model's images.
 
 Every scene and every batch is a function of (seed, number). A run is minutes, so there are no checkpoints.
 """

@@ -101,8 +101,7 @@ class Noised:
 def add_noise(
     clean: Tensor, prompts: Sequence[str], *, seed: int, step: int, shift: float, prompt_dropout: float
 ) -> Noised:
-    """Latents at one random level each, `sigma = shift u / (1 + (shift - 1) u)` with u uniform. Source: Esser et al.,
-    arXiv 2403.03206, eq. 23."""
+    """Latents at random levels, `sigma = shift u / (1 + (shift - 1) u)`, u uniform (arXiv 2403.03206, eq. 23)."""
     generator = torch.Generator().manual_seed(counter_seed(seed, "flow matching", step))
     noise = torch.randn(clean.shape, generator=generator)
     uniform = torch.rand(len(clean), generator=generator)

@@ -2,8 +2,7 @@
 
 Scenes are drawn that prompts alone would not give: up to six shapes of many sizes; outlines turned, stretched, dented,
 bitten or half way between two shapes; colours half way between two; faded and touching shapes, specks, foreign grounds.
-GenEval's judge of the embedded world says what each of them shows, so that the scorer agrees with it on flawed images
-as well as on faultless ones.
+GenEval's judge of the embedded world says what each of them shows, so that the scorer agrees with it on flaws too.
 """
 
 from __future__ import annotations

@@ -28,8 +28,7 @@ from flowrl.pretraining.tiny_sd3 import NETWORKS, clip_config, clip_tokenizer, t
 
 def build_tiny_sd15(vae: AutoencoderKL, seed: int = 0) -> StableDiffusionPipeline:
     """An untrained Stable Diffusion 1 pipeline that predicts noise on the latents of a given autoencoder, 8 x 8 of
-    images of 64 x 64; its shift_factor has no place in this family. `seed` is that of the initial weights; the global
-    random state is left as it was."""
+    images of 64 x 64; its shift_factor has no place here. `seed` sets the weights; the global random state stays."""
     sizes = NETWORKS["sd15"]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

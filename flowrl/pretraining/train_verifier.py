@@ -86,8 +86,7 @@ class VerifierConfig:
     batch_size: int = 32
     """Answers per update."""
     first_weight: float | None = None
-    """Weight of an answer's first token against all others; null is 0.1 for consistency, as published, and for edits
-    the plain mean over tokens."""
+    """Weight of an answer's first token; null is 0.1 for consistency, as published, and the plain mean for edits."""
     gcpo_steps: int | None = None
     """Updates of GCPO; null is 60 for edits and 0 for consistency, whose verdict is not sampled."""
     gcpo_lr: float = 2e-4

@@ -55,8 +55,7 @@ class Shuffled:
 
 @dataclass(frozen=True, slots=True)
 class ReplayEntry:
-    """A prompt that may be sampled again: its number, its pass rate in [0, 1] at its last visit, the iteration of that
-    visit, and its visits since it entered."""
+    """A prompt that may come again: number, pass rate in [0, 1] and iteration of its last visit, and its visits."""
 
     prompt: int
     pass_rate: float

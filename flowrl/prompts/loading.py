@@ -18,7 +18,7 @@ from flowrl.prompts.datasets import is_dataset, read_dataset
 from flowrl.prompts.identity import keys_of
 from flowrl.prompts.prompt_files import Prompt as Prompt
 from flowrl.prompts.prompt_files import read_file, say_once
-from flowrl.prompts.source_images import Size, read_image
+from flowrl.prompts.source_images import read_image
 from flowrl.runtime.randomness import counter_shuffle
 from flowrl.runtime.shapes import Float
 
@@ -68,22 +68,15 @@ def read_prompts(path: str | Path, negative: str = "") -> list[Prompt]:
     return rows
 
 
-def load_sources(prompt: Prompt, size: Size | None = None) -> list[Float[Tensor, " 3 h w"]]:
-    """The images that a prompt's instruction is about, RGB in [0, 1]; the last few read are kept in memory.
-
-    Args:
-        prompt: the prompt; without sources the list is empty.
-        size: (height, width), see `flowrl.prompts.source_images.read_image`, or None for each image's own.
-
-    Raises ValueError: an image is damaged or no longer there.
-    """
-    return [read_image(path, size) for path in prompt.sources]
+def load_sources(prompt: Prompt) -> list[Float[Tensor, " 3 h w"]]:
+    """The images that a prompt's instruction is about, RGB in [0, 1]; the last few read are kept in memory. Raises
+    ValueError: an image is damaged or no longer there."""
+    return [read_image(path) for path in prompt.sources]
 
 
 def prompts_of_iteration(total: int, count: int, seed: int, iteration: int) -> list[int]:
     """The prompts of an iteration, from passes over the file, each shuffled. They depend only on (seed, iteration), so
-    resumed runs and more processes see the same. It shuffles only as far as needed: a million prompts take no longer
-    than a hundred."""
+    resumed runs and more processes see the same. It shuffles only as far as needed, however many prompts there are."""
     chosen = []
     for position in range(iteration * count, (iteration + 1) * count):
         drawn, rest = _order(total, seed, position // total)

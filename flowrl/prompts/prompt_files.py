@@ -5,8 +5,7 @@
     .csv     a header with a column `prompt`; the whole row, as text, is its metadata. A first line `sep=;`, as
              spreadsheets write it, names what separates the columns; without one it is a comma
 
-Lines of nothing but space, and rows of nothing but empty cells, are skipped. A prompt is a text as
-`flowrl.prompts.text_checks` says.
+Lines of space alone and rows of empty cells are skipped. A prompt is a text as `flowrl.prompts.text_checks` says.
 
 Besides `prompt`, an object or row may hold (all paths relative to the file):
 
@@ -231,7 +230,16 @@ def prompt_of(row: Any, where: str, *, find: Find, negative: str = "", missing: 
 
     Raises ValueError: a wrong type, an empty prompt, or an image or video that is not there or is not one.
     """
-    text, own = _texts(row, where, missing)
+    keys = ("prompt", *foreign_rows.PROMPTS) if isinstance(row, dict) else ()
+    text = next((row[key] for key in keys if row.get(key) is not None), None)
+    if not isinstance(text, str) or not text.strip():
+        raise ValueError(f"{where}: {missing}")
+    check_text(text, where)
+    own = row.get("negative_prompt")
+    if own is not None and not isinstance(own, str):
+        raise ValueError(f"{where}: negative_prompt must be text, got {own!r}; leave it out to take prompts.negative")
+    if own is not None and own.strip():
+        check_text(own, f"{where}, negative_prompt")
     names, sources = _images(row, SOURCES, where, find)
     if not any(row.get(key) is not None for key in SOURCES):
         find_too = foreign_rows.beside_or_in_images(find)
@@ -253,28 +261,18 @@ def prompt_of(row: Any, where: str, *, find: Find, negative: str = "", missing: 
 
 def clips_of(row: Mapping[str, Any], where: str, find: Find) -> dict[str, str]:
     """The videos that a record names, by their keys. Raises ValueError: as `prompt_of`."""
-    videos = {key: _video(row[key], key, where, find) for key in CLIPS if row.get(key) is not None}
+    videos: dict[str, str] = {}
+    for key in CLIPS:
+        if (name := row.get(key)) is not None:
+            if not isinstance(name, str) or not name.lower().endswith(VIDEOS):
+                raise ValueError(f"{where}: {key} must be the path of one {', '.join(VIDEOS)} file, got {name!r}")
+            videos[key] = str(_existing(name, key, where, find))
     pose, face, video, mask = CLIPS
     if mask in videos and video not in videos:
         raise ValueError(f"{where}: {mask} says where a {video} is drawn, and there is none: give it, or remove {mask}")
     if (pose in videos) != (face in videos):
         raise ValueError(f"{where}: a character is drawn from a {pose} and a {face}: give both, or neither")
     return videos
-
-
-def _texts(row: Any, where: str, missing: str) -> tuple[str, str | None]:
-    """A record's prompt, and the negative prompt where it has one of its own."""
-    keys = ("prompt", *foreign_rows.PROMPTS) if isinstance(row, dict) else ()
-    text = next((row[key] for key in keys if row.get(key) is not None), None)
-    if not isinstance(text, str) or not text.strip():
-        raise ValueError(f"{where}: {missing}")
-    check_text(text, where)
-    own = row.get("negative_prompt")
-    if own is not None and not isinstance(own, str):
-        raise ValueError(f"{where}: negative_prompt must be text, got {own!r}; leave it out to take prompts.negative")
-    if own is not None and own.strip():
-        check_text(own, f"{where}, negative_prompt")
-    return text, own
 
 
 def _csv_prompts(path: Path, negative: str) -> Iterator[Prompt]:
@@ -369,12 +367,6 @@ def _images(
         except ValueError as error:
             raise ValueError(f"{where}: {key}: {error}") from error
     return tuple(names), tuple(map(str, paths))
-
-
-def _video(name: Any, key: str, where: str, find: Find) -> str:
-    if not isinstance(name, str) or not name.lower().endswith(VIDEOS):
-        raise ValueError(f"{where}: {key} must be the path of one {', '.join(VIDEOS)} file, got {name!r}")
-    return str(_existing(name, key, where, find))
 
 
 def _existing(name: str, key: str, where: str, find: Find) -> Path:

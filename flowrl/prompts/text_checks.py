@@ -28,29 +28,26 @@ def check_text(text: str, where: str = "") -> None:
     Raises ValueError: control characters but tabs and line breaks, halves of characters, a byte order mark at the
     beginning, nothing that is seen, or more than `LONGEST` characters.
     """
-    if (found := _fault(text)) is not None:
-        raise ValueError(f"{where or repr(text[:40])}: {found}")
-
-
-def _fault(text: str) -> str | None:
+    where = where or repr(text[:40])
     if (strange := _STRANGE.search(text)) is not None:
         kind = "half a character" if unicodedata.category(strange[0]) == "Cs" else "a control character"
-        return (
-            f"the prompt holds U+{ord(strange[0]):04X} at place {strange.end()}, {kind}, which no text has: delete it, "
-            "or save the file as UTF-8 text if it is of another kind"
+        raise ValueError(
+            f"{where}: the prompt holds U+{ord(strange[0]):04X} at place {strange.end()}, {kind}, which no text has: "
+            "delete it, or save the file as UTF-8 text if it is of another kind"
         )
     if text.lstrip().startswith("\ufeff"):
-        return (
-            "the prompt begins with U+FEFF, the byte order mark of a file that was joined to another: delete this "
-            "character"
+        raise ValueError(
+            f"{where}: the prompt begins with U+FEFF, the byte order mark of a file that was joined to another: delete "
+            "this character"
         )
     seen = _SEEN.search(text) is not None
     if not seen and not any(unicodedata.category(char) not in _UNSEEN and char not in _BLANKS for char in text):
         listed = ", ".join(dict.fromkeys(f"U+{ord(char):04X}" for char in text if not char.isspace()))
-        return f"the prompt has nothing that is seen ({listed or 'only space'}): write it, or delete the line"
-    if len(text) > LONGEST:
-        return (
-            f"a prompt of {len(text)} characters; {LONGEST} are the most, and text encoders read far fewer: are line "
-            "breaks missing?"
+        raise ValueError(
+            f"{where}: the prompt has nothing that is seen ({listed or 'only space'}): write it, or delete the line"
         )
-    return None
+    if len(text) > LONGEST:
+        raise ValueError(
+            f"{where}: a prompt of {len(text)} characters; {LONGEST} are the most, and text encoders read far fewer: "
+            "are line breaks missing?"
+        )

@@ -1,5 +1,4 @@
-"""Merges a LoRA, or a weighted sum of several, into its base model's weights, as a stock folder that draws the same as
-base and LoRA together.
+"""Merges a LoRA, or a weighted sum of several, into its base model's weights: a stock folder that draws the same.
 
 It works on the files, one shard at a time, and never holds the whole model in memory:
 

@@ -138,9 +138,7 @@ def check(config: TrainConfig) -> None:
     objective, name = objective_of(config)[0], config.objective.name or "clip"
     method = entry_of(CREDIT, config.credit.method, "credit method", owner="credit.method")
     check_density(config.sampler, "recipe grpo")
-    refuse_unread(
-        config, ("paths", "advantages", "rollout", *readers_of(config)), f"credit method {config.credit.method}"
-    )
+    refuse_unread(config, ("paths", "rollout", *readers_of(config)), f"credit method {config.credit.method}")
     check_plan(config, method)
     check_dmd(config)
     check_assignment(config, method)

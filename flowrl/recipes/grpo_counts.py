@@ -24,8 +24,9 @@ def keeps_pieces(config: TrainConfig, geometry: Geometry) -> bool:
 
 
 def needs_means(config: TrainConfig) -> bool:
-    """Whether the rollout keeps the means of its steps: for an objective, or for the ratio of each part of a state."""
-    return OBJECTIVES[config.objective.name or "clip"].needs_old_mean or any(config.routes)
+    """Whether the rollout keeps the means of its steps: for credit, an objective, or the ratio of parts of a state."""
+    of_credit = CREDIT[config.credit.method].against_ode
+    return of_credit or OBJECTIVES[config.objective.name or "clip"].needs_old_mean or any(config.routes)
 
 
 def counts(config: TrainConfig) -> RecipeCounts:
@@ -141,7 +142,7 @@ def _paths(config: TrainConfig, method: Method, iteration: int, steps: tuple[int
     if sampler.flash_tail is not None:
         num_steps = flash_tail(num_steps, max(steps), sampler.flash_tail).num_steps
     if method.plan == "branches":
-        return _branches(config, num_steps, steps)
+        return _branches(config, num_steps, steps, finished=method.against_ode)
     if method.plan == "tree":
         return _tree(config, iteration, num_steps, steps)
     completion = 0
@@ -159,11 +160,11 @@ def _paths(config: TrainConfig, method: Method, iteration: int, steps: tuple[int
     )
 
 
-def _branches(config: TrainConfig, num_steps: int, steps: tuple[int, ...]) -> _Paths:
-    """Anchors run to their last branching; completions that coincide are evaluated once (`samplers.branching`)."""
+def _branches(config: TrainConfig, num_steps: int, steps: tuple[int, ...], *, finished: bool) -> _Paths:
+    """Anchors run to their last branching, or are `finished`; completions that coincide are evaluated once."""
     width = config.credit.branches or config.group_size
     anchors, strides = config.num_images // width, config.credit.strides
-    images = anchors * width * len(steps) * len(strides)
+    images = anchors * (width * len(steps) * len(strides) + finished)
     completion = 0
     for branched in steps:
         evaluated = [thinned_steps(num_steps, branched, stride) for stride in strides]
@@ -171,7 +172,7 @@ def _branches(config: TrainConfig, num_steps: int, steps: tuple[int, ...]) -> _P
             paths = sum(step in own for own in evaluated)
             completion += min(paths, 1) if step <= branched + 2 else paths
     return _Paths(
-        rollout=anchors * (max(steps) + 1 + width * completion),
+        rollout=anchors * ((num_steps if finished else max(steps) + 1) + width * completion),
         completion=0,
         images=images,
         sources=dict.fromkeys(steps, anchors),

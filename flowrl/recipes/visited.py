@@ -36,6 +36,7 @@ from flowrl.config.sections import PolicyConfig
 from flowrl.config.strict_yaml import refuse
 from flowrl.config.train import Geometry, TrainConfig, location_of
 from flowrl.objectives.distillation import VISITED, Art, Opd, reward_direction
+from flowrl.objectives.forward_losses import noised
 from flowrl.objectives.terms import velocity_kl
 from flowrl.pipelines.weights.lora import Policy, refuse_other_network, refuse_unheld
 from flowrl.pipelines.weights.lora_files import Lora
@@ -43,7 +44,9 @@ from flowrl.prompts.loading import Prompt
 from flowrl.recipes.counting import STEP, Counts, Passes, RecipeCounts, RolloutRecord, only_here, trained_scale, walked
 from flowrl.rewards import RewardOutput
 from flowrl.runtime.placement import sent
+from flowrl.runtime.randomness import Part, sample_normals
 from flowrl.samplers.guidance import uncounted
+from flowrl.samplers.parametrization import column
 from flowrl.training.batch import Batch
 from flowrl.training.learner import GradientSum, Statistics, total_of
 from flowrl.training.loop import TEACHER, Loop
@@ -64,12 +67,13 @@ Turn = tuple[int, Tensor]  # place of a teacher, and states [b] that it teaches
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Visited:
-    """This process's paths, on the host, and of each trained state [M] its image, step, and the weight of its loss; the
-    direction [p, *latent] of each prompt, if the target is along it."""
+    """This process's paths, on the host, with the counters of each [n], and of each trained state [M] its image, step,
+    and the weight of its loss; the direction [p, *latent] of each prompt, if the target is along it."""
 
     batch: Batch
     path: Trajectory
     schedule: Schedule
+    keys: list[tuple[Part, ...]]
     image: Tensor
     step: Tensor
     weight: Tensor
@@ -119,12 +123,12 @@ def iterate(loop: Loop, iteration: int) -> None:
         return
 
     # 2. The states to train, and the teacher of each.
-    keys = [(config.seed, iteration, *divmod(image, config.group_size)) for image in batch.own]
+    keys: list[tuple[Part, ...]] = [(config.seed, iteration, *divmod(image, config.group_size)) for image in batch.own]
     place = torch.tensor([objective.places(len(steps), *key) for key in keys])
     weights = [objective.weight_of(kernel, schedule.sigma[step], schedule.sigma[step + 1]) for step in steps]
     image, place = torch.arange(len(keys)).repeat_interleave(place.shape[1]), place.flatten()
     weight, step = torch.tensor(weights, dtype=torch.float64)[place], torch.tensor(steps)[place]
-    states: dict[str, Any] = {"image": image, "step": step, "weight": weight}
+    states: dict[str, Any] = {"keys": keys, "image": image, "step": step, "weight": weight}
     visited = Visited(batch=batch, path=path, schedule=schedule, direction=direction, **states)
 
     # 3. Update: towards the velocity of each prompt's teacher, or the rollout's own, moved.
@@ -150,6 +154,18 @@ def turns_of(loop: Loop, visited: Visited, own: Tensor) -> list[Turn]:
     return [(number, index) for number, all_M in enumerate(mine) for index in all_M.split(size) if len(index)]
 
 
+def states_of(objective: Opd | Art, visited: Visited, index: Tensor) -> Tensor:
+    """The latents [b, *latent] of trained states: of the path, or its finished one, noised again by its counters."""
+    path, image, step = visited.path, visited.image[index], visited.step[index]
+    x = path.states[image, torch.searchsorted(torch.tensor(path.kept), step)]
+    if isinstance(objective, Opd) and objective.off_policy > 0:
+        keys = [(*visited.keys[one], "off policy", now) for one, now in zip(image.tolist(), step.tolist(), strict=True)]
+        again = torch.tensor([objective.noised_again(*key) for key in keys])
+        drawn = noised(path.final[image], sample_normals(x.shape[1:], keys), visited.schedule.sigma[step])
+        x = torch.where(column(again, x) > 0, drawn, x)
+    return x
+
+
 def descend(
     loop: Loop, visited: Visited, turns: list[Turn], count: int, gradient: GradientSum, stats: Statistics
 ) -> None:
@@ -160,7 +176,7 @@ def descend(
     for (number, index), live in in_step(loop.shards, turns, lambda n: (n, torch.arange(1)), lambda turn: turn[0]):
         image, step = visited.image[index], visited.step[index]
         sigma, timestep = visited.schedule.sigma[step], visited.schedule.timestep[step]
-        x = sent(states[image, torch.searchsorted(kept, step)], loop.device)
+        x = sent(states_of(objective, visited, index), loop.device)
         group = batch.group[image]
         cond = batch.asked.cond_of(group)
         with uncounted(not live):

@@ -61,19 +61,14 @@ def scatter(
         if same:
             ends = f"M{frame.x(low):.1f} {frame.y(low):.1f}L{frame.x(high):.1f} {frame.y(high):.1f}"
             diagonal = f'<path class="axis" stroke-dasharray="4 4" d="{ends}"/>'
-        parts = [draw_axes(frame, x_label, y_label), diagonal]
-        for line in dict.fromkeys(point.line for point in points if point.line is not None):
-            parts.append(_joined(frame, [point for point in points if point.line == line]))
-        parts += [_whiskers(frame, point) for point in points]
-        parts += [dot(frame.x(p.x.mean), frame.y(p.y.mean), p.title, p.color, p.shape) for p in points]
-        return svg(width, height, description, "".join([*parts, *_labels(frame, points)]))
+        parts = [draw_axes(frame, x_label, y_label), diagonal, *_marks(frame, points), *_labels(frame, points)]
+        return svg(width, height, description, "".join(parts))
 
     return responsive(draw)
 
 
 def log_ticks(low: float, high: float) -> tuple[float, ...]:
-    """Exponents of 1, 2, 5 times powers of ten in a range of exponents: only powers if there are many, round numbers in
-    a narrow range."""
+    """Exponents of 1, 2, 5 times powers of ten in a range: only powers in a wide one, round numbers in a narrow one."""
     powers = range(math.floor(low), math.ceil(high) + 1)
     factors = (1,) if high - low > 3 else (1, 2, 5)
     values = [10.0**power * factor for power in powers for factor in factors]
@@ -82,20 +77,24 @@ def log_ticks(low: float, high: float) -> tuple[float, ...]:
     return tuple(place for value in values if low <= (place := math.log10(value)) <= high)
 
 
-def _joined(frame: Frame, points: Sequence[Dot]) -> str:
-    if len(points) < 2:
-        return ""
-    path = "L".join(f"{frame.x(point.x.mean):.1f} {frame.y(point.y.mean):.1f}" for point in points)
-    return f'<path class="line thin c{points[0].color}" d="M{path}"/>'
-
-
-def _whiskers(frame: Frame, point: Dot) -> str:
-    x, y, parts = frame.x(point.x.mean), frame.y(point.y.mean), ""
-    if point.y.known:
-        parts += f"M{x:.1f} {frame.y(point.y.high):.1f}V{frame.y(point.y.low):.1f}"
-    if point.x.known:
-        parts += f"M{frame.x(point.x.low):.1f} {y:.1f}H{frame.x(point.x.high):.1f}"
-    return f'<path class="whisker faint c{point.color}" d="{parts}"/>' if parts else ""
+def _marks(frame: Frame, points: Sequence[Dot]) -> list[str]:
+    """Lines through dots, over them the intervals, and over these the dots."""
+    lines, whiskers, dots = dict[Hashable, list[Dot]](), [], []
+    for point in points:
+        lines.setdefault(point.line, []).append(point)
+        x, y, ends = frame.x(point.x.mean), frame.y(point.y.mean), ""
+        if point.y.known:
+            ends += f"M{x:.1f} {frame.y(point.y.high):.1f}V{frame.y(point.y.low):.1f}"
+        if point.x.known:
+            ends += f"M{frame.x(point.x.low):.1f} {y:.1f}H{frame.x(point.x.high):.1f}"
+        whiskers.append(f'<path class="whisker faint c{point.color}" d="{ends}"/>' if ends else "")
+        dots.append(dot(x, y, point.title, point.color, point.shape))
+    joined = []
+    for line, own in lines.items():
+        if line is not None and len(own) > 1:
+            path = "L".join(f"{frame.x(point.x.mean):.1f} {frame.y(point.y.mean):.1f}" for point in own)
+            joined.append(f'<path class="line thin c{own[0].color}" d="M{path}"/>')
+    return [*joined, *whiskers, *dots]
 
 
 def _labels(frame: Frame, points: Sequence[Dot]) -> list[str]:

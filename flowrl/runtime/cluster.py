@@ -45,8 +45,7 @@ class Connection:
     own: bool
     """Whether this process made the connection, and so closes it."""
     raylet: Any = None
-    """Ray's own process of such an instance (`psutil.Process`). If it dies, one of the next calls of Ray ends this
-    process without a word."""
+    """Ray's own process of such an instance (`psutil.Process`). If it dies, a later call of Ray ends this process."""
     lock: IO[bytes] | None = None
     """Stays open while this process lives, so that no other process takes the folder for an abandoned one."""
 

@@ -16,8 +16,7 @@ Row = dict[str, Any]
 
 class Journal:
     """Answers about images, by key; a context that closes its file. Every identity (whatever an answer depends on
-    besides its key: judge, thresholds, templates) has its own file, so judges never mix. Drops a killed process's
-    unfinished last line."""
+    besides its key: judge, thresholds, templates) has its own file, so judges never mix. Drops a cut last line."""
 
     def __init__(self, folder: Path, identity: Mapping[str, Any]) -> None:
         """Opens `folder/journal-<hash of identity>.jsonl`. Raises ValueError: a line before the last cannot be read."""

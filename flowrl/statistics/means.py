@@ -2,8 +2,7 @@
 
 Images of one prompt resemble each other, so the unit is the prompt: an interval covers other prompts of the same tasks
 and other start noise. If a task has a single prompt, its images are the units, and the interval covers that prompt
-only. Tasks are fixed strata. None of this covers another training seed; see `over_seeds` and
-`flowrl.statistics.crossed`.
+only. Tasks are fixed strata. For other training seeds see `over_seeds` and `flowrl.statistics.crossed`.
 
 With w_u the share of unit u in its task's images and d_u its mean less the task's,
 
@@ -231,8 +230,7 @@ def over_seeds(score_of_seed: ArrayLike, *, shares: bool = False) -> Interval:
 
 
 def wilson(mean: float, count: float, quantile: float) -> tuple[float, float]:
-    """Wilson's bounds of a share of `count` verdicts (count > 0, not necessarily whole): where (mean - p)² is
-    quantile² p (1 - p) / count."""
+    """Wilson's bounds of a share of `count` > 0 verdicts, whole or not: (mean - p)² = quantile² p (1 - p) / count."""
     square = quantile**2
     centre = (count * mean + square / 2) / (count + square)
     half = quantile * math.sqrt(count * mean * (1 - mean) + square / 4) / (count + square)
@@ -264,25 +262,22 @@ def strata(
         raise ValueError("no rows to score: give at least one row (task, prompt, sample, value)")
     if any(table.keys() != tables[0].keys() for table in tables):
         raise ValueError("the runs were evaluated on different images: give them the same prompts and samples")
-    found: dict[str, Stratum] = {}
-    for task, keys in _keys_of_tasks(tables[0], join=join).items():
-        found[task] = np.stack([_values_of(table, keys) for table in tables]), codes(key[:2] for key in keys)
-    return found, ends
+    return _by_task(tables, join=join), ends
 
 
-def _values_of(table: Mapping[Key, ScoreRow], keys: Sequence[Key]) -> Values:
-    return _check([float(table[key].value) for key in keys])
-
-
-def _keys_of_tasks(keys: Iterable[Key], *, join: bool) -> dict[str, list[Key]]:
-    """The images of each task, tasks and images in alphabetical order; `join` as of `strata`."""
+def _by_task(tables: Sequence[Mapping[Key, ScoreRow]], *, join: bool) -> dict[str, Stratum]:
+    """The strata of runs of the same images, their images in alphabetical order; `join` as of `strata`."""
     members: dict[str, list[Key]] = {}
-    for key in sorted(keys, key=lambda key: (key[0], str(key[1]), key[2])):
+    for key in sorted(tables[0], key=lambda key: (key[0], str(key[1]), key[2])):
         members.setdefault(key[0], []).append(key)
     single = [task for task, own in members.items() if len(own) == 1]
     if join and len(single) > 1:
         members[SINGLE] = [members.pop(task)[0] for task in single]
-    return members
+    found: dict[str, Stratum] = {}
+    for task, keys in members.items():
+        values = [_check([float(table[key].value) for key in keys]) for table in tables]
+        found[task] = np.stack(values), codes(key[:2] for key in keys)
+    return found
 
 
 def score_of(parts: Mapping[str, Stratum], ends: Range | None, *, by_task: bool) -> Interval:
@@ -345,8 +340,7 @@ def combine(parts: Sequence[Part], weights: Sequence[float]) -> Part:
 
 
 def student(part: Part, ends: Range | None = None, level: float = LEVEL) -> Interval:
-    """Student's interval; NaN bounds if the variance is unknown: for one value, and for values that all agree, whose
-    spread was not seen but is not 0."""
+    """Student's interval; NaN bounds for one value, and if all agree: their spread was not seen but is not 0."""
     if not part.variance > (1e-12 * part.mean) ** 2:
         return point(part.mean)
     half = student_quantile(level, part.degrees) * math.sqrt(part.variance)

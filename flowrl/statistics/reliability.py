@@ -70,8 +70,7 @@ class Agreement:
     within_std: Interval
     """Standard deviation within groups, of one measurement."""
     rank: Interval
-    """Mean over groups of Spearman's correlation within the group. Groups without spread in x are left out; if only y
-    has none, the correlation is 0."""
+    """Mean over groups with spread in x of Spearman's correlation within the group, which is 0 if y has no spread."""
 
     @property
     def signal_to_noise(self) -> float:

@@ -40,8 +40,7 @@ class Beside:
         self._asked.append(asked)
 
     def finish(self) -> None:
-        """Waits for all work, and ends the thread. Raises Exception: the error of the first work that failed; later
-        work is not begun."""
+        """Waits for all work, and ends the thread. Raises the first error; later work is not begun."""
         try:
             for asked in self._asked:
                 asked.result()

@@ -312,8 +312,7 @@ def _read_state(folder: Path, seal: _Seal) -> dict[str, Any]:
 
 def own_state(state: Mapping[str, Any], split: Split | None) -> dict[str, Any]:
     """The state that a process of a copy restores: its own part of what is split, whatever processes have written it.
-    `state` has whole weights, or parts; `split` are the processes that hold trained weights between them, None if this
-    one holds all."""
+    `state` has whole weights, or parts; `split` are the processes that share them, None if this one holds all."""
     own = (0, 1) if split is None else (split.mesh.get_local_rank(), split.mesh.size())
     memory = state.get("memory", {})
     parts = state.get("parts") or [{AHEAD: memory.get(AHEAD, {})} | {key: state[key] for key in _SPLIT}]

@@ -38,8 +38,7 @@ from flowrl.trajectory import Conditioning, Schedule
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Made:
-    """What was drawn: images `[b, 3, H, W]` or videos `[b, F, 3, H, W]`, perhaps with sound `[b, channels,
-    samples]`."""
+    """Images `[b, 3, H, W]` or videos `[b, F, 3, H, W]` as drawn, perhaps with sound `[b, channels, samples]`."""
 
     images: Tensor
     sounds: Tensor | None
@@ -213,33 +212,26 @@ def _measure(
     """The rows of a batch's results, and how many of them are not finite; rewards never see those."""
     broken = int(look_at(made.images).broken.sum())
     looks = run.first and not broken
-    rows = _score(pipeline, reward if looks else None, batch, made, iteration, seed)
-    if temporal and looks:
-        for row, video in zip(rows, made.images, strict=True):
-            row["temporal"] = {name: _number(value) for name, value in diagnose(video).items()}
-    return rows, broken
-
-
-def _score(
-    pipeline: Pipeline, reward: WeightedSum | None, batch: Sequence[EvalItem], made: Made, iteration: int, seed: int
-) -> list[Row]:
     group, numbers = torch.tensor([item.prompt_id for item in batch]), [item.sample for item in batch]
     prompts = [item.prompt for item in batch]
     inputs = reward_inputs(
         pipeline, prompts, made.images, made.sounds, group=group, numbers=numbers, iteration=iteration
     )
-    output = None if reward is None else reward(inputs)
-    found = {} if output is None else output.parts
-    verdicts = "" if reward is None else reward.verdicts
-    rows = []
+    found: Mapping[str, Tensor] = {}
+    verdicts, rows = "", list[Row]()
+    if reward is not None and looks:
+        found, verdicts = reward(inputs).parts, reward.verdicts
     for i, item in enumerate(batch):
         parts = {name.removeprefix("reward/"): _number(float(value[i])) for name, value in found.items()}
         official = parts.get(f"{verdicts}/official")
         row: Row = {"prompt_id": item.prompt_id, "prompt": item.prompt.text, "key": item.key or asked_for(item.prompt)}
         row |= {"task": item.prompt.metadata.get("tag", ""), "sample": item.sample}
         row |= {"seed": counter_seed(seed, *_noise_of(item)), "correct": None if official is None else official > 0.5}
-        rows.append(row | {"graded": parts.get(f"{verdicts}/graded"), "rewards": parts})
-    return rows
+        row |= {"graded": parts.get(f"{verdicts}/graded"), "rewards": parts}
+        if temporal and looks:
+            row["temporal"] = {name: _number(value) for name, value in diagnose(made.images[i]).items()}
+        rows.append(row)
+    return rows, broken
 
 
 def _number(value: float) -> float | None:

@@ -43,8 +43,7 @@ class KeptGraphs:
         self, velocity: Velocity, noise: Noise, first: int, schedule: Schedule, kernel: Kernel, steps: Sequence[int]
     ) -> tuple[Velocity, Noise]:
         """A velocity that gives the same numbers without a graph, and keeps those of some steps with their graphs; and
-        the noise, which a step asks for afterwards. `first` is the first sample, counted over this process's images of
-        the iteration."""
+        the noise, which a step asks for afterwards. `first` is the first sample of this process's in the iteration."""
         step_at = {float(schedule.sigma[step]): step for step in steps}
 
         def recorded(x: Tensor, sigma: Tensor, timestep: Tensor) -> Tensor:
@@ -59,8 +58,7 @@ class KeptGraphs:
         return recorded, noise
 
     def take(self, rows: Rows) -> Tensor:
-        """The velocities `[b, *latent]` of a micro-batch, rows of one step and of a whole batch of the rollout; its
-        graph is given away with them."""
+        """The velocities `[b, *latent]` of a micro-batch, a step's rows of a whole batch; its graph is given away."""
         kept, graphs = self._kept.pop((int(rows.step[0]), int(rows.sample[0])))
         assert len(kept) == len(rows)
         if bool(rows.keep.any()):  # else it is an idle turn while other processes walk one back
@@ -176,8 +174,7 @@ def by_step(config: TrainConfig) -> bool:
 
 
 def walks(config: TrainConfig, samples: int) -> int:
-    """How often the graph of a batch is walked back: once more for a KL, and once per image if the trained layers have
-    no gradients by sample."""
+    """How often a batch's graph is walked back: once more for a KL, and once per image without gradients by sample."""
     if config.keep_graphs != "gradients":
         return 1
     alone = config.policy.lora_variant == "dora" or config.pipeline.quantize == "int8_bnb"

@@ -41,8 +41,7 @@ class NetworkCounter:
     `with counter.counting("completion"): ...` names what evaluations are for. A call that builds a graph counts once
     more as "backward", because training walks back every graph once, except those of `keeping`. It does not see what
     checkpointing recomputes, nor what is `uncounted`. `join` adds what this and the other processes counted since the
-    last time to `counters`, under "nfe/<kind>" and so in checkpoints: the same totals on every process, and on however
-    many a run is continued.
+    last time to `counters`, under "nfe/<kind>" and so in checkpoints: the same totals on every process.
     """
 
     def __init__(self, network: Network, counters: dict[str, Any]) -> None:

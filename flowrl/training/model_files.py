@@ -98,8 +98,7 @@ def named_files(options: Any, name: str = "") -> dict[str, str]:
 
 def encoders_digest(model: str, others: Sequence[str]) -> str:
     """The identity of a model's parts that embed prompts: a digest of files, or a hub's commit. Of the `others`, which
-    do not embed, only the configuration counts. Raises ValueError: a hub id that is not in this machine's cache, so its
-    weights are unknown."""
+    do not embed, only the configuration counts. Raises ValueError: a hub id that is not in this machine's cache."""
     if not Path(model).exists():
         commit = hub_commit(model)
         if commit is None:

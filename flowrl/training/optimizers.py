@@ -1,8 +1,7 @@
 """What moves the weights: optimizers by name, the place of their moments, and the rate of each update.
 
 The rate is a function only of the settings and the number of updates done, so a continued run has the rates of one that
-never stopped. The length of a run is a setting too: continued with more iterations, it takes the rates of the longer
-run from there.
+never stopped. The length of a run is a setting too: continued with more iterations, it takes the longer run's rates.
 """
 
 from __future__ import annotations

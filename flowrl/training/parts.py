@@ -337,8 +337,7 @@ def cut_lines(rewards: Sequence[CheckedReward], texts: Sequence[str]) -> list[st
 
 
 def keep_embeddings(ready: Ready, pipeline: Pipeline) -> None:
-    """Lets a pipeline keep its embeddings in `prompts.cache`, if that is set. Raises ValueError: the weights that embed
-    are unknown."""
+    """Lets a pipeline keep its embeddings in `prompts.cache`, if set. Raises ValueError: its weights are unknown."""
     config = ready.config
     if config.prompts.cache is not None:
         others = (*ready.family.denoisers, "scheduler", "safety_checker")

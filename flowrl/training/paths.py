@@ -314,6 +314,7 @@ def _branches(draws: Draws, batch: Batch, how: Paths) -> Sampled:
         branches=branches,
         strides=config.credit.strides,
         batch_size=draws.geometry.rollout_batch_size,
+        finish_anchors=CREDIT[config.credit.method].against_ode,
         keep_means=how.keep_means,
         device=draws.device,
     )
@@ -381,11 +382,12 @@ def shared_sources(config: TrainConfig, method: Method) -> int:
 
 
 def readers_of(config: TrainConfig) -> list[str]:
-    """Readers of configuration keys in a credit method's sampling (`flowrl.config.readers`)."""
+    """Readers of configuration keys in a credit method and its sampling (`flowrl.config.readers`)."""
     method = CREDIT[config.credit.method]
     found = {
         method.plan: True,
         "values": method.values,
+        "advantages": not method.against_ode,  # whose credit is the advantage
         "outcomes": method.of_outcomes,
         "tail": method.of_outcomes,
         "thinned": method.plan != "tree",

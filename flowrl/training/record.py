@@ -155,8 +155,7 @@ class Recording:
 
     def whole_paths(self, rows: Rows, blocks: list[Tensor], *, known_one: bool) -> tuple[Tensor, ...] | None:
         """For a ratio of whole trajectories, of each row `[M]`: the factor of its log-ratio that gives the gradient,
-        its loss, and how much of it the range cuts; None for `ratio: step`. `known_one` says that all ratios are 1
-        before the first update."""
+        its loss, and how much of it the range cuts; None for `ratio: step`. `known_one`: all ratios are 1 as yet."""
         kind = self.loop.config.ratio
         if kind == "step":
             return None

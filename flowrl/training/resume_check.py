@@ -88,8 +88,7 @@ def model_of(config: TrainConfig) -> dict[str, str]:
 
 
 def versions_of(reward: WeightedSum, measured: WeightedSum | None) -> dict[str, str]:
-    """What the rewards that are trained on, and those of evaluations, say they are, and digests of the files that
-    their options name."""
+    """What the rewards of training and evaluations say they are, and digests of the files that their options name."""
     found = {}
     for kind, terms in (("eval reward", () if measured is None else measured.terms), ("reward", reward.terms)):
         for term in terms:

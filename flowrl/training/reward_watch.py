@@ -84,9 +84,8 @@ class RewardWatch:
         return found
 
     def _of_groups(self, reward: Tensor, group: Tensor) -> str:
-        """Why the run cannot go on if the images of every group get the same reward; empty if it can. A verdict
-        of two values says the same of all images of a prompt by chance, and where a policy always or never succeeds: it
-        has more iterations."""
+        """Why the run cannot go on if the images of every group get the same reward; empty if it can. A verdict of two
+        values is equal by chance too, and where a policy always or never succeeds: it has more iterations."""
         _, place = group.unique(return_inverse=True)
         sets = set_statistics(reward.double().reshape(-1, len(group)), place, int(place.max()) + 1)
         several = sets.count > 1

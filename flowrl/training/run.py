@@ -254,8 +254,7 @@ class Run:
         """Call it when everything is restored and iteration `first` comes next: from here on the folder changes.
 
         Drops rows of `metrics.jsonl` written after the checkpoint, later evaluations and the mark of a finished run.
-        Moves damaged files into `damaged-<n>` and says so. `facts` are known of this session only now, for the
-        manifest.
+        Moves damaged files into `damaged-<n>` and says so. `facts`, known only now, go into the manifest.
         """
         wait_for_everyone()
         if self.processes > 1:  # they may compute with other kernels, or on other cards

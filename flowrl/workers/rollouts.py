@@ -42,8 +42,7 @@ class Rollouts:
 
     def __init__(self, config: TrainConfig, run: Run) -> None:
         """Connects to Ray and starts this process's share of the workers, which load meanwhile. Raises ValueError: no
-        cluster answers, this machine has too few GPUs, or learners that hold all weights between them do not reach each
-        other's memory."""
+        cluster answers, this machine has too few GPUs, or learners of shared weights do not reach each other."""
         settings, kind = config.workers, run.device.type
         gpus = settings.rollout_gpus if kind == "cuda" else 0.0
         mark = torch.frombuffer(bytearray(os.urandom(16)), dtype=torch.uint8)  # that no other machine has
@@ -107,8 +106,7 @@ class Rollouts:
             return self.dispatcher.add(Order(some, version) for some in bundled(requests, self._together))
 
     def collect(self, tickets: Sequence[int]) -> Iterator[Drawn]:
-        """The pieces in order, those of a ticket as soon as they are there. Raises BaseException: what drawing raised;
-        or `WorkersLost`."""
+        """The pieces in order, those of a ticket once they are there. Raises what drawing raised, or `WorkersLost`."""
         for ticket in tickets:
             begun = time.perf_counter()
             with self._lock:

@@ -90,8 +90,7 @@ def _in_all_words(records: Sequence[Record]) -> list[Record]:
 
 
 def train_records() -> list[Record]:
-    """The prompts that reinforcement learning trains on: 6 x 96 records in a fixed order, tasks alternating; tasks with
-    few combinations repeat theirs."""
+    """The prompts to train on: 6 x 96 records in a fixed order, tasks alternating; tasks of few combinations repeat."""
     train, _ = split()
     rng = np.random.default_rng(_SPLIT_SEED)
     columns = []

@@ -52,8 +52,7 @@ Attend = Callable[..., Tensor]
 
 class JointAttention:
     """Processor of one joint attention: image tokens and prompt tokens attend to all of both. Query, key and value of
-    both streams `[b, n, heads * d]` are split into heads, normalised where the model does, and joined along the tokens,
-    images first."""
+    both streams `[b, n, heads * d]` are split into heads, normalised where the model does, and joined, images first."""
 
     _attention_backend: Any = None
     _parallel_config: Any = None

@@ -1,8 +1,7 @@
 """Compiling the blocks that a denoiser repeats (`pipeline.compile: blocks`).
 
 Each block is compiled in place and alone, so one compiled graph serves all blocks of a kind, whatever their number, and
-names of weights stay. Whatever depends on the prompt or on the family stays outside. A LoRA may be added later, before
-the first call.
+names of weights stay. What depends on prompt or family stays outside. A LoRA may be added before the first call.
 
 A rollout runs without gradient and an update with it: two graphs of the same formula. By default the compiler keeps
 intermediate results in float32 if a graph allows it. Then the two would differ by the rounding of bfloat16, and the

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from flowrl.pipelines.families import sd
 from flowrl.pipelines.shared import common, stock_schedules
-from flowrl.pipelines.shared.cards import Card, Grid, Size, VideoOptions, embedding
+from flowrl.pipelines.shared.cards import Card, Grid, Size, VideoOptions, embedding, refusing
 from flowrl.pipelines.shared.family_pipeline import Family, FamilyPipeline
 from flowrl.runtime.private_names import get_3d_rotary_pos_embed
 
@@ -53,14 +53,6 @@ def _conditioning(p: FamilyPipeline, tokens: int) -> dict[str, Tensor]:
     return {"embeds": common.meta(1, tokens, p.card.network.text_embed_dim)}
 
 
-def _refuse(card: Card) -> None:
-    if card.network.patch_size_t is not None:
-        raise ValueError(
-            f"{card.model} is a CogVideoX 1.5 (patch_size_t {card.network.patch_size_t}), which is not supported: take "
-            "CogVideoX-2b or 5b"
-        )
-
-
 def _check_text(card: Card, tokens: int) -> None:
     own = card.network.max_text_seq_length
     if tokens != own:
@@ -92,5 +84,10 @@ FAMILY = Family(
     read=lambda p, output, x: output.transpose(1, 2), conditioning=_conditioning,
     constants=lambda p: sd.levels_on(p.device, stock_schedules.plain_config(p.pipe.scheduler.config)),
     positions=_positions, evaluate=sd.evaluate, schedule=sd.own_levels,
-    check_scheduler=stock_schedules.check_diffusion_scheduler, refuse=_refuse, tokens=_tokens,
+    check_scheduler=stock_schedules.check_diffusion_scheduler, tokens=_tokens,
+    refuse=refusing((
+        lambda card: card.network.patch_size_t is not None,
+        "{card.model} is a CogVideoX 1.5 (patch_size_t {card.network.patch_size_t}), which is not supported: take "
+        "CogVideoX-2b or 5b",
+    )),
 )  # fmt: skip

@@ -9,34 +9,14 @@ Long clips are decoded in overlapping stretches of 16 frames, as in the stock pi
 
 from __future__ import annotations
 
-from typing import Any
-
 from diffusers import HunyuanVideoTransformer3DModel
-from torch import Tensor
 
 from flowrl.pipelines.arithmetic.attention_words import Attends
 from flowrl.pipelines.shared import common
-from flowrl.pipelines.shared.cards import Card, Grid, Size, VideoOptions, embedding, given
-from flowrl.pipelines.shared.family_pipeline import Family, FamilyPipeline
+from flowrl.pipelines.shared.cards import Grid, Size, VideoOptions, embedding, given, refusing
+from flowrl.pipelines.shared.family_pipeline import Family
 from flowrl.pipelines.shared.stock_schedules import check_flow_scheduler, flow_levels_of
 from flowrl.pipelines.weights.lora import JOINT_ATTENTION
-from flowrl.trajectory import Conditioning
-
-
-def _arguments(p: FamilyPipeline, x: Tensor, timestep: Tensor, cond: Conditioning) -> dict[str, Any]:
-    """In low precision the network reads 1000 * scale rounded: 6 becomes 6016 in bfloat16, as in stock."""
-    guidance = cond.tensors["guidance"].to(p.dtype) * 1000.0
-    given = common.masked_arguments(x, timestep, cond)
-    return given | {"pooled_projections": cond.tensors["pooled"], "guidance": guidance}
-
-
-def _refuse(card: Card) -> None:
-    if not card.network.guidance_embeds:
-        raise ValueError(
-            f"the network of {card.model} has no guidance input (guidance_embeds false): pipeline.name=hunyuan_video "
-            "is for the published HunyuanVideo, which is distilled for guidance"
-        )
-
 
 FAMILY = Family(
     name="hunyuan_video", title="HunyuanVideo", network=HunyuanVideoTransformer3DModel, lora_targets=JOINT_ATTENTION,
@@ -44,8 +24,17 @@ FAMILY = Family(
     own_size=lambda card: Size(height=720, width=1280, num_frames=129, fps=24.0),
     grid=lambda config: Grid(channels=config.in_channels, patch=config.patch_size, frame_patch=config.patch_size_t),
     factors=lambda vae: (int(vae.get("spatial_compression_ratio", 8)), int(vae.get("temporal_compression_ratio", 4))),
-    embed=embedding("embeds", "pooled", "mask", cast=("embeds", "pooled", "mask")), arguments=_arguments,
+    embed=embedding("embeds", "pooled", "mask", cast=("embeds", "pooled", "mask")),
+    # In low precision the network reads 1000 * scale rounded: 6 becomes 6016 in bfloat16, as in stock
+    arguments=lambda p, x, timestep, cond: common.masked_arguments(x, timestep, cond) | {
+        "pooled_projections": cond.tensors["pooled"], "guidance": cond.tensors["guidance"].to(p.dtype) * 1000.0,
+    },
     conditioning=given("text_embed_dim", pooled="pooled_projection_dim", mask=True), guided=common.guide_by_input,
     passes=lambda card, scale: 1, schedule=flow_levels_of(sigmas="linspace"), check_scheduler=check_flow_scheduler,
-    refuse=_refuse, attention=Attends(mask="keys"),
+    refuse=refusing((
+        lambda card: not card.network.guidance_embeds,
+        "the network of {card.model} has no guidance input (guidance_embeds false): pipeline.name=hunyuan_video is for "
+        "the published HunyuanVideo, which is distilled for guidance",
+    )),
+    attention=Attends(mask="keys"),
 )  # fmt: skip

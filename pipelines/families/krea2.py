@@ -23,7 +23,7 @@ from flowrl.pipelines.families.flux import packed_grid, read
 from flowrl.pipelines.families.qwen_image import decode, encode, factors, pad_embeddings, padded_meta
 from flowrl.pipelines.families.z_image import guided_from_zero
 from flowrl.pipelines.shared import common, stock_schedules
-from flowrl.pipelines.shared.cards import Card, Size, embedding
+from flowrl.pipelines.shared.cards import Size, embedding, refusing
 from flowrl.pipelines.shared.common import pack
 from flowrl.pipelines.shared.family_pipeline import Family, FamilyPipeline
 from flowrl.samplers.guidance_rules import linear_cfg
@@ -67,12 +67,6 @@ def _schedule(p: FamilyPipeline, num_steps: int, grid: str, shift: float | None)
     return stock_schedules.stock_schedule(config, num_steps, grid, mu, shift)
 
 
-def _refuse(card: Card) -> None:
-    """Refuses other patches than stock's usual ones."""
-    if card.index.get("patch_size", 2) != 2:
-        raise ValueError(f"{card.model} packs patches of {card.index['patch_size']}, and only 2 x 2 is loaded here")
-
-
 FAMILY = Family(
     name="krea2", title="Krea 2", network=Krea2Transformer2DModel, lora_targets=LORA_TARGETS,
     encoders=("text_encoder",), own_size=lambda card: Size(height=1024, width=1024), grid=packed_grid, factors=factors,
@@ -83,5 +77,9 @@ FAMILY = Family(
         rule=lambda no, yes, w: linear_cfg(no, yes, 1 + w),
     ),
     passes=lambda card, scale: 1 if scale == 0 else 2, schedule=_schedule, decode=decode, encode=encode,
-    refuse=_refuse, attention=Attends(mask="keys"),
+    refuse=refusing((
+        lambda card: card.index.get("patch_size", 2) != 2,
+        "{card.model} packs patches of {card.index[patch_size]}, and only 2 x 2 is loaded here",
+    )),
+    attention=Attends(mask="keys"),
 )  # fmt: skip

@@ -14,7 +14,6 @@ share of the steps and does nothing by default; the model's card draws with 0.25
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,7 +25,7 @@ from flowrl.pipelines.arithmetic.attention_words import Attends
 from flowrl.pipelines.families.sana import prepare_gemma
 from flowrl.pipelines.shared import common, stock_schedules
 from flowrl.pipelines.shared.cards import Grid, ImageOptions, embedding, sample_size
-from flowrl.pipelines.shared.family_pipeline import Family, FamilyPipeline
+from flowrl.pipelines.shared.family_pipeline import Family
 from flowrl.samplers.guidance_rules import linear_cfg, qwen_norm_rescale
 
 LORA_TARGETS = ("attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0")
@@ -41,14 +40,6 @@ class Lumina2Options(ImageOptions):
     """Put stock's sentence before every prompt but the empty one."""
     normalise: bool = True
     """Bring guided outputs back to the norms of the positive ones (stock's `cfg_normalization`)."""
-
-
-def _embed(p: FamilyPipeline, prompt: str, sources: Sequence[Tensor]) -> dict[str, Tensor]:
-    """Embeddings `[1, length, d]` and the mask `[1, length]` of those that are the prompt's, on its left."""
-    if prompt and p.options.system_prompt:
-        return embedding("embeds", "mask", do_classifier_free_guidance=False)(p, prompt, sources)
-    # As stock reads a negative prompt, which needs a positive one.
-    return embedding("", "", "embeds", "mask", negative_prompt=[prompt])(p, "", sources)
 
 
 class AllRead(Tensor):
@@ -67,7 +58,12 @@ FAMILY = Family(
     options=Lumina2Options, encoders=("text_encoder",), length=256, own_size=sample_size,
     # Positions are looked up in tables of so many rows and columns of tokens
     grid=lambda config: Grid(channels=config.in_channels, patch=config.patch_size, most=min(config.axes_lens[1:])),
-    embed=_embed, arguments=lambda p, x, timestep, cond: common.masked_arguments(x, 1 - timestep / 1000, cond),
+    # Embeddings and the mask of those that are the prompt's, on its left; without stock's sentence it is read as stock
+    # reads a negative prompt, which needs a positive one
+    embed=lambda p, prompt, sources: embedding("embeds", "mask", do_classifier_free_guidance=False)(p, prompt, sources)
+    if prompt and p.options.system_prompt
+    else embedding("", "", "embeds", "mask", negative_prompt=[prompt])(p, "", sources),
+    arguments=lambda p, x, timestep, cond: common.masked_arguments(x, 1 - timestep / 1000, cond),
     read=lambda p, output, x: -output,
     conditioning=lambda p, tokens: {
         "embeds": common.meta(1, tokens, p.card.network.cap_feat_dim),

@@ -22,12 +22,10 @@ from diffusers import QwenImage21Transformer2DModel
 from torch import Tensor, nn
 
 from flowrl.pipelines.arithmetic.attention_words import Attends
-from flowrl.pipelines.families.qwen_image import pad_embeddings
+from flowrl.pipelines.families import qwen_image
 from flowrl.pipelines.shared import common, stock_schedules
 from flowrl.pipelines.shared.cards import Grid, Size, given
-from flowrl.pipelines.shared.common import Guidance
 from flowrl.pipelines.shared.family_pipeline import Family, FamilyPipeline
-from flowrl.samplers.guidance import Velocity
 from flowrl.trajectory import Conditioning, Schedule
 
 LORA_TARGETS = (
@@ -52,11 +50,6 @@ class Marks(Tensor):
         return super().__torch_function__(func, types, args, dict(kwargs or {}))  # type: ignore[no-untyped-call]
 
 
-def _embed(p: FamilyPipeline, prompt: str, _: Sequence[Tensor]) -> dict[str, Tensor]:
-    embeds, _mask, _images = p.pipe.encode_prompt([prompt], device=p.device)
-    return pad_embeddings(embeds[:, : p.max_sequence_length].to(p.dtype), p.max_sequence_length)
-
-
 def _arguments(p: FamilyPipeline, x: Tensor, timestep: Tensor, cond: Conditioning) -> dict[str, Any]:
     """Rows whose prompts are of one length, that of the first."""
     n, (height, width) = int(cond.tensors["length_on_host"][0]), x.shape[-2:]
@@ -69,12 +62,6 @@ def _arguments(p: FamilyPipeline, x: Tensor, timestep: Tensor, cond: Conditionin
         "img_shapes": [[(1, height, width)]] * len(x),
         "img_mask": marks.as_subclass(Marks) if x.is_meta else marks,
     }
-
-
-def _guided(p: FamilyPipeline, asked: Guidance) -> Velocity:
-    if p.card.index.get("sample_sigmas"):
-        return common.distilled_guidance(asked, embeds=False, model=p.model)
-    return common.two_pass_guidance(asked, apart=True)
 
 
 def _schedule(p: FamilyPipeline, num_steps: int, grid: str, shift: float | None) -> Schedule:
@@ -94,24 +81,26 @@ def _schedule(p: FamilyPipeline, num_steps: int, grid: str, shift: float | None)
     return Schedule(sigma=levels.sigmas.float().cpu(), timestep=levels.timesteps.float().cpu())
 
 
-def _encode(p: FamilyPipeline, x: Tensor) -> Tensor:
-    """Makes images opaque if the autoencoder has opacity."""
-    x = nn.functional.pad(x, (0, 0, 0, 0, 0, p.pipe.vae.config.in_channels - x.shape[1]), value=1.0)
-    return common.normalise(p, p.pipe.vae.encode(x.unsqueeze(2)).latent_dist.mode()[:, :, 0])
-
-
 FAMILY = Family(
     name="qwen_image_21", title="Qwen-Image-2.1", network=QwenImage21Transformer2DModel, lora_targets=LORA_TARGETS,
     encoders=("text_encoder",), own_size=lambda card: Size(height=1024, width=1024),
     grid=lambda config: Grid(channels=config.in_channels, multiple=32), factors=lambda vae: (16, 1),
-    constants=common.latent_statistics, embed=_embed, arguments=_arguments,
+    constants=common.latent_statistics, arguments=_arguments,
+    embed=lambda p, prompt, _: qwen_image.pad_embeddings(
+        p.pipe.encode_prompt([prompt], device=p.device)[0][:, : p.max_sequence_length].to(p.dtype),
+        p.max_sequence_length,
+    ),
     read=lambda p, output, x: output[:, -x.shape[-2] * x.shape[-1] :].transpose(1, 2).reshape(x.shape),
     # A call for each length of prompts among the rows
     evaluate=lambda p, x, t, cond: common.predict_by_kind(p, x, t, cond, cond.tensors["length_on_host"].tolist()),
-    conditioning=given("context_in_dim", length=True), guided=_guided, schedule=_schedule,
-    # Images are decoded as videos of one frame; their opacity is dropped
-    decode=lambda p, z: p.pipe.vae.decode(common.restore(p, z).unsqueeze(2), return_dict=False)[0][:, :3, 0],
-    encode=_encode,
+    conditioning=given("context_in_dim", length=True), schedule=_schedule,
+    guided=lambda p, asked: common.distilled_guidance(asked, embeds=False, model=p.model)
+    if p.card.index.get("sample_sigmas") else common.two_pass_guidance(asked, apart=True),
+    # Opacity is dropped, and what is encoded is opaque
+    decode=lambda p, z: qwen_image.decode(p, z)[:, :3],
+    encode=lambda p, x: qwen_image.encode(
+        p, nn.functional.pad(x, (0, 0, 0, 0, 0, p.pipe.vae.config.in_channels - x.shape[1]), value=1.0)
+    ),
     # the prompt is causal: keys that are read differ from token to token
     attention=Attends(mask="bias"),
 )  # fmt: skip

@@ -18,7 +18,7 @@ from diffusers import SanaTransformer2DModel
 from flowrl.pipelines.arithmetic.attention import exact_linear
 from flowrl.pipelines.arithmetic.attention_words import Attends
 from flowrl.pipelines.shared import common
-from flowrl.pipelines.shared.cards import Card, Embed, Grid, ImageOptions, embedding, given, sample_size
+from flowrl.pipelines.shared.cards import Embed, Grid, ImageOptions, embedding, given, refusing, sample_size
 from flowrl.pipelines.shared.family_pipeline import Family, FamilyPipeline
 from flowrl.pipelines.shared.stock_schedules import check_flow_scheduler, flow_levels_of
 from flowrl.runtime.private_names import sana_instruction
@@ -38,14 +38,6 @@ class SanaOptions(ImageOptions):
 def embed_told(instruction: list[str] | None) -> Embed:
     """An `embed` of prompts behind an instruction, or alone."""
     return embedding("embeds", "mask", do_classifier_free_guidance=False, complex_human_instruction=instruction)
-
-
-def _refuse(card: Card) -> None:
-    if card.network.guidance_embeds:
-        raise ValueError(
-            f"the network of {card.model} takes the guidance scale as an input (guidance_embeds): it is distilled to "
-            "few steps with its own path; train the model it was made from"
-        )
 
 
 def prepare(p: FamilyPipeline) -> None:
@@ -72,6 +64,11 @@ FAMILY = Family(
     conditioning=given("caption_channels", mask=True), schedule=flow_levels_of(),
     # The autoencoder has no posterior
     encode=lambda p, x: p.pipe.vae.encode(x, return_dict=False)[0] * p.pipe.vae.config.scaling_factor,
-    check_scheduler=check_flow_scheduler, refuse=_refuse, prepare=prepare, prepare_encoders=prepare_gemma,
+    check_scheduler=check_flow_scheduler, prepare=prepare, prepare_encoders=prepare_gemma,
+    refuse=refusing((
+        lambda card: card.network.guidance_embeds,
+        "the network of {card.model} takes the guidance scale as an input (guidance_embeds): it is distilled to few "
+        "steps with its own path; train the model it was made from",
+    )),
     attention=Attends(head_sizes=lambda config: (config.cross_attention_head_dim,), mask="bias"),
 )  # fmt: skip

@@ -11,7 +11,7 @@ The model was trained on prompts that end in a score of motion. Stock's callers 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +22,7 @@ from flowrl.media.images import to_pixels
 from flowrl.pipelines.arithmetic.attention_words import Attends
 from flowrl.pipelines.families import sana, wan
 from flowrl.pipelines.shared import common
-from flowrl.pipelines.shared.cards import Card, FirstFrameOptions, Grid, Size, from_first_frame, given
+from flowrl.pipelines.shared.cards import FirstFrameOptions, Grid, Size, from_first_frame, given, refusing
 from flowrl.pipelines.shared.family_pipeline import Family, FamilyPipeline
 from flowrl.pipelines.shared.stock_schedules import check_flow_scheduler, flow_levels_of
 from flowrl.runtime.private_names import sana_instruction
@@ -48,25 +48,6 @@ class SanaVideoOptions(FirstFrameOptions):
             raise ValueError(f"motion_score ({self.motion_score}) must be at least 0; the model card's is 30")
 
 
-def _grid(config: Any) -> Grid:
-    """Stock draws only multiples of 32 pixels, which are one token or several."""
-    step, *patch = config.patch_size
-    most = config.rope_max_seq_len // max(patch)  # sides of 32 pixels; a token has 32 / max(patch)
-    return Grid(channels=config.in_channels, patch=max(patch), multiple=32, most=most, frame_patch=step)
-
-
-def _own_size(card: Card) -> Size:
-    """The model card's: 480p at 8 pixels a latent's side, 720p (`sample_size` 22, as stock tells them) at 32."""
-    height, width = (704, 1280) if card.network.sample_size == 22 else (480, 832)
-    return Size(height=height, width=width, num_frames=81, fps=16.0)
-
-
-def _factors(vae: Mapping[str, Any]) -> tuple[int, int]:
-    """LTX-2's autoencoder calls them ratios, Wan's factors."""
-    spatial = vae.get("spatial_compression_ratio") or vae.get("scale_factor_spatial", 8)
-    return int(spatial), int(vae.get("temporal_compression_ratio") or vae.get("scale_factor_temporal", 4))
-
-
 def _embed(p: FamilyPipeline, prompt: str, sources: Sequence[Tensor]) -> dict[str, Tensor]:
     alone, score = prompt in ("", p.options.negative_prompt), p.options.motion_score
     text = prompt if alone or score is None else f"{prompt} motion score: {score}."
@@ -89,33 +70,40 @@ def _constants(p: FamilyPipeline) -> dict[str, Tensor]:
     return {"mean": mean, "std": std}  # stock leaves that autoencoder's scaling_factor out
 
 
-def _refuse(card: Card) -> None:
-    config, vae = card.network, card.index.get("vae")
-    if config.guidance_embeds:
-        raise ValueError(
-            f"the network of {card.model} takes the guidance scale as an input (guidance_embeds), which stock's call "
-            "never gives it: take a checkpoint without"
-        )
-    if config.out_channels not in (None, config.in_channels):
-        raise ValueError(
-            f"the network of {card.model} gives {config.out_channels} channels for latents of {config.in_channels}: "
-            "only velocities can be trained, without a learned variance beside them"
-        )
-    if vae is not None and vae[1] == "AutoencoderDC":
-        raise ValueError(
-            f"the autoencoder of {card.model} is AutoencoderDC, which decodes images alone: videos need Wan's "
-            "(AutoencoderKLWan) or LTX-2's (AutoencoderKLLTX2Video)"
-        )
-
-
 FAMILY = Family(
     name="sana_video", title="SANA-Video", network=SanaVideoTransformer3DModel, lora_targets=sana.LORA_TARGETS,
-    options=SanaVideoOptions, encoders=("text_encoder",), length=300, own_size=_own_size, factors=_factors, grid=_grid,
+    options=SanaVideoOptions, encoders=("text_encoder",), length=300,
+    # Stock draws only multiples of 32 pixels: one token or several, and one of the table's positions
+    grid=lambda config: Grid(
+        channels=config.in_channels, patch=max(config.patch_size[1:]), multiple=32,
+        most=config.rope_max_seq_len // max(config.patch_size[1:]), frame_patch=config.patch_size[0],
+    ),
+    # The model card's: 480p at 8 pixels a latent's side, 720p (as stock tells them) at 32
+    own_size=lambda card: Size(height=704, width=1280, num_frames=81, fps=16.0)
+    if card.network.sample_size == 22 else Size(height=480, width=832, num_frames=81, fps=16.0),
+    # LTX-2's autoencoder calls them ratios, Wan's factors
+    factors=lambda vae: (
+        int(vae.get("spatial_compression_ratio") or vae.get("scale_factor_spatial", 8)),
+        int(vae.get("temporal_compression_ratio") or vae.get("scale_factor_temporal", 4)),
+    ),
     embed=_embed, arguments=_arguments, conditioning=given("caption_channels", mask=True, first_frame=True),
     embed_sources=lambda p, shown: {"first_frame": wan.encode(p, wan.as_clip(p, to_pixels(shown[0])))},
     schedule=flow_levels_of(), constants=_constants,
     **from_first_frame("SanaVideoPipeline", "SanaImageToVideoPipeline"),
-    decode=wan.FAMILY.decode, encode=wan.encode, refuse=_refuse, prepare=sana.prepare,
+    decode=wan.FAMILY.decode, encode=wan.encode, prepare=sana.prepare,
+    refuse=refusing((
+        lambda card: card.network.guidance_embeds,
+        "the network of {card.model} takes the guidance scale as an input (guidance_embeds), which stock's call never "
+        "gives it: take a checkpoint without",
+    ), (
+        lambda card: card.network.out_channels not in (None, card.network.in_channels),
+        "the network of {card.model} gives {card.network.out_channels} channels for latents of "
+        "{card.network.in_channels}: only velocities can be trained, without a learned variance beside them",
+    ), (
+        lambda card: (card.index.get("vae") or ("", ""))[1] == "AutoencoderDC",
+        "the autoencoder of {card.model} is AutoencoderDC, which decodes images alone: videos need Wan's "
+        "(AutoencoderKLWan) or LTX-2's (AutoencoderKLLTX2Video)",
+    )),
     prepare_encoders=sana.prepare_gemma, check_scheduler=check_flow_scheduler,
     attention=Attends(head_sizes=lambda config: (config.cross_attention_head_dim,), mask="bias"),
 )  # fmt: skip

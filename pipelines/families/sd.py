@@ -18,7 +18,7 @@ from torch import Tensor
 
 from flowrl.pipelines.arithmetic.attention_words import Attends
 from flowrl.pipelines.shared import stock_schedules
-from flowrl.pipelines.shared.cards import Card, Grid, clip_context, given, sample_size
+from flowrl.pipelines.shared.cards import Card, Grid, clip_context, given, refusing, sample_size
 from flowrl.pipelines.shared.family_pipeline import Family, FamilyPipeline
 from flowrl.runtime.placement import widest
 from flowrl.samplers.flow_coordinates import flow_levels, prediction_of, sigma_at, velocity_from_prediction, vp_scale
@@ -77,21 +77,6 @@ def own_levels(p: FamilyPipeline, num_steps: int, grid: str, shift: float | None
     return stock_schedules.diffusion_levels(p.model, p.pipe.scheduler, num_steps, grid)
 
 
-def _refuse(card: Card) -> None:
-    """Refuses networks that need more than latents, time and prompt."""
-    config = card.network
-    if config.in_channels != config.out_channels:
-        raise ValueError(
-            f"the network of {card.model} takes {config.in_channels} channels and predicts {config.out_channels}: it "
-            "is made for inpainting or editing, and this family draws from text alone"
-        )
-    if config.time_cond_proj_dim is not None:
-        raise ValueError(
-            f"the network of {card.model} takes the guidance scale as an input (time_cond_proj_dim): it is distilled "
-            "to few steps; train the model it was made from"
-        )
-
-
 def _tokens(card: Card, options: Any) -> int:
     """The tokenizer's context, which prompts always fill."""
     own = clip_context(card)
@@ -110,7 +95,17 @@ FAMILY = Family(
     embed=lambda p, prompt, _: {"embeds": p.pipe.encode_prompt([prompt], p.device, 1, False)[0].to(p.dtype)},
     conditioning=given("cross_attention_dim"), schedule=own_levels, evaluate=evaluate,
     constants=lambda p: levels_on(p.device, p.pipe.scheduler.config),
-    check_scheduler=stock_schedules.check_diffusion_scheduler, refuse=_refuse, tokens=_tokens,
+    check_scheduler=stock_schedules.check_diffusion_scheduler, tokens=_tokens,
+    # Networks that need more than latents, time and prompt
+    refuse=refusing((
+        lambda card: card.network.in_channels != card.network.out_channels,
+        "the network of {card.model} takes {card.network.in_channels} channels and predicts "
+        "{card.network.out_channels}: it is made for inpainting or editing, and this family draws from text alone",
+    ), (
+        lambda card: card.network.time_cond_proj_dim is not None,
+        "the network of {card.model} takes the guidance scale as an input (time_cond_proj_dim): it is distilled to few "
+        "steps; train the model it was made from",
+    )),
     attention=Attends(head_sizes=_head_sizes),
     stock_options={
         "safety_checker": None, "feature_extractor": None, "image_encoder": None, "requires_safety_checker": False,

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,7 +19,6 @@ from torch import Tensor
 from flowrl.pipelines.families import sd
 from flowrl.pipelines.shared import common
 from flowrl.pipelines.shared.family_pipeline import FamilyPipeline
-from flowrl.trajectory import Conditioning
 
 
 def _embed(p: FamilyPipeline, prompt: str, _: Sequence[Tensor]) -> dict[str, Tensor]:
@@ -30,21 +28,18 @@ def _embed(p: FamilyPipeline, prompt: str, _: Sequence[Tensor]) -> dict[str, Ten
     return {"embeds": embeds.to(p.dtype), "pooled": pooled.to(p.dtype)}
 
 
-def _arguments(p: FamilyPipeline, x: Tensor, timestep: Tensor, cond: Conditioning) -> dict[str, Any]:
-    pooled = cond.tensors["pooled"]
-    added = {"text_embeds": pooled, "time_ids": p.positions["time_ids"].expand(len(pooled), -1)}
-    return {**sd.arguments(p, x, timestep, cond), "added_cond_kwargs": added}
-
-
-def _conditioning(p: FamilyPipeline, tokens: int) -> dict[str, Tensor]:
-    config = p.card.network
-    pooled = config.projection_class_embeddings_input_dim - 6 * config.addition_time_embed_dim
-    return {**sd.FAMILY.conditioning(p, tokens), "pooled": common.meta(1, pooled)}
-
-
 FAMILY = replace(
     sd.FAMILY, name="sdxl", title="Stable Diffusion XL", encoders=("text_encoder", "text_encoder_2"), embed=_embed,
-    arguments=_arguments, conditioning=_conditioning,
+    arguments=lambda p, x, timestep, cond: sd.arguments(p, x, timestep, cond) | {
+        "added_cond_kwargs": {
+            "text_embeds": cond.tensors["pooled"], "time_ids": p.positions["time_ids"].expand(len(x), -1),
+        }
+    },
+    conditioning=lambda p, tokens: sd.FAMILY.conditioning(p, tokens) | {
+        "pooled": common.meta(
+            1, p.card.network.projection_class_embeddings_input_dim - 6 * p.card.network.addition_time_embed_dim
+        )
+    },
     # Original size, crop, target size; on the device, so that no network call waits
     positions=lambda p: {
         "time_ids": torch.tensor([*p.image_shape[1:], 0, 0, *p.image_shape[1:]], dtype=p.dtype, device=p.device)

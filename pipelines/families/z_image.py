@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from diffusers import ZImageTransformer2DModel
@@ -26,7 +25,6 @@ from flowrl.pipelines.shared.common import Guidance
 from flowrl.pipelines.shared.family_pipeline import Family, FamilyPipeline
 from flowrl.samplers.guidance import Velocity, conditioned
 from flowrl.samplers.guidance_rules import Rule, z_image
-from flowrl.trajectory import Conditioning
 
 LORA_TARGETS = (
     "attention.to_q", "attention.to_k", "attention.to_v", "attention.to_out.0",
@@ -55,19 +53,6 @@ def _embed(p: FamilyPipeline, prompt: str, _: Sequence[Tensor]) -> dict[str, Ten
     return {"embeds": filled[None], "length_on_host": torch.tensor([len(embeds)])}
 
 
-def _arguments(p: FamilyPipeline, x: Tensor, timestep: Tensor, cond: Conditioning) -> dict[str, Any]:
-    lengths = cond.tensors["length_on_host"].tolist()
-    captions = [embeds[:n] for embeds, n in zip(cond.tensors["embeds"], lengths, strict=True)]
-    return {"x": list(x.unsqueeze(2).unbind()), "t": (1000 - timestep) / 1000, "cap_feats": captions}
-
-
-def _guided(p: FamilyPipeline, asked: Guidance) -> Velocity:
-    cap = p.options.norm_cap
-    # The rule is stated for the network's own sign, which `_read` has turned.
-    distilled = "turbo" in Path(p.model).name.lower()
-    return guided_from_zero(p, asked, distilled=distilled, rule=lambda no, yes, w: z_image(-no, -yes, w, norm_cap=cap))
-
-
 def guided_from_zero(
     p: FamilyPipeline, asked: Guidance, *, distilled: bool, rule: Rule, apart: bool = False
 ) -> Velocity:
@@ -94,9 +79,18 @@ FAMILY = Family(
     encoders=("text_encoder",), own_size=lambda card: Size(height=1024, width=1024),
     # Positions are looked up in tables of so many rows and columns of tokens
     grid=lambda config: Grid(channels=config.in_channels, patch=2, most=min(config.axes_lens[1:])),
-    embed=_embed, arguments=_arguments,
+    embed=_embed, arguments=lambda p, x, timestep, cond: {
+        "x": list(x.unsqueeze(2).unbind()), "t": (1000 - timestep) / 1000, "cap_feats": [
+            one[:n] for one, n in zip(cond.tensors["embeds"], cond.tensors["length_on_host"].tolist(), strict=True)
+        ],
+    },
     read=lambda p, output, x: -torch.stack([sample.float() for sample in output]).squeeze(2),
-    conditioning=given("cap_feat_dim", length=True), guided=_guided, passes=lambda card, scale: 1 if scale == 0 else 2,
+    conditioning=given("cap_feat_dim", length=True), passes=lambda card, scale: 1 if scale == 0 else 2,
+    guided=lambda p, asked: guided_from_zero(
+        p, asked, distilled="turbo" in Path(p.model).name.lower(),
+        # The rule is stated for the network's own sign, which `read` has turned
+        rule=lambda no, yes, w: z_image(-no, -yes, w, norm_cap=p.options.norm_cap),
+    ),
     schedule=stock_schedules.by_image_size,
     # A prompt is filled up to a multiple of 32 tokens, and the image's position comes after it
     longest=lambda card: int((card.network.axes_lens[0] - 2) // 32 * 32),

@@ -26,8 +26,7 @@ Text = tuple[Any, ...]
 
 
 def text_id(text: str, images: Sequence[str] = ()) -> int:
-    """A number of a text and fingerprints of its source images, the same in every process; it stands for them in a
-    conditioning."""
+    """A number of a text and fingerprints of its source images, the same in every process: it stands for them."""
     named = "\0".join([text, *images]).encode("utf-8", "backslashreplace")
     return int.from_bytes(hashlib.sha256(named).digest()[:8], "little", signed=True)
 

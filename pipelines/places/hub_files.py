@@ -50,8 +50,7 @@ _HEARD: set[str] = set()  # those that did
 
 
 def small_json(model: str, name: str) -> dict[str, Any] | None:
-    """A JSON file of a hub id, perhaps at a revision; None if there is none, or it cannot be looked up. Raises
-    ValueError: the file is damaged."""
+    """A hub id's JSON file, perhaps at a revision; None if none is found. Raises ValueError: it is damaged."""
     if name != INDEX and ask(model).path is None:
         return None
     path = ask(model, name).path

@@ -4,8 +4,7 @@
 the stock classes of other parts; `families` is the one table of model families: the stock classes that a family loads,
 the class of their autoencoder, how it is usually sampled (`sampling`, as stock pipelines or model cards say; a
 checkpoint may have its own), and its published checkpoints: licence, whether the hub asks to accept it (`gated`),
-denoiser, other parts, and what `model_index.json` (`index`) and the autoencoder's configuration (`vae`) say beside the
-usual.
+denoiser, other parts, and what `model_index.json` (`index`) and the autoencoder's configuration (`vae`) say besides.
 """
 
 from __future__ import annotations

@@ -65,8 +65,7 @@ class FirstFrameOptions(VideoOptions):
     """Options of a family that draws from text, or from text and a first frame."""
 
     image_to_video: bool | None = None
-    """Whether a source image is the first frame; None as the checkpoint's own class says. Some are published as text to
-    video and do both."""
+    """Whether a source image is the first frame; None as the checkpoint's class says. Some of text to video do both."""
 
 
 def from_first_frame(text: str, image: str) -> dict[str, Any]:
@@ -239,6 +238,17 @@ def given(
         return found
 
     return conditioning
+
+
+def refusing(*reasons: tuple[Callable[[Card], Any], str]) -> Callable[[Card], None]:
+    """A `refuse` of checkpoints for which one of some conditions holds; its words name what `card` has in braces."""
+
+    def refuse(card: Card) -> None:
+        for unfit, words in reasons:
+            if unfit(card):
+                raise ValueError(words.format(card=card))
+
+    return refuse
 
 
 def embedding(*names: str, cast: Sequence[str] = ("embeds", "pooled"), **options: Any) -> Embed:

@@ -167,15 +167,13 @@ class ModelFamily(Protocol):
         self, model: str, *, dtype: torch.dtype = ..., device: torch.device | str = ..., attention: str = ...,
         compile: str = ..., how: Any = ..., **options: Any,
     ) -> Pipeline:  # fmt: skip
-        """Loads a folder or a hub id; `how` (`stock_loading.Loading`) says what of it at once, `options` are fields of
-        the family's options class."""
+        """Loads a folder or hub id; `how` (`stock_loading.Loading`) says what at once, `options` are the family's."""
 
     def block_kinds(self, model: str) -> dict[str, int]:
         """Blocks of the denoiser that are alike, by kind (`like_blocks.block_kinds`); empty if unknown."""
 
     def meta_denoiser(self, model: str, kinds: Mapping[str, int] | None = None) -> nn.Module | None:
-        """The denoiser without weights, or experts by name; None for an unknown model. With `kinds` it
-        has so many blocks of each kind."""
+        """The denoiser without weights, or experts by name; None for an unknown model. `kinds`: blocks of each."""
 
     def planned_size(self, model: str, options: Mapping[str, Any]) -> Any:
         """Height, width and frames (`cards.Size`) that a model draws with options; None if unknown."""

@@ -13,8 +13,7 @@ from torch import Tensor
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sound:
     """How a family's videos sound; every function takes the pipeline first. A state holds the latents of both kinds in
-    one tensor, so that kernels, ratios, counters of randomness and everything else that works number by number need not
-    know of it."""
+    one tensor, so that kernels, ratios, counters of randomness and all that works by number need not know of it."""
 
     packed: Callable[[Any], tuple[int, ...]]
     """Shape of one latent with those of the sound in it, of the size that is drawn."""

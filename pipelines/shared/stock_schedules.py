@@ -178,8 +178,7 @@ def plain_config(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_diffusion_scheduler(model: str, config: Mapping[str, Any]) -> None:
-    """Refuses the configuration of a scheduler of a diffusion model whose levels are not visited one by one. Raises as
-    `diffusion_levels`."""
+    """Refuses a diffusion model's scheduler whose levels are not visited one by one. Raises as `diffusion_levels`."""
     flow_levels(config)
     if "_class_name" in config:
         diffusion_levels(model, make_scheduler(model, config), _TRIED)
@@ -188,8 +187,7 @@ def check_diffusion_scheduler(model: str, config: Mapping[str, Any]) -> None:
 def diffusion_levels(model: str, scheduler: Any, num_steps: int, grid: str = "diffusers") -> Schedule:
     """The levels that a stock scheduler of a diffusion model visits, or ("linspace") evenly spaced ones. The scheduler
     itself is asked for its timesteps, since classes space them differently under the same settings. A solver that goes
-    back to a level has it once here. Raises ValueError: it visits levels that are between or beside those of the
-    training timesteps."""
+    back to a level has it once here. Raises ValueError: it visits levels between or beside those of training."""
     config = plain_config(scheduler.config)
     if grid != "diffusers":
         return diffusion_schedule(config, num_steps, grid=grid)

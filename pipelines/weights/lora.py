@@ -83,8 +83,7 @@ class Policy(TrainedWeights):
     def __init__(
         self, network: nn.Module, *, rank: int, alpha: float, targets: Sequence[str], seed: int, variant: str = "lora"
     ) -> None:
-        """Adds a LoRA: A Gaussian with standard deviation 1/rank, drawn from (seed, tensor name), and B zero. `variant`
-        is one of `VARIANTS`."""
+        """Adds a LoRA: A is Gaussian with standard deviation 1/rank, drawn from (seed, tensor name), and B zero."""
         from peft import LoraConfig  # takes seconds, which plans and checks avoid
 
         from flowrl.pipelines.arithmetic.lora_linear import add_lora

@@ -10,8 +10,7 @@ weights are gathered and never added up.
 Where weights are kept in few bits (`pipeline.quantize`) the first process quantises them whole, and what is split and
 gathered is codes and scales: the numbers are those of a model that was quantised on one process.
 
-Where the denoiser's own weights are trained the parts are masters in float32, which a gathering rounds to the dtype
-that the network was read in.
+Where the denoiser's own weights are trained, parts are masters in float32, rounded to the network's dtype if gathered.
 
 A gathering waits for every process of the group: all of them have to call the network equally often, in one order, and
 walk as many graphs back (`flowrl/training/processes/mesh.py`).
@@ -122,8 +121,7 @@ def _precision(dtypes: set[torch.dtype], *, masters: bool) -> Any:
 
 
 def _facts(network: nn.Module) -> dict[str, dict[str, Any]]:
-    """Of a network what is not split: dtypes of its weights, buffers, tensors that lie beside them, and how layers are
-    quantised."""
+    """Of a network what is not split: dtypes of its weights, buffers, tensors beside them, how layers are quantised."""
     beside = {
         f"{name}.{key}" if name else key: value
         for name, module in network.named_modules()
@@ -158,8 +156,7 @@ def _hand_out(network: nn.Module, split: Split, whole: Mapping[str, Tensor], dty
 
 
 def needed(expert: nn.Module, flags: list[bool]) -> list[bool]:
-    """Which experts are called, for which of them this process would: where `expert` is split, those that any process
-    of its group would."""
+    """Which experts are called, for which this process would: where `expert` is split, what any of its group would."""
     return _KNOWN[expert][0].any_needs(flags) if expert in _KNOWN else flags
 
 

@@ -1,7 +1,6 @@
 """From a stock checkpoint to networks on their device: read on the host, checked, frozen, moved.
 
-A pipeline is read without its denoisers, and perhaps without its text encoders; `load_parts` and `load_denoisers` read
-them into it when needed.
+A pipeline is read without denoisers, perhaps without text encoders; `load_parts` and `load_denoisers` add them.
 """
 
 from __future__ import annotations
@@ -156,8 +155,7 @@ def _download(cls: Any, model: str, variant: str | None, options: Mapping[str, A
 
 
 def fetch(model: str, variant: str | None) -> None:
-    """Downloads what `load_stock` will read of a hub id; nothing for a folder or a file. Raises ValueError: it cannot
-    be downloaded."""
+    """Downloads what `load_stock` will read of a hub id, if it is one. Raises ValueError: it cannot be downloaded."""
     if Path(model).is_dir() or is_single_file(model):
         return
     quiet_libraries()

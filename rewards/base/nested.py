@@ -39,8 +39,7 @@ class InnerOptions:
 
 
 def nested_options(reward: str, options: Mapping[str, Any] | None) -> RewardOptions:
-    """The checked options of the inner reward. Loads no weights. Raises ValueError: what was given and what is allowed,
-    without the owner."""
+    """The inner reward's checked options. Loads no weights. Raises ValueError: what was given and what is allowed."""
     if options is not None and not isinstance(options, Mapping):
         raise ValueError(f"options must be a mapping of the options of {reward!r}, or null, got {options!r}.")
     if reward in _OTHERS:

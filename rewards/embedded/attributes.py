@@ -2,8 +2,7 @@
 
 `AttributeNet` estimates how many shapes of each kind and colour an image holds and where they lie. From that,
 `attribute_scores` forms a number in [0, 1] for a GenEval record. Every step is smooth in the pixels, so that reward
-back-propagation can train through it; GenEval's own verdict has no gradient. The weights are made by `flowrl pretrain
-scorer`.
+back-propagation can train through it; GenEval's own verdict has none. `flowrl pretrain scorer` makes the weights.
 
 A clause of a record (class k, perhaps colour c, count n, perhaps "relation to clause j") holds with probability
 
@@ -130,8 +129,7 @@ def attribute_scores(
     """Scores images against GenEval records, one per image; see the module's formula.
 
     `mean` of the clauses' probabilities rewards partial success; their `product` estimates the probability that the
-    whole prompt holds. Values are in [0, 1], differentiable in the attributes. Records hold `tag`, `include` and
-    perhaps `exclude`.
+    whole prompt holds. In [0, 1], differentiable in the attributes. Records hold `tag`, `include`, perhaps `exclude`.
 
     Raises ValueError: a record is malformed, or asks for something outside the world.
     """

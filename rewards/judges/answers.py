@@ -39,9 +39,8 @@ def logsumexp(values: Iterable[float]) -> float:
 
 
 def yes_no(lp: Mapping[str, float], *, yes: str = "yes", no: str = "no") -> float | None:
-    """`sigmoid(lp_yes - lp_no)`, the probability of yes among the two, in [0, 1]. A side that is not among the
-    candidates is taken to be improbable: the score is 1 or 0. With both missing there is none. Logits give the same as
-    log-probabilities."""
+    """`sigmoid(lp_yes - lp_no)`, the probability of yes among the two, in [0, 1]. A side that is no candidate is
+    improbable: the score is 1 or 0. With both missing there is none. Logits give the same as log-probabilities."""
     candidates = merge(lp)
     lp_yes, lp_no = (candidates.get(form, -math.inf) for form in (yes, no))
     if math.isinf(lp_yes) and math.isinf(lp_no):

@@ -68,8 +68,7 @@ class RubricTraining:
     """How a rubric is learned. About `2 num_pairs rules_per_round` questions are asked per round."""
 
     judge: Mapping[str, Any]
-    """Who answers the rules, in training and later in the reward, see `flowrl.rewards.judges.chat`; a server that
-    batches is advised."""
+    """Who answers the rules, here and later in the reward, see `flowrl.rewards.judges.chat`; best a batching server."""
     proposer: Mapping[str, Any] | None = None
     """Who writes the rules; null for the judge. It is asked once per pair, so it may be a larger model."""
     num_pairs: int = 256

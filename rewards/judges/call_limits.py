@@ -34,8 +34,7 @@ class CallLimits:
 
 class AskingPace:
     """Spreads requests evenly over time, as limits a minute ask for; used by one event loop. Each request moves each
-    limit's next time by 60 s / limit for each thing it costs; tokens not yet known count as those of earlier
-    requests."""
+    limit's next time by 60 s / limit for each thing it costs; tokens not yet known count as earlier ones."""
 
     def __init__(self, limits: CallLimits) -> None:
         self.limits = limits

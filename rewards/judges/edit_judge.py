@@ -61,8 +61,7 @@ class EditScore(OneJudge):
     """Of `digits`: the field of the metadata that says what a good result must satisfy. An item without it has failed
     ("missing_field"); null asks without a requirement."""
     draws: int = 1
-    """Of `ratings`: sampled answers whose scores are averaged; those that failed are left out, and the item has failed
-    if all have."""
+    """Of `ratings`: sampled answers whose scores are averaged, without those that failed; an item fails if all do."""
     of_pair: Literal["lowest", "mean"] = "lowest"
     """Of `ratings`: what two ratings come to, the `lowest` (EditScore, VIEScore) or their `mean` (PaCo-RL)."""
     template: str | None = None

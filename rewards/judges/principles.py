@@ -161,11 +161,10 @@ def given_principles(record: Mapping[str, Any], limit: int) -> Plan | None:
 class EditPrinciples:
     """How far an edit keeps to the principles that a judge derives from its instruction, in [0, 1] (Edit-R1).
 
-    A planner reads the instruction and the source image and writes principles of three kinds: what must be kept,
-    what must follow the instruction, what must look right. A prompt's metadata may bring them instead, as
-    `principles: ["KEEP: the sky is unchanged", ...]`. The judge checks each on the source and the edited image; the
-    checks are put together as `aggregate` says, and the sub-scores are the means of the kinds. An item any of whose
-    checks failed has failed.
+    A planner reads the instruction and the source image and writes principles of three kinds: what must be kept, what
+    must follow the instruction, what must look right. A prompt's metadata may bring them instead, as `principles:
+    ["KEEP: the sky is unchanged", ...]`. The judge checks each on the source and the edited image; the checks are put
+    together as `aggregate` says, and the sub-scores are the means of the kinds. An item fails if a check fails.
     """
 
     judges: ClassVar[tuple[str, ...]] = ("edits",)

@@ -65,8 +65,7 @@ def _pixels(path: Path) -> Pixels:
 
 
 class AnswerCache:
-    """Probabilities of yes by judge, template, image, prompt and rule, in a file that only grows; failures are not
-    kept, but asked again."""
+    """Probabilities of yes by judge, template, image, prompt and rule, in a file that only grows; without failures."""
 
     def __init__(self, path: Path, *, judge: str, words: Template) -> None:
         self.path, self.prefix = path, f"{judge}\0{words.digest}"

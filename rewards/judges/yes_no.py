@@ -54,8 +54,7 @@ class YesNo(OneJudge):
     """Which model answers, see `flowrl.rewards.judges.chat`."""
     template: str | None = None
     """A text file with the question, see `flowrl.rewards.judges.templates`; its fields are {prompt}, and {question}
-    with `questions_field`. Null takes our own words: does the image match the prompt, for `inverted` is there an
-    anomaly."""
+    with `questions_field`. Null is our own: does the image match the prompt, for `inverted` is there an anomaly."""
     score: Literal["odds", "mass", "word"] | None = None
     """`odds` (null without questions): `sigmoid(lp_yes - lp_no)`; `mass` (null with them): the probability of yes, or
     of the expected answer, as it is, so that a judge which would say something else gives little; `word`: 1 if the last

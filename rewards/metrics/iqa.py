@@ -53,8 +53,7 @@ class Pyiqa:
     against: Against = "references"
     """What a full-reference metric compares with: the sample's `references`, or the `sources` of an edit."""
     pixels: Literal["8bit", "float"] = "8bit"
-    """`8bit`, rounded as an image file is, without gradient; `float` lets the gradient through, if the metric has
-    one."""
+    """`8bit`, rounded as an image file is, without gradient; `float` lets the gradient through, if there is one."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """Passed to `pyiqa.create_metric`, such as pretrained_model_path, a file of weights on this machine."""
     batch_size: int = 1

@@ -6,8 +6,7 @@ Three backbones, each with little to train:
     clip        a CLIP model such as PickScore, whose last vision block is trained; the logit is exp(logit_scale) cos
     attributes  the frozen convolutions of the embedded world's scorer, read by the same head: needs no download
 
-Reference and generated images take one path: 8-bit, the middle square, resized. A difference that preprocessing made
-would be the easiest one to learn.
+Reference and generated images take one path (8-bit, the middle square, resized), or its differences would be learned.
 
 Letters: B images, P patches, D features.
 """

@@ -3,8 +3,7 @@
 Preprocessing, scores, boxes and colours are GenEval's; the weights are not. GenEval detects with OpenMMLab's training
 of Mask2Former Swin-S, which `openmmlab` loads; this one takes Meta's own, as transformers loads it. Training against it
 and comparing runs that use it is sound, but its numbers were not compared with the reference detector's: label them
-"GenEval rules, transformers detector", and expect counting to differ most: its threshold of 0.9 acts on the scores'
-calibration.
+"GenEval rules, transformers detector", and expect counting to differ most, by its threshold of 0.9.
 
 Licence: Meta's Mask2Former weights are CC BY-NC 4.0, for non-commercial use only.
 

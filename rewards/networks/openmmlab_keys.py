@@ -2,10 +2,9 @@
 
 `openmmlab_keys.yaml` has the names of mmdet 3; those of mmdet 2 are brought to them first.
 
-One thing differs in more than names. Swin halves the resolution by laying four neighbours' channels side by side.
-mmdet takes them from `torch.nn.Unfold`, a channel's four neighbours next to each other and row by row; transformers
-takes all channels of one neighbour after the other, column by column. `downsample.reduction` and `downsample.norm` are
-reordered for it.
+One thing differs in more than names. Swin halves the resolution by laying four neighbours' channels side by side. mmdet
+takes them from `torch.nn.Unfold`, a channel's four neighbours next to each other and row by row; transformers takes all
+channels of one neighbour after the other, by column. So `downsample.reduction` and `downsample.norm` are reordered.
 """
 
 from __future__ import annotations

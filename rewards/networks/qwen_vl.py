@@ -378,8 +378,7 @@ class CheckpointOptions:
         position_mode: PositionMode = "sequential",
         resize: bool = False,
     ) -> list[TokenScorer]:
-        """A scorer for each template on one network, shared with other rewards of the same weights: same model,
-        revision and `identity`."""
+        """A scorer for each template on one network, shared by rewards of the same model, revision and `identity`."""
         known: dict[str, Any] = {"owner": self.published.owner, "family": self.published.family}
         config, processor, token_ids = load_base(self.base, self.published.tokens, revision=self.base_revision, **known)
 

@@ -34,8 +34,7 @@ T = TypeVar("T")
 ENCODERS = min(4, os.cpu_count() or 1)
 """Threads that encode images; encoders leave Python's lock alone."""
 IDLE_SECONDS = 4.0
-"""How long a connection stays open unused: servers (uvicorn) close theirs after 5 s, and a request that meets that is
-lost."""
+"""How long a connection stays open unused: servers (uvicorn) close theirs after 5 s, which loses a request."""
 DOWN = "server_down"
 """Why a question was not sent: no server lives."""
 _PIECE = 0.5  # seconds of a pause between two looks at whether it still makes sense
@@ -74,8 +73,7 @@ class ServerLine:
 
     async def ask(self, path: str, body: Body | None = None, *, timeout: float) -> RawReply | Failure:
         """The reply to a POST, or to a GET where there is no body, or why there is none. `timeout` holds for all of it,
-        so that a server that sends a byte now and then cannot stretch it. Redirects are not followed: they would turn
-        the request into one without a body."""
+        so that a byte now and then cannot stretch it. Redirects are not followed: they would drop the body."""
         if self.dead:
             return Failure(error="connection", message=f"{self.url} does not answer")
         if self._silent is None:

@@ -72,8 +72,7 @@ def chunks_of(
     items: Sequence[WireItem], batch_size: int, groups: str | None, room: RequestRoom | None = None
 ) -> list[list[WireItem]]:
     """Requests of at most `batch_size` items and of what `room` allows. A request holds whole groups as
-    `Adapter.groups` says, or any items where that is None. What is too large alone goes alone, so that the server's
-    answer says so."""
+    `Adapter.groups` says, or any items where that is None. What is too large goes alone: the server says so."""
     room = room or RequestRoom()
     if groups is None:
         units = [[item] for item in items]

@@ -1,8 +1,7 @@
 """How well a sound matches its prompt: the cosine of CLAP's embeddings.
 
 CLAP: Wu et al. 2023, arXiv 2211.06687, in the classes of transformers. A sound is averaged over its channels, resampled
-to the checkpoint's rate, and cut off after as many seconds as it reads; a shorter one is repeated, as the checkpoint's
-own processor does.
+to the checkpoint's rate, and cut off after as many seconds as it reads; a shorter one is repeated, as published.
 """
 
 from __future__ import annotations

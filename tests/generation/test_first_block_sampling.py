@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -72,3 +73,32 @@ def test_samples_and_evaluations_say_so_and_lie_apart(tmp_path: Path) -> None:
     assert told[0]["facts"]["first_block_cache"] == told[1]["first_block_cache"] == 0.5
     with pytest.raises(flowrl.FlowrlError, match=r"drawn with other settings: first_block_cache 0.5 \(now None\)"):
         flowrl.evaluate(out=out, **asked)
+
+
+@pytest.mark.slow
+def test_a_sweep_caches_what_one_network_draws(cached: Path, tmp_path: Path) -> None:
+    """Best of two candidates: a threshold that leaves out nothing draws the same images, and one of 1 others."""
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("a red circle\ntwo blue squares\n")
+    given: dict[str, Any] = {"prompts": prompts, "samples": 2, "features": "none", "device": "cpu", "show": False}
+    given |= {"rlg": "1", "best_of": "2", "batch_size": 3, "steps": 8, "rewards": "target=jpeg_compressibility"}
+    pixels = []
+    for one in (None, 0, 1e-9, 1):
+        out = tmp_path / ("whole" if not one else f"{one}")
+        found = flowrl.sweep(str(cached), first_block_cache=one, out=out, **given)
+        (place,) = (out / "settings" / "best_of_2_rlg_1").glob("images-*/0000.png")
+        pixels.append(place.read_bytes())
+        assert ("First-Block Cache" in " ".join(found.notes)) == bool(one)
+    assert pixels[0] == pixels[1] == pixels[2] != pixels[3]
+    alone = tmp_path / "alone"
+    shutil.copytree(cached / "lora", alone)
+    for wrong, said in (
+        ({"rlg": "0,0.5,1"}, "'RLG 0.5' mixes networks"),
+        ({"search_rlg": "2"}, "'best of 2, RLG 2' mixes networks"),
+        ({"prune": ["4@2"]}, "drops images on the way"),
+        ({"first_block_cache": 2}, r"`first_block_cache` must lie in \[0, 1\], got 2"),
+        ({"model": str(alone), "base": "asset:tiny-sd15"}, "cannot cache the blocks of UNet2DConditionModel"),
+    ):
+        with pytest.raises(flowrl.FlowrlError, match=said):
+            flowrl.sweep(**{"model": str(cached), "first_block_cache": 0.1, **given, **wrong, "out": tmp_path / "none"})
+    assert not (tmp_path / "none").exists()

@@ -7,10 +7,12 @@ import json
 import shutil
 import subprocess
 from collections import namedtuple
+from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import requests
 
 from flowrl.cli import main
 from flowrl.health import machine_checks
@@ -152,11 +154,11 @@ def test_bounds_of_the_package_are_read_and_held() -> None:
 
 
 def test_a_missing_library_is_a_fault_and_an_untested_one_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine_checks, "_declared", lambda: ["not-there-at-all>=2"])
+    monkeypatch.setattr(metadata, "requires", lambda package: ["not-there-at-all>=2"])
     found = version_checks()[0]
     assert (found.state, found.found) == ("fault", "not-there-at-all is not installed")
     assert found.cure == "pip install 'not-there-at-all>=2'"
-    monkeypatch.setattr(machine_checks, "_declared", list)
+    monkeypatch.setattr(metadata, "requires", lambda package: None)
     monkeypatch.setattr(machine_checks, "versions", lambda: {"torch": "2.99.0"})
     found = version_checks()[0]
     assert (found.state, "2.99.0 is installed, and" in found.found) == ("warning", True)
@@ -195,7 +197,14 @@ def test_the_hub_and_the_token(
 ) -> None:
     monkeypatch.setattr("huggingface_hub.constants.is_offline_mode", lambda: False)
     monkeypatch.setattr("huggingface_hub.get_token", lambda: token)
-    monkeypatch.setattr(machine_checks, "_status", lambda *_: status)
+
+    def get(page: str, *, headers: dict[str, str], timeout: float) -> SimpleNamespace:
+        assert headers == ({"Authorization": f"Bearer {token}"} if token else {})
+        if status is None:
+            raise requests.ConnectionError
+        return SimpleNamespace(status_code=status)
+
+    monkeypatch.setattr("requests.get", get)
     found = hub_check()
     assert (found.state, said in found.found) == (state, True)
     assert "secret-word" not in found.found + found.cure

@@ -88,7 +88,7 @@ def test_an_algorithm_that_is_not_translated_is_named(tmp_path: Path, capsys: py
     assert cli.main(["init", "--from", str(file), "--out", str(tmp_path / "ours.yaml")]) == 1
     told = " ".join(capsys.readouterr().err.split())
     assert "its algorithm is art, and --from translates grpo, guard" in told
-    assert "build on hunyuan_video_art, sd35m_opd, tiny_art, tiny_opd, which ship for it" in told
+    assert "build on hunyuan_video_art, sd35m_opd, tiny_art, tiny_opd, tiny_opd_off_policy, which ship for it" in told
     file.write_text(SAMPLES["Flow-Factory nft"]["text"].replace("trainer_type: nft", "trainer_type: nothing"))
     assert cli.main(["init", "--from", str(file), "--out", str(tmp_path / "ours.yaml")]) == 1
     assert "'flowrl list configs' names what ships" in " ".join(capsys.readouterr().err.split())

@@ -15,11 +15,11 @@ from torch import Tensor
 
 from flowrl.advantages import group_advantages
 from flowrl.objectives.distillation import Art, Opd, distribution_matching, noise_level, reward_direction
-from flowrl.objectives.policy_gradient import kernel_sensitivity
+from flowrl.objectives.policy_gradient import Reinforce, Scored, kernel_sensitivity
 from flowrl.objectives.terms import velocity_kl
 from flowrl.runtime.randomness import counter_normal
 from flowrl.samplers import KERNELS, Kernel, build_schedule
-from flowrl.samplers.transition import gaussian_kl
+from flowrl.samplers.transition import Transition, gaussian_kl, gaussian_log_prob
 
 NOW, AFTER = 0.8, 0.6
 X, STUDENT, TEACHER = (
@@ -92,6 +92,39 @@ def test_weights_of_a_whole_path_pile_up_at_its_end() -> None:
             bound = replace(KERNELS[name], sigma_max=float(sigma[1]))
             weights = [Opd(weight=weight).weight_of(bound, sigma[k], sigma[k + 1]) for k in range(steps)]
             assert weights[-1] / sum(weights) == pytest.approx(share, abs=6e-4), name
+
+
+def test_the_policy_gradient_on_a_detached_kl_is_void() -> None:
+    """Over antithetic draws it is 0; with `log p_T - log p` of each draw as advantage its mean is the KL's, but far
+    noisier."""
+    student, count = STUDENT.clone().requires_grad_(), 4000
+    new, teacher = (kernel("flow_sde")(X, v, NOW, AFTER) for v in (student, TEACHER))
+    half = counter_normal((count, 4), "draws").double()
+    drawn = (new.mean + new.std * torch.cat([half, -half])).detach()
+    log_prob, log_teacher = (
+        gaussian_log_prob(drawn, Transition(one.mean.expand_as(drawn), one.std)) for one in (new, teacher)
+    )
+    ones = torch.ones(2 * count, dtype=torch.float64)
+    given: dict[str, Any] = {"clip_low": ones, "clip_high": ones, "old_mean": None, "produced": drawn}
+    given["new"] = Transition(new.mean.expand_as(drawn), new.std)
+    c = kernel_sensitivity(kernel("flow_sde"), NOW, AFTER)
+
+    def gradients(advantage: Tensor) -> Tensor:
+        """[draws, 4] of each draw, whose sum is that of objective reinforce."""
+        ratio = log_prob - log_prob.detach()
+        scored = Scored(log_ratio=ratio, advantage=advantage.detach(), step_size=NOW - AFTER, sensitivity=c, **given)
+        (whole,) = torch.autograd.grad(Reinforce()(scored).sum(), student, retain_graph=True)
+        each = -advantage.detach()[:, None] * c * (drawn - new.mean.detach()) / new.std**2
+        torch.testing.assert_close(each.sum(0, keepdim=True), whole, rtol=1e-9, atol=1e-9)
+        return each
+
+    kl = gaussian_kl(new, teacher)
+    assert float(gradients(-kl.expand(2 * count)).mean(0).abs().max()) < 1e-12
+    each = gradients(log_teacher - log_prob)
+    (wanted,) = torch.autograd.grad(kl.sum(), student)
+    error = each.std(0) / (2 * count) ** 0.5
+    assert bool(((each.mean(0) - wanted[0]).abs() < 5 * error).all())
+    assert float(each.std(0).mean()) == pytest.approx(0.07, abs=0.02)
 
 
 # ---- distribution matching -------------------------------------------------------------------------------------------
@@ -168,9 +201,19 @@ def test_one_state_has_the_odds_of_the_law(query: tuple[float, float]) -> None:
         assert drawn[place] / count == pytest.approx(odds, abs=4 * (odds * (1 - odds) / count) ** 0.5)
 
 
+def test_a_share_of_the_states_is_off_the_path() -> None:
+    count = 2000
+    for share in (0.0, 0.3, 1.0):
+        drawn = sum(Opd(off_policy=share).noised_again(1, image, 0) for image in range(count)) / count
+        assert drawn == pytest.approx(share, abs=4 * (share * (1 - share) / count) ** 0.5)
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
+        ({"off_policy": -0.1}, "share of states, from 0 to 1, got -0.1"),
+        ({"off_policy": 1.5}, "share of states, from 0 to 1, got 1.5"),
+        ({"off_policy": float("nan")}, "share of states, from 0 to 1, got nan"),
         ({"states": 0}, "at least 1 state of a path, got 0"),
         ({"states": 1, "query": (0.0, 1.0)}, "above 0, got [0.0, 1.0]"),
         ({"query": (5.0, 2.0)}, "states is all, so none is drawn"),

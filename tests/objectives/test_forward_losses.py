@@ -271,9 +271,13 @@ def test_nft_awm_rvm_and_ram_have_one_gradient_on_policy() -> None:
     assert torch.allclose((awm + held) * 4 / 2, double([[1.125, -1.55, 0.425, 0.025]]), atol=1e-14)
 
 
-def test_the_fixed_point_of_ram_is_the_optimum_of_reward_minus_kl() -> None:
-    """Base N(0, 1), reward a x: the optimum is N(a, 1), whose velocity is known; there the mean gradient is 0."""
-    a, sigma, x_sigma = 0.3, 0.8, 0.4
+@pytest.mark.parametrize(("slope", "coefficient", "best_mean"), [(0.3, 1.0, 0.3), (0.5, 1.0, 0.5), (0.5, 2.0, 0.25)])
+def test_the_fixed_point_of_ram_is_the_optimum_of_reward_minus_kl(
+    slope: float, coefficient: float, best_mean: float
+) -> None:
+    """Base N(0, 1), reward a x: the optimum is N(a / coefficient, 1), of known velocity, and there the mean gradient is
+    0. With a = 0.5 the reward is the logit of data N(0.5, 1) against the base, but for its constant."""
+    a, sigma, x_sigma = best_mean, 0.8, 0.4
     scale = (1 - sigma) ** 2 + sigma**2
     nodes, weights = np.polynomial.hermite_e.hermegauss(40)
     mean = a + (1 - sigma) * (x_sigma - (1 - sigma) * a) / scale  # of clean given x_sigma under the optimum
@@ -281,21 +285,23 @@ def test_the_fixed_point_of_ram_is_the_optimum_of_reward_minus_kl() -> None:
     noise = (x_sigma - (1 - sigma) * clean) / sigma
     best = float(((noise - clean)[:, 0] * double(weights)).sum() / weights.sum())
     base = x_sigma * (sigma - (1 - sigma)) / scale
-    assert best - base == pytest.approx(-a * sigma / scale) == pytest.approx(-0.352941, abs=5e-7)
+    assert best - base == pytest.approx(-a * sigma / scale)
+    assert a != 0.3 or best - base == pytest.approx(-0.352941, abs=5e-7)
+    reward = slope * clean[:, 0] - slope**2 / 2
     b = len(nodes)
     matched = Matched(
         clean=clean,
         noise=noise,
         sigma=double([sigma] * b),
         velocity=double([[best]] * b),
-        advantage=a * clean[:, 0],
-        reward=a * clean[:, 0],
+        advantage=reward,
+        reward=reward,
         group=torch.zeros(b, dtype=torch.long),
     )
 
     def ram(v: Tensor) -> Tensor:
         policy, _ = Awm(weighting="uniform", advantage_range=99.0, advantage_max=99.0)(replace(matched, velocity=v))
-        return policy + velocity_kl(v, double([[base]] * b))
+        return policy + coefficient * velocity_kl(v, double([[base]] * b))
 
     assert float((gradient(ram, matched.velocity)[:, 0] * double(weights)).sum()) == pytest.approx(0, abs=1e-12)
 
@@ -326,6 +332,13 @@ def test_dgpo_worked_group() -> None:
     slope = method_gradient("dgpo", matched) / (2 * matched.velocity) / 4  # by the error, of the mean
     expected = [0.0871612838, -0.0871612838, 0.0435806419, -0.0435806419]
     assert slope.flatten().tolist() == pytest.approx(expected, abs=1e-10)
+
+
+def test_dgpo_is_the_loss_of_tdm_r1() -> None:
+    """A pair whose winner is better and whose loser is worse than the reference: S = -5."""
+    loss, metrics = Dgpo()(with_errors([0.2, 0.3], None, [0.25, 0.25], [1.0, -1.0]))
+    assert metrics["gate"].tolist() == pytest.approx([0.0066928509] * 2, abs=1e-10)
+    assert float(loss.mean()) == pytest.approx(-0.000334642546, abs=1e-12)
 
 
 def test_dgpo_groups_do_not_see_each_other() -> None:

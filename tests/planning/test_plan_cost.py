@@ -88,6 +88,7 @@ CASES: dict[str, tuple[str, ...]] = {
     "turning points": ("credit.method=tp_grpo",),
     "branches": ("credit.method=g2rpo", "sampler.num_steps=7", "credit.strides=[1, 2, 3]"),
     "branches of several anchors": ("credit.method=tempflow", "credit.branches=2", "updates_per_rollout=2"),
+    "branches against the ODE": ("credit.method=self_opd", "credit.branches=2", "sampler.sde_window_size=1"),
     "tree": ("credit.method=tree_grpo", "sampler.num_steps=6"),
     "tree with splits": ("credit.method=branch_grpo", "credit.splits=[0, 1]", "kl_coef=0.1"),
     "pruned tree": ("credit.method=branch_grpo", "credit.splits=[0, 1]", "credit.options={pruned_depths: [2]}"),

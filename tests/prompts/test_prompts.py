@@ -98,7 +98,7 @@ def test_images_of_a_prompt_come_in_its_order_and_size(tmp_path: Path) -> None:
     blue, red = load_sources(row)
     assert blue.shape == red.shape == (3, 4, 6)
     assert (blue[:, 0, 0].tolist(), red[:, 0, 0].tolist()) == ([0, 0, 1], [1, 0, 0])
-    assert [tuple(image.shape) for image in load_sources(row, (8, 2))] == [(3, 8, 2), (3, 8, 2)]
+    assert [tuple(read_image(path, (8, 2)).shape) for path in row.sources] == [(3, 8, 2), (3, 8, 2)]
     assert [read_image(path, (2, 2))[:, 1, 1].tolist() for path in row.references] == [[1, 0, 0]]
     assert load_sources(Prompt(text="a", metadata={})) == []
 

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -202,6 +203,55 @@ def test_each_prompt_learns_from_its_teacher(runs: TinyRuns, gradients: list[Ten
     assert both["error"] == pytest.approx(halves[0]["error"] + other["error"], rel=1e-5)
 
 
+def test_states_off_the_path_are_the_finished_latent_with_noise_of_their_counters() -> None:
+    """The noise itself at level 1, the finished latent at 0, the closed form between; others are the path's own."""
+    path = SimpleNamespace(
+        kept=(0, 1, 2), states=counter_normal((2, 3, 3, 2, 2), "states"), final=counter_normal((2, 3, 2, 2), "final")
+    )
+    image, step = torch.arange(2).repeat_interleave(3), torch.tensor([0, 1, 2] * 2)
+    schedule, keys = SimpleNamespace(sigma=torch.tensor([1.0, 0.6, 0.0])), [(5, 1, 0, 0), (5, 1, 0, 1)]
+    found: Any = SimpleNamespace(path=path, schedule=schedule, keys=keys, image=image, step=step)
+    x, own = (visited.states_of(Opd(off_policy=share), found, torch.arange(6)) for share in (1, 0))
+    assert torch.equal(own, path.states.flatten(0, 1))
+    for row, level in enumerate((1, 0.6, 0, 1, 0.6, 0)):
+        noise, final = counter_normal((3, 2, 2), *keys[row // 3], "off policy", row % 3), path.final[row // 3]
+        torch.testing.assert_close(x[row], (1 - level) * final + level * noise)
+        assert level == 0.6 or torch.equal(x[row], noise if level else final)
+    assert torch.equal(visited.states_of(Opd(off_policy=1), found, torch.tensor([4])), x[4:5])
+    mixed = visited.states_of(Opd(off_policy=0.5), found, torch.arange(6))
+    off = torch.tensor([Opd(off_policy=0.5).noised_again(*keys[row // 3], "off policy", row % 3) for row in range(6)])
+    assert 0 < off.sum() < 6
+    assert torch.equal(mixed[off], x[off])
+    assert torch.equal(mixed[~off], own[~off])
+
+
+@pytest.mark.parametrize("kernel", [(), (*SDE, "objective.options.weight=kl")])
+def test_off_policy_states_that_are_those_of_the_path_have_its_loss(
+    runs: TinyRuns, gradients: list[Tensor], monkeypatch: pytest.MonkeyPatch, kernel: tuple[str, ...]
+) -> None:
+    given, off = (taught_by(runs, "first"), "prompts_per_step=4", *kernel), "objective.options.off_policy=1"
+    on_path, elsewhere = quick(runs, *given)[0], quick(runs, *given, off)[0]
+    assert elsewhere["error"] != pytest.approx(on_path["error"], rel=1e-3)
+    seen, descend = list[Any](), visited.descend
+
+    def noted(loop: Any, found: Any, *more: Any) -> None:
+        seen.append(found)
+        descend(loop, found, *more)
+
+    def of_the_path(shape: Any, keys: Sequence[tuple[Any, ...]]) -> Tensor:
+        """The noise with which a finished latent becomes its path's own state."""
+        path, sigma = seen[-1].path, seen[-1].schedule.sigma
+        images = [(2 * group + number, step) for *_, group, number, _, step in keys]
+        states = [(path.states[i, path.kept.index(s)] - (1 - sigma[s]) * path.final[i]) / sigma[s] for i, s in images]
+        return torch.stack(states)
+
+    monkeypatch.setattr(visited, "descend", noted)
+    monkeypatch.setattr(visited, "sample_normals", of_the_path)
+    alike = quick(runs, *given, off)[0]
+    assert alike["loss"] == pytest.approx(on_path["loss"], rel=1e-5)
+    torch.testing.assert_close(gradients[2], gradients[0], rtol=1e-4, atol=1e-6)
+
+
 @pytest.mark.parametrize("weight", ["kl", "mean", "transition"])
 def test_each_step_weighs_what_its_kernel_says(runs: TinyRuns, weight: Any) -> None:
     plain, weighed = (quick(runs, GUIDED, *SDE, f"objective.options.weight={name}")[0] for name in ("velocity", weight))
@@ -215,7 +265,8 @@ def test_each_step_weighs_what_its_kernel_says(runs: TinyRuns, weight: Any) -> N
 
 
 def test_sizes_of_batches_do_not_change_the_result(runs: TinyRuns, gradients: list[Tensor]) -> None:
-    given = (taught_by(runs, "first", "second"), "prompts_per_step=4", "objective.options={states: 2}")
+    given = (taught_by(runs, "first", "second"), "prompts_per_step=4")
+    given += ("objective.options={states: 2, off_policy: 0.5}",)  # type: ignore[assignment]
     rows = [quick(runs, *given, *more)[0] for more in ((), ("micro_batch_size=1", "rollout_batch_size=2"))]
     assert rows[0]["loss"] == pytest.approx(rows[1]["loss"], rel=1e-6)
     torch.testing.assert_close(gradients[0], gradients[1], rtol=1e-4, atol=1e-7)
@@ -242,7 +293,7 @@ def test_a_run_goes_on_to_the_bit_with_the_same_teachers_alone(
 ) -> None:
     teacher = write_lora(tmp_path / "teacher", rank=2, alpha=1.0, seed=5)
     given: tuple[str, ...] = (f"policy.teachers=[{{lora: {teacher}, guidance_scale: 2}}]", "policy.ema_decay=0.9")
-    given += ("objective.options={states: 2}", "updates_per_rollout=2")
+    given += ("objective.options={states: 2, off_policy: 0.5}", "updates_per_rollout=2")
     whole = runs.train(str(tmp_path / "whole"), "num_iterations=4", *given)
     run = runs.train(str(tmp_path / "run"), "num_iterations=2", *given)
     assert state(run)["slots"].keys() == {"ema"}
@@ -266,7 +317,7 @@ def test_two_processes_train_what_one_does(runs: TinyRuns, tmp_path: Path, warm_
         taught_by(runs, "first", "second"),
         "num_iterations=3",
         "micro_batch_size=1",
-        "objective.options={states: 2}",
+        "objective.options={states: 2, off_policy: 0.5}",
     )
     one = runs.train(str(tmp_path / "one"), *given)
     told = [
@@ -308,6 +359,8 @@ def test_weights_themselves_learn_from_the_model_under_guidance(
         ((GUIDED, "objective.name=opt"), "unknown objective of recipe visited 'opt' (did you mean 'opd'?)"),
         ((GUIDED, "objective.options.weights=kl"), "unknown key 'weights': did you mean 'weight'?"),
         ((GUIDED, "objective.options.weight=kl"), "weight kl is the KL of steps with noise"),
+        ((GUIDED, "objective.options.off_policy=2"), "off_policy is a share of states, from 0 to 1, got 2"),
+        (("objective={name: art, options: {off_policy: 0.5}}",), "unknown key 'off_policy'"),
         ((GUIDED, "objective.options.states=4"), "states is 4, and 3 steps of a path are trained"),
         ((GUIDED, *SDE, "objective.options.states=3"), "states is 3, and 2 steps of a path are trained"),
         ((GUIDED, "sampler.kernel=flow_sde", "sampler.noise_level=0"), "makes kernel flow_sde the ODE"),

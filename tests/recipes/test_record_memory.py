@@ -38,6 +38,7 @@ CASES: dict[str, tuple[str, ...]] = {
     "means": ("objective.name=guard",),
     "a window": ("sampler.sde_window_size=1",),
     "branches": BRANCHES,
+    "branches and their anchors": ("credit.method=self_opd", "credit.branches=2"),
     "branches on strides, with means": ("credit.method=g2rpo", "credit.strides=[1,2]", "objective.name=guard"),
     "a tree": TREE,
     "a tree with a gap, with means": (

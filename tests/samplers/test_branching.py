@@ -12,10 +12,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from flowrl.credit.branches import G2rpo, TempFlow
+from flowrl.credit.branches import G2rpo, SelfOpd, TempFlow
 from flowrl.credit.context import Context
+from flowrl.objectives.policy_gradient import Reinforce, Scored
 from flowrl.runtime.randomness import counter_normal, sample_normals
-from flowrl.samplers import KERNELS, Kernel, Velocity, build_schedule, gaussian_log_prob, rollout
+from flowrl.samplers import KERNELS, Kernel, Transition, Velocity, build_schedule, gaussian_log_prob, rollout
 from flowrl.samplers.branching import sample_branches
 from flowrl.samplers.tree import sample_tree
 from flowrl.samplers.windows import thinned_steps
@@ -354,11 +355,115 @@ def test_tempflow_sets_are_start_noise_and_step() -> None:
     assert len(TempFlow(noise_weights=False, seed_groups=False)(sampled, torch.zeros(1, 16)).norm.unique()) == 4
 
 
+def test_finished_anchors_are_the_images_of_the_ode_and_change_nothing_else() -> None:
+    network, steps = Network(schedule_of(6)), (1, 3)
+    plain, before = branches_of(network, 4, 2, steps, keep_means=True), network.rows
+    sampled = branches_of(network, 4, 2, steps, keep_means=True, finish_anchors=True)
+    assert network.rows - 2 * before == 4 * (6 - 1 - 3)
+    velocity = network.velocity_of(torch.arange(4) // 2)
+    start = counter_normal((4, *LATENT), "start")
+    ode = rollout(velocity, start, network.schedule, KERNELS["ode"], lambda step: start, stochastic=())
+    torch.testing.assert_close(sampled.finished[:4], ode.final)
+    assert sampled.finished_after[:4].tolist() == [-1] * 4
+    assert torch.equal(sampled.finished_group[:4], torch.arange(4) // 2 + 10)
+    assert not sampled.ends[:4].any()
+    assert sampled.ends[4:].all()
+    for name in ("finished", "finished_group", "finished_after"):
+        assert torch.equal(getattr(sampled, name)[4:], getattr(plain, name))
+    assert torch.equal(sampled.states, plain.states)
+
+
+def self_opd(*reward: float, moved: object = ((1, 0), (0, 1), (-1, 0)), anchors: int = 1) -> Tensor:
+    """Advantages of branches of one step, from the rewards of the anchors' own images and then of the branches."""
+    shift, count = torch.tensor(moved, dtype=torch.float32), len(reward) - anchors
+    sources, row = counter_normal((anchors, 2), "sources"), torch.arange(count)
+    mean, width = counter_normal((anchors, 2), "means").repeat_interleave(count // anchors, 0), count // anchors
+    sampled = Sampled(
+        states=torch.cat([sources, mean + shift]),
+        source=row // width,
+        produced=anchors + row,
+        step=torch.zeros_like(row),
+        sample=row,
+        group=torch.zeros_like(row),
+        parent=torch.full_like(row, -1),
+        log_prob=torch.zeros(count),
+        mean=mean,
+        finished=torch.zeros(anchors + count, 2),
+        finished_group=torch.zeros(anchors + count, dtype=torch.long),
+        finished_after=torch.cat([torch.full((anchors,), -1), row]),
+    )
+    credit = SelfOpd()(sampled, rewards(*reward)[None])
+    assert credit.offset is not None
+    assert credit.weight is credit.scale is credit.keep is None
+    assert torch.equal(credit.raw[0].isnan(), credit.offset.isnan())
+    assert not credit.raw.nan_to_num().any()
+    return credit.offset
+
+
+def test_self_opd_gives_the_worked_weights() -> None:
+    np.testing.assert_allclose(self_opd(0.45, 0.5, 0.7, 0.2), [0.19868, 0.99340, -0.49670], atol=5e-6)
+    # A bad branch that points the way of the best one counts nothing, one that points away counts whole.
+    ahead = self_opd(0.45, 0.5, 0.7, 0.2, moved=((1, 0), (0, 1), (0, 3)))
+    np.testing.assert_allclose(ahead, [0.19868, 0.99340, 0], atol=5e-6)
+    back = self_opd(0.45, 0.5, 0.7, 0.2, moved=((1, 0), (0, 1), (0, -3)))
+    np.testing.assert_allclose(back, [0.19868, 0.99340, -0.99340], atol=5e-6)
+    # Weights are at most 1, and the ODE's image may be the best.
+    np.testing.assert_allclose(self_opd(0.1, 0.5, 0.7, 0.2), [1, 1, 0.39736], atol=5e-6)
+    np.testing.assert_allclose(self_opd(0.8, 0.5, 0.7, 0.2), [-0.59604, 0, -1], atol=5e-6)
+    # The std of equal rewards is taken as 1e-4.
+    np.testing.assert_allclose(self_opd(0.5, 0.50004, 0.50004, 0.50004), [0.4] * 3, atol=1e-6)
+
+
+def test_self_opd_compares_each_anchor_with_its_own_image_and_leaves_out_what_has_no_reward() -> None:
+    moved, nan = (*((1, 0), (0, 1), (-1, 0)),) * 2, float("nan")
+    two = self_opd(0.45, 0.8, 0.5, 0.7, 0.2, 0.5, 0.7, 0.2, moved=moved, anchors=2)
+    alone = [self_opd(ode, 0.5, 0.7, 0.2) for ode in (0.45, 0.8)]
+    torch.testing.assert_close(two, torch.cat(alone))
+    for bad in ((nan, 0.8, 0.5, 0.7, 0.2), (0.45, 0.8, 0.5, nan, 0.2)):
+        found = self_opd(*bad, 0.5, 0.7, 0.2, moved=moved, anchors=2)
+        assert found[:3].isnan().all()
+        torch.testing.assert_close(found[3:], alone[1])
+
+
+def test_the_loss_of_self_opd_has_the_gradient_of_reinforce() -> None:
+    """`mean_k w_k mean (mu - x_k)^2 / (2 std^2)`, by the mean over the latent's elements, at a policy that drew."""
+    mean, std, weight = counter_normal((1, 5), "mu").double(), 0.3, torch.tensor([0.2, 1.0, -0.5]).double()
+    x = mean + std * counter_normal((3, 5), "branches").double()
+    mu = mean.expand(3, 5).clone().requires_grad_()
+    released = (weight * (mu - x).square().mean(1) / (2 * std**2)).mean()
+    (wanted,) = torch.autograd.grad(released, mu)
+    log_prob = gaussian_log_prob(x, Transition(mu, torch.tensor(std).double()))
+    ones = torch.ones(3).double()
+    scored = Scored(
+        log_ratio=(log_prob - log_prob.detach()) / 5,
+        advantage=weight,
+        clip_low=ones,
+        clip_high=ones,
+        old_mean=None,
+        new=Transition(mu, torch.tensor(std).double()),
+        produced=x,
+        step_size=0.1,
+        sensitivity=0.5,
+    )
+    (found,) = torch.autograd.grad(Reinforce()(scored).mean(), mu)
+    torch.testing.assert_close(found, wanted)
+
+
 def test_credit_of_branches_refuses_other_tables() -> None:
     network = Network(schedule_of(6))
     sampled = branches_of(network, 2, 2, (0, 1), strides=(1, 2))
     with pytest.raises(ValueError, match=r"\[K, 16\]"):
         G2rpo()(sampled, torch.zeros(1, 8))
+    given: tuple[tuple[Sampled, int], ...]
+    given = (
+        (branches_of(network, 2, 2, (0, 1), keep_means=True), 8),
+        (branches_of(network, 2, 2, (0, 1), finish_anchors=True), 10),
+        (branches_of(network, 2, 1, (0, 1), keep_means=True, finish_anchors=True), 6),
+        (branches_of(network, 2, 2, (0, 1), strides=(1, 2), keep_means=True, finish_anchors=True), 18),
+    )
+    for table, count in given:
+        with pytest.raises(ValueError, match="self_opd compares at least 2 branches"):
+            SelfOpd()(table, torch.zeros(1, count))
     with pytest.raises(ValueError, match="2 strides"):
         TempFlow(noise_weights=False)(sampled, torch.zeros(1, 16))
     tree = trees_of(network, 1, splits=(0,), children=2, stochastic=(0, 1))

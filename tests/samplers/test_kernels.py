@@ -152,6 +152,15 @@ def test_ancestral_ddim_is_sde_dpm_solver(name: str) -> None:
     torch.testing.assert_close(k, sigma[1:] - (sigma[:-1] - sigma[1:]) / (1 - sigma[:-1]), rtol=0, atol=1e-13)
 
 
+@pytest.mark.parametrize(("sigma", "after"), [(1.0, 0.75), (0.75, 0.5), (0.5, 0.25), (0.25, 0.0)])
+def test_cps_at_full_level_noises_the_predicted_data_again(sigma: float, after: float) -> None:
+    """The sampler of consistency models; RTDMD's level is 0.9, by which its first step has a std of 0.7408."""
+    step = KERNELS["cps"](X, V, sigma, after, noise_level=1.0)
+    torch.testing.assert_close(step.mean, (1 - after) * (X - sigma * V), rtol=0, atol=1e-14)
+    assert float(step.std) == pytest.approx(after, abs=1e-15)
+    assert float(KERNELS["cps"](X, V, 1.0, 0.75, noise_level=0.9).std) == pytest.approx(0.7408, abs=5e-5)
+
+
 @pytest.mark.parametrize("name", ["ddim_flow", "dpm_sde"])
 def test_full_ancestral_noise_at_both_ends(name: str) -> None:
     """From sigma 1 all noise is drawn afresh; the step to sigma 0 is the predicted data."""

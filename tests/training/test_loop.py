@@ -84,6 +84,8 @@ COSTS: dict[str, tuple[tuple[str, ...], tuple[int, int, int, int, int], int]] = 
     # The coarser completions stop at evaluations that the others make too.
     "g2rpo, two strides": (("credit.method=g2rpo", "credit.strides=[1, 2]"), (54, 0, 6, 6, 0), 2 * 8 * 3),
     "tempflow": (("credit.method=tempflow", "credit.branches=2"), (4 * 3 + 48, 0, 4 * 3, 4 * 3, 0), 24),
+    # The anchors go on to their own images.
+    "self_opd": (("credit.method=self_opd", "credit.branches=2"), (4 * 4 + 48, 0, 4 * 3, 4 * 3, 0), 24 + 4),
     # A node is evaluated once, however many children it gets.
     "tree": (("credit.method=tree_grpo", "credit.splits=[0, 2]"), (2 * (1 + 2 + 2 + 4), 0, 10, 10, 0), 8),
     "branch_grpo": (("credit.method=branch_grpo", "credit.splits=[0, 1]"), (2 * (1 + 2 + 4 + 4), 0, 14, 14, 0), 8),

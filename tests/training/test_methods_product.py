@@ -39,10 +39,12 @@ from flowrl.training.record import Recording
 
 TREES, MERGED = ("branch_grpo", "tree_grpo"), ("tp_grpo", "vgpo")
 TWO_REWARDS = ("gdpo", "log_tame")
+UNREAD = dict.fromkeys(("global", "none"), "adv_std") | dict.fromkeys(TWO_REWARDS, "reward_aggregation")
+UNREAD |= {"leave_one_out": "adv_baseline", "ngrpo": "adv_virtual_max"}
 FACTORS: dict[str, dict[str, tuple[str, ...]]] = {
     "credit": {
         "outcome": (), "tp_grpo": (), "dense_grpo": (), "stepwise": ("credit.completion=2",), "vgpo": (),
-        "g2rpo": ("credit.strides=[1, 2]",), "tempflow": ("credit.branches=2",),
+        "g2rpo": ("credit.strides=[1, 2]",), "tempflow": ("credit.branches=2",), "self_opd": ("credit.branches=2",),
         "branch_grpo": ("credit.splits=[0, 1]", "credit.split_noise=4"), "tree_grpo": (),
     },
     "advantage": {
@@ -68,6 +70,7 @@ WITHOUT_MEANING: dict[tuple[str, str, str, str], str] = {
     **{("credit", c, "advantage", "gdpo"): "reward_aggregation" for c in MERGED},
     **{("credit", c, "advantage", "ngrpo"): "adv_virtual_max" for c in CREDIT if c != "outcome"},
     **{("credit", c, "advantage", "dcpo"): "credit.method=outcome" for c in CREDIT if c != "outcome"},
+    **{("credit", "self_opd", "advantage", a): key for a, key in UNREAD.items()},
     **{("credit", c, "average", a): "loss_aggregation=rows" for c in TREES for a in FACTORS["average"] if a != "rows"},
     ("objective", "guard", "log_ratio", "sum"): "log_ratio=mean",
 }
@@ -405,8 +408,10 @@ def test_rounds_go_on_until_enough_groups_disagree(toy: Path, credit: str) -> No
     assert any(row["grad_norm"] > 0 for row in rows if row["live_rows"])
 
 
-@pytest.mark.parametrize("credit", FACTORS["credit"])
-@pytest.mark.parametrize("advantage", ["group", "global"])
+@pytest.mark.parametrize(
+    ("credit", "advantage"),
+    [pair for pair in product(CREDIT, ("group", "global")) if ("credit", pair[0], "advantage", pair[1]) in all_pairs()],
+)
 def test_images_without_a_reward_take_no_part(toy: Path, credit: str, advantage: str) -> None:
     """Half of the images of every call have none."""
     choice = {"credit": credit, "advantage": advantage}

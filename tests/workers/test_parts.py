@@ -38,6 +38,7 @@ PLANS = {
     "tree": (("credit.method=branch_grpo", "credit.splits=[0, 2]"), 2),
     "branches": (("credit.method=g2rpo", "sampler.kernel=cps", "credit.strides=[1, 2]"), 2),
     "seeds": (("credit.method=tempflow", "credit.branches=2"), 4),
+    "anchors": (("credit.method=self_opd", "credit.branches=2"), 4),
     "values": (("credit.method=dense_grpo",), 8),
 }
 

@@ -36,6 +36,7 @@ def is_uncommitted(found: Mapping[str, Any]) -> bool:
     """Whether recorded results come from a tree with changes that no commit has: their commit says so, or, where
     `flowrl compare` recorded none, the version of flowrl does, which names the day of such changes."""
     said = [str(found.get("commit", "")), str(found.get("origin", {}).get("commit", ""))]
+    said += [str(part.get("commit", "")) for part in found.get("added", ())]
     said += [line for line in found.get("provenance", ()) if line.startswith(("commit: ", "versions: "))]
     return any("-dirty" in text or "not committed" in text or re.search(r"\+g[0-9a-f]+\.d\d{8}", text) for text in said)
 

@@ -24,6 +24,7 @@ PARTS = {
     "art": ("art_over_nft_2", "art_over_fast_2", "art_over_nft_12", "art_over_fast_12"),
     "cold": ("cold_start",),
     "teachers": ("student_over_joint",),
+    "votes": ("votes_over_flipped", "votes_four_over_two"),
 }
 """A part of the page and the pairs of its table."""
 
@@ -76,6 +77,12 @@ def main() -> None:
         if rows := pair_rows(found["pairs"], names):
             fill(PAGE, f"2026_{part}", table(PAIR_HEAD, rows, right=3))
     commits = dict.fromkeys(commit for side in found["sides"].values() for commit in side["commits"])
+    added = "".join(
+        f"\n\nPart {', '.join(one['parts'])}, seeds {', '.join(map(str, one['seeds']))}: {one['date']}, "
+        f"commit {one['commit']}, {one['machine']}.\n\n"
+        f"```\n{one['command']}\n```"
+        for one in found.get("added", ())
+    )
     settings = "\n".join(f"{name}: {side['settings']}" for name, side in found["sides"].items())
     fill(PAGE, "2026_sides", table(SIDE_HEAD, side_rows(found["sides"])))
     fill(
@@ -83,7 +90,7 @@ def main() -> None:
         "2026_made",
         f"{found['date']}, commit {found['commit']}, {found['machine']}, one training at a time, beside other work. "
         f"The trainings are those of commits {', '.join(commits)}; the first of them made the two halves.\n\n"
-        f"```\n{found['command']}\n```\n\nAll have `{found['common']}`, and:\n\n```\n{settings}\n```",
+        f"```\n{found['command']}\n```{added}\n\nAll have `{found['common']}`, and:\n\n```\n{settings}\n```",
     )
 
 

@@ -75,8 +75,7 @@ def read_gedit(given: str, _: Path | None, *, language: Language) -> CaseFile:
 
 
 def gedit_words(folders: Sequence[Path]) -> dict[str, Words]:
-    """The published words: out of the user's copy of `vie_prompts.py`, else those that are shipped. Raises ValueError:
-    the copy lacks one of them."""
+    """The words of the user's copy of `vie_prompts.py`, else those shipped. Raises ValueError: it lacks one."""
     file = first_file(folders, ("vie_prompts.py", "viescore/vie_prompts.py", "GEdit-Bench/viescore/vie_prompts.py"))
     if file is None:
         place = resources.files("flowrl.benchmarks.judged") / "words"

@@ -48,8 +48,7 @@ def gm(scores: Sequence[float]) -> float:
 
 
 def read_geneval2(given: str, _: Path | None) -> CaseFile:
-    """The cases of `geneval2_data.jsonl`. Raises ValueError: no such file, or a line without prompt, atom_count,
-    vqa_list and skills that fit."""
+    """The cases of `geneval2_data.jsonl`. Raises ValueError: no such file, or a line whose four keys do not fit."""
     found: dict[str, Case] = {}
     for number, record in enumerate(read_json_lines(Path(given)), start=1):
         where = f"{given}, record {number}"

@@ -59,8 +59,7 @@ def read_imgedit(given: str, images_dir: Path | None) -> CaseFile:
 
 
 def imgedit_words(folders: Sequence[Path]) -> dict[str, Words]:
-    """The published rubrics, one of each kind, out of `prompts.json`. Raises ValueError: it is not an object of texts
-    that hold `<edit_prompt>`."""
+    """The published rubrics by kind, of `prompts.json`. Raises ValueError: no object of texts with `<edit_prompt>`."""
     file = first_file(folders, ("prompts.json", "Benchmark/Basic/prompts.json"))
     if file is None:
         return {}

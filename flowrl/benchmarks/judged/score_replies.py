@@ -19,8 +19,7 @@ def strip_thought(text: str) -> str:
 def rating_list(text: str, count: int, high: int) -> list[float] | None:
     """The list `score` of a JSON object, or a bare list: `count` numbers of 0 to `high`.
 
-    As the published reader of VIEScore it takes the object from the first brace to the last, and bare lists; it does
-    not guess a number where there is none.
+    As VIEScore's published reader it takes the object from the first brace to the last, or bare lists; it guesses none.
     """
     reply = strip_thought(text)
     first, last = reply.find("{"), reply.rfind("}")

@@ -90,8 +90,7 @@ def score_intervals(rows: Sequence[Row], prompts: Sequence[Hashable], *, seed: i
 
     Images of a prompt stay together, and all dimensions see the same draws, since a prompt has points in several.
     Intervals are widened as in `flowrl.statistics.bootstrap`; a dimension that a single prompt has gets NaN bounds.
-    Rows are one per image; `prompts` [N] tells the prompts apart. Raises ValueError: no rows that were judged, or
-    another number of prompts than of rows.
+    Rows are one per image; `prompts` [N] are their prompts. Raises ValueError: no judged row, or not as many prompts.
     """
     counts = _counts(rows, prompts)
     return _as_intervals(_point(counts), _replicates(counts, seed))

@@ -17,7 +17,7 @@ from typing import Any
 from flowrl.comparing.sweep.sweep_draw import Judges, TunedModels, draw_prompts, drift, load_features
 from flowrl.comparing.sweep.sweep_prepare import SweepPlan, check_other, config_of, spread_prompts, tuned_source
 from flowrl.comparing.sweep.sweep_result import Sweep, as_json, columns_of, results_of
-from flowrl.comparing.sweep.sweep_settings import Setting, StripRows, ask, trained_on
+from flowrl.comparing.sweep.sweep_settings import Setting, StripRows, ask, check_cache, trained_on
 from flowrl.config.bounds import IMAGES, check_counts
 from flowrl.generation.drawing import find_device
 from flowrl.generation.models import (
@@ -75,6 +75,7 @@ def sweep(
     width: int | None = None,
     dtype: str | None = None,
     max_sequence_length: int | None = None,
+    first_block_cache: float | None = None,
     seed: int = 0,
     batch_size: int = 24,
     device: str | None = None,
@@ -100,7 +101,8 @@ def sweep(
         options: options of rewards, as {"NAME.KEY": value} or "NAME.KEY=VALUE" texts.
         features: what diversity compares besides pixels: "attributes", "clip", "dinov2" or "none".
         out: folder to write; None is `RUN/sweep` or `sweep-LORA`.
-        steps, guidance, height, width, dtype, max_sequence_length: how to sample the model (`SamplingOptions`).
+        steps, guidance, height, width, dtype, max_sequence_length, first_block_cache: how to sample the model
+            (`SamplingOptions`); the cache takes scales 0 and 1, and no `prune`.
         base_guidance: guidance scale of the base model; None is that of the tuned model.
         seed: the seed of the start noise.
         batch_size: images drawn at once.
@@ -112,8 +114,9 @@ def sweep(
         ValueError: an argument is wrong; nothing was overwritten.
     """
     sampling = SamplingOptions(
-        steps=steps, guidance=guidance, height=height, width=width, dtype=dtype, max_sequence_length=max_sequence_length
-    )
+        steps=steps, guidance=guidance, height=height, width=width, dtype=dtype,
+        max_sequence_length=max_sequence_length, first_block_cache=first_block_cache,
+    )  # fmt: skip
     check_counts(IMAGES, batch_size=batch_size)
     check_guidance(base_guidance=base_guidance)
     where, folder = find_device(device), Path(place_of(model))
@@ -125,6 +128,7 @@ def sweep(
         rewards=rewards, options=options, samples=samples, num_prompts=num_prompts, embedded=embedded,
         num_steps=source.num_steps,
     )  # fmt: skip
+    check_cache(question.settings, source.first_block_cache)
     for name, other in question.others:
         check_other(name, other, source)
     name = label_of(str(folder.resolve()))
@@ -233,6 +237,7 @@ def conditions(asked: SweepPlan, versions: Mapping[str, str]) -> dict[str, Any]:
         "images": images if any(images) else None,
         "variant": source.variant,
         "quantize": None if source.quantize == "none" else source.quantize,
+        "first_block_cache": source.first_block_cache,
         "reward_options": options if any(options) else None,
     }
     return {
@@ -313,6 +318,7 @@ def load_model(asked: SweepPlan) -> TunedModels:
         schedule=schedule_of(source, pipeline),
         base_guidance=asked.base_guidance,
         batch_size=asked.batch_size,
+        cache=source.first_block_cache,
     )
 
 
@@ -362,6 +368,8 @@ def notes_of(asked: SweepPlan) -> list[str]:
     for scale, name in ((1.0, "the tuned model"), (0.0, "the base model")):
         if scale not in scales:
             notes.append(f"Scale {scale:g} was not drawn, so there are no differences to {name}.")
+    if cache := asked.source.first_block_cache:
+        notes.append(f"Drawn with First-Block Cache {cache:g}, which leaves blocks out; an evaluation counts whole.")
     return notes
 
 

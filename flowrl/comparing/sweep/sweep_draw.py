@@ -28,7 +28,7 @@ from flowrl.runtime.randomness import sample_normals
 from flowrl.runtime.shapes import Float
 from flowrl.samplers import Velocity
 from flowrl.training.drift import KL_PROMPTS, distance_of
-from flowrl.training.prompting import device_of, reward_inputs
+from flowrl.training.prompting import caching, device_of, reward_inputs
 from flowrl.trajectory import Schedule
 
 Embed = Callable[[Float[Tensor, " n 3 h w"]], Float[Tensor, " n d"]]
@@ -37,8 +37,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TunedModels:
-    """A base model with LoRAs side by side, and how it is sampled. `adapters` are their names: "" for the swept model,
-    else the run's."""
+    """A base model with LoRAs side by side, and its sampling. `adapters` are their names by run, "" the swept model."""
 
     pipeline: Pipeline
     adapters: Mapping[str, str]
@@ -46,6 +45,7 @@ class TunedModels:
     guidance: float
     base_guidance: float
     batch_size: int
+    cache: float = 0.0
 
     def make(self, scale: float, run: str = "") -> Make:
         """The generator at an RLG scale of a tuned model; scales 0 and 1 run only one of the two models."""
@@ -90,21 +90,26 @@ def draw_prompts(
     each takes the first N of the same candidates."""
     first = settings[0]
     count = max(setting.plan.num_candidates for setting in settings)
-    make = model.make(first.scale, first.run)
+    plain = model.make(first.scale, first.run)
     owners = [prompt for prompt in prompts for _ in range(samples)]
     x = start_noise(model, prompts, samples=samples, count=count, seed=seed)
     drawn: dict[Setting, Tensor] = {}
-    if first.kind in ("rlg", "run"):
-        drawn[first] = draw(model.pipeline, make, owners, x[:, 0], model.schedule)
-    else:
-        assert judges.select is not None
-        given = (model.pipeline, make, owners, x, model.schedule, judges.select)
-        if first.kind == "prune":
-            drawn[first] = prune_steps(*given, first.plan, part=judges.part).images
+    with caching(model.pipeline, model.cache) as cached:
+
+        def make(prompts: Sequence[Prompt]) -> Velocity:
+            return cached(plain(prompts))
+
+        if first.kind in ("rlg", "run"):
+            drawn[first] = draw(model.pipeline, make, owners, x[:, 0], model.schedule)
         else:
-            pool = candidates(*given, part=judges.part)
-            for setting in settings:
-                drawn[setting] = pool.images[torch.arange(len(owners)), pool.best(setting.plan.num_candidates)]
+            assert judges.select is not None
+            given = (model.pipeline, make, owners, x, model.schedule, judges.select)
+            if first.kind == "prune":
+                drawn[first] = prune_steps(*given, first.plan, part=judges.part).images
+            else:
+                pool = candidates(*given, part=judges.part)
+                for setting in settings:
+                    drawn[setting] = pool.images[torch.arange(len(owners)), pool.best(setting.plan.num_candidates)]
     return {
         setting: (
             images.unflatten(0, (len(prompts), samples)),

@@ -146,6 +146,17 @@ def ask(
     )
 
 
+def check_cache(settings: Sequence[Setting], threshold: float) -> None:
+    """Refuses settings that First-Block Cache, above 0, cannot draw: it keeps blocks of one network and one batch."""
+    for one in settings if threshold > 0 else ():
+        if one.kind == "prune" or one.scale not in (0, 1):
+            why = "drops images on the way" if one.kind == "prune" else "mixes networks"
+            raise ValueError(
+                f"`first_block_cache` keeps the blocks of one network and one batch, and {one.label!r} {why}: leave it "
+                "out, or `prune`, and give scales 0 and 1 alone"
+            )
+
+
 def _rising(given: Numbers, option: str, example: str) -> tuple[float, ...]:
     """Numbers in ascending order, each once."""
     return tuple(sorted({value + 0.0 for value in numbers(given, option, example)}))  # + 0.0: -0 is 0

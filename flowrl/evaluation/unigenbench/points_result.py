@@ -71,7 +71,7 @@ def points_result(settings: Settings, plan: Any, chat: Chat, parts: Sequence[Sub
         settings.benchmark, summing.add_difference(said, changes[OVERALL], labels[1]) if changes else said,
         [_side(*found) for found in zip(parts, scores, named, strict=True)],
         changes=changes,
-        tables=(_dimensions(labels, scores[0], named, changes), _subs(scores)),
+        tables=_tables(labels, scores, named, changes),
         notes=_notes(settings, plan, parts, scores),
         facts={
             "judge": chat.version, "track": plan.file.track, "prompts": prompts, "samples": settings.samples,
@@ -104,27 +104,24 @@ def _side(part: SubjectVerdicts[Judging], scores: Scores, intervals: Mapping[str
     return SideResult(rows=rows, metrics=metrics, intervals=intervals)
 
 
-def _dimensions(
-    labels: Sequence[str], scores: Scores, named: Sequence[Mapping[str, Interval]], changes: Mapping[str, Interval]
-) -> Table:
-    tallies = {ENGLISH.get(name, name): _count(tally) for name, tally in scores.primary.items()}
-    return summing.score_table(
-        labels, summing.lines_of(named, changes), note=NOTE, paired_by="prompts", extra=("test points", tallies)
-    )
-
-
-def _subs(scores: Sequence[Scores]) -> Table:
-    labels = sorted({label for part in scores for label in part.sub})
+def _tables(
+    labels: Sequence[str], scores: Sequence[Scores], named: Sequence[Mapping[str, Interval]],
+    changes: Mapping[str, Interval],
+) -> tuple[Table, Table]:  # fmt: skip
+    """The dimensions, and the test points by label."""
+    tallies = {ENGLISH.get(name, name): _count(tally) for name, tally in scores[0].primary.items()}
     rows = [
         (
             label,
             *(number(part.sub[label].accuracy) if label in part.sub else "-" for part in reversed(scores)),
             _count(scores[0].sub[label]) if label in scores[0].sub else "-",
         )
-        for label in labels
+        for label in sorted({label for part in scores for label in part.sub})
     ]
     head = ("", "score", "test points") if len(scores) == 1 else ("", "base", "model", "test points")
-    return Table(title="Test points", head=head, rows=tuple(rows), note="Test points that are met, of those judged.")
+    return summing.score_table(
+        labels, summing.lines_of(named, changes), note=NOTE, paired_by="prompts", extra=("test points", tallies)
+    ), Table(title="Test points", head=head, rows=tuple(rows), note="Test points that are met, of those judged.")
 
 
 def _effort(answers: Mapping[str, Sequence[Row]]) -> dict[str, dict[str, float]]:

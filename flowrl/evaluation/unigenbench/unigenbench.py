@@ -166,9 +166,7 @@ def place(subject: Subject, plan: PointPlan, images: list[ImageFile]) -> list[Im
 
 
 def ask(settings: Settings, plan: PointPlan, chat: Chat, subject: Subject, images: Sequence[ImageFile]) -> Judging:
-    """Asks about every image and writes the result files in the published format. If a reply cannot be read, it asks
-    again with another seed, then keeps it as failed, like one that was cut off. If the server failed, it keeps nothing:
-    the next run asks again."""
+    """Asks about every image (`flowrl.evaluation.kept_answers`) and writes the result files in the published format."""
     by_index = {item.index: item for item in plan.items}
     work = [(image, by_index[image.index]) for image in images]
     asking = plan.asking

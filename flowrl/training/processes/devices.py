@@ -47,8 +47,7 @@ def check_device(device: str, key: str = "pipeline.device=", model: str = "asset
 
 def refuse_unused_gpu(device: str, model: str) -> None:
     """Refuses `auto` if it would silently mean the CPU beside an NVIDIA GPU that torch cannot use. The embedded models
-    may still train there: they take minutes on a CPU. So may anything if the user hid all GPUs with
-    CUDA_VISIBLE_DEVICES."""
+    may still train there: they take minutes on a CPU. So may anything if CUDA_VISIBLE_DEVICES hides all GPUs."""
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip() in ("", "-1")
     if device != "auto" or device_kind(device) != "cpu" or model.startswith("asset:") or hidden:
         return

@@ -27,8 +27,7 @@ class Sealed:
 
 
 class MetricRows:
-    """The rows of a run at work, all kept compressed: if the file is removed, replaced or cut, the next row restores it
-    and says so."""
+    """The rows of a run at work, kept compressed: if the file is removed, replaced or cut, the next row restores it."""
 
     def __init__(self, folder: Path, kept: bytes = b"") -> None:
         """Begins a file; `kept` are the rows to continue from, which are all that the file holds now."""

@@ -1,6 +1,9 @@
 """Methods of 2026 on the embedded model, three trainings a side, at equal network evaluations.
 
     python tests/trials/claims/methods_2026.py runs/methods_2026 --out docs/research/methods/methods_2026.json
+    python tests/trials/claims/methods_2026.py runs/votes --out docs/research/methods/methods_2026.json --parts votes
+
+The second command trains some parts alone, and adds their figures to a file that has the others.
 
 The plan, committed before the first of these trainings:
 
@@ -24,6 +27,13 @@ is a control that no configuration offers. `art`, DiffusionART, DiffusionNFT and
 2 or 12. `cold`, 1,500 evaluations of fine-tuning on 200 drawn scenes, then 4,500 of Flow-GRPO-Fast, against its 6,000.
 `teachers`, two specialists of 4,000 evaluations each on one half of the prompts, then 4,000 of distilling both into one
 LoRA, against 12,000 on all prompts. `votes`, twelve iterations of 16 votes, a tenth of them wrong or none.
+
+The first hour ended before `votes`. What was added to the plan for it, when the other pairs were known and none of
+its trainings had begun: which votes are wrong depends on the seed; evaluations of the first seed after every fourth
+iteration tell, beside the pair, how many votes each side needs until its score has risen by 0.02; and `votes_2` has
+the same number of votes in pairs of images, in place of groups of four. Pairs are corrected again, over all that are
+measured by then. The other seeds were to have these evaluations too, until the machine turned out to be shared: that
+was cut when the first seed was done.
 
 What became of it: `by_image` turned out to be another control than was meant. Advantages are taken among the images of
 a prompt that share a step, so that a draw for each image leaves groups of one or two; its pair is not judged.
@@ -59,7 +69,14 @@ from flowrl.runs.evaluation_rows import REWARD, SCORE, score_rows
 from flowrl.runs.run_data import RunData, read_run
 from flowrl.runtime.files import write_atomically
 from flowrl.runtime.randomness import counter_integers
-from flowrl.statistics.crossed import Estimate, crossed_difference, crossed_estimate, estimate_of, holm
+from flowrl.statistics.crossed import (
+    Estimate,
+    cost_to_reach,
+    crossed_difference,
+    crossed_estimate,
+    estimate_of,
+    holm,
+)
 from flowrl.statistics.means import ScoreRow
 from flowrl.training import paths
 from flowrl.world.scenes import draw_scene, random_scene
@@ -84,6 +101,8 @@ PAIRS = ["prompts_per_step=24", "group_size=2"]
 STEPS = ["tiny_flash_grpo", "prompts_per_step=12", "group_size=4", "eval.num_prompts=24"]
 SPECIALIST = ["tiny_recommended", "prompts_per_step=8", "group_size=6"]
 STUDENT = ["tiny_opd", "num_iterations=10", "eval_every=10", "sampler.guidance_scale=3", "sampler.num_steps=6"]
+VOTED, RISE = ["tiny_votes", "num_iterations=12", "eval_every=12"], 0.02
+WATCHED = ["eval_every=4", "eval.initial=true"]  # of the first seed
 GRADIENT, BOTH = "gradient", "both halves"
 
 
@@ -129,8 +148,9 @@ SIDES = {
     },
     "student": Side(words=[*STUDENT, "policy.teacher_key=tag", "policy.teachers={teachers}"]),
     "joint": Side(words=[*SPECIALIST, "num_iterations=12", "eval_every=12"]),
-    "votes": Side(words=["tiny_votes", "num_iterations=12"], flips=0.0),
-    "votes_flipped": Side(words=["tiny_votes", "num_iterations=12"], flips=0.1),
+    "votes": Side(words=VOTED, flips=0.0),
+    "votes_flipped": Side(words=VOTED, flips=0.1),
+    "votes_2": Side(words=[*VOTED, "prompts_per_step=8", "group_size=2"], flips=0.0),
 }  # fmt: skip
 OUTCOMES = {
     "routes": ("routes", "summed", BOTH),
@@ -147,7 +167,20 @@ OUTCOMES = {
     "cold_start": ("cold", "fast_12", SCORE),
     "student_over_joint": ("student", "joint", SCORE),
     "votes_over_flipped": ("votes", "votes_flipped", SCORE),
+    "votes_four_over_two": ("votes", "votes_2", SCORE),
 }
+PARTS = {
+    "routes": ("summed", "routes"),
+    "matching": ("nft_12", "awm", "rvm", "ram"),
+    "draw": ("by_iteration", "by_prompt", "by_image"),
+    "art": ("art_12", "fast_12"),
+    "art_2": ("art_2", "fast_2", "nft_2"),
+    "cold": ("sft", "cold"),
+    "teachers": (*HALVES, "student", "joint"),
+    "votes": ("votes", "votes_flipped"),
+    "votes_2": ("votes_2",),
+}
+"""What is trained together, in order."""
 
 
 # ---- trainings -------------------------------------------------------------------------------------------------------
@@ -162,8 +195,8 @@ def train(folder: Path, name: str, seed: int, *, rate: Sequence[str] = (), more:
         config, *words = (filled(word, places) for word in side.words)
         words = [*COMMON, *words, *(rate if side.rated else ()), *more, f"seed={seed}"]
         if side.flips is not None:
-            settings = typed_settings([*words, "eval_every=12"])
-            train_by_votes(run, side.flips, settings)
+            voted = train_by_votes(run, side.flips, typed_settings(words))
+            write_atomically(votes_of(run), json.dumps(voted) + "\n")
         else:
             with one_step_an_image() if name == "by_image" else nullcontext():
                 trained = flowrl.train(config, out=str(run), show=False, **typed_settings(words))
@@ -171,6 +204,11 @@ def train(folder: Path, name: str, seed: int, *, rate: Sequence[str] = (), more:
                 raise SystemExit(f"{run} was stopped: remove it")
         print(f"{time.strftime('%H:%M:%S')} {run.name} {time.monotonic() - begun:.0f} s", flush=True)
     return read_run(run)
+
+
+def votes_of(run: Path) -> Path:
+    """Where the number of a training's votes stands."""
+    return run.with_name(f"{run.name}.votes.json")
 
 
 def filled(word: str, places: Mapping[str, str]) -> str:
@@ -280,6 +318,9 @@ def side_of(runs: Sequence[RunData], metrics: Sequence[str], before: RunData | N
         "drift": [run.evaluations[-1].get("eval/kl") for run in runs],
         "dead_groups": [fmean(row.get("zero_std_ratio", 0.0) for row in run.train) for run in runs],
     }
+    if before is None and 0 in runs[0].image_rows:
+        before = runs[0]
+        found["curve"] = [[row["iteration"], row[SCORE]] for row in before.evaluations]
     for metric in metrics:
         by_task = metric == SCORE
         found[metric] = {"each_seed": [crossed_estimate([images(run, metric)], by_task=by_task).mean for run in runs]}
@@ -310,78 +351,101 @@ def kept(folder: Path, before: RunData) -> dict[str, list[dict[str, float]]]:
     }
 
 
-def report(folder: Path, facts: dict[str, Any], out: Path) -> None:
-    """Writes the figures of all pairs whose trainings are finished."""
+def votes(folder: Path, name: str, curve: Sequence[Sequence[float]]) -> dict[str, Any]:
+    """The votes of a side's trainings, how many were wrong, and how many the score of its first seed took to rise by
+    `RISE`; null where it never did."""
+    counted = [json.loads(votes_of(folder / f"{name}-s{seed}").read_text(encoding="utf-8")) for seed in SEEDS]
+    at, score = zip(*curve, strict=True)
+    needed = cost_to_reach([16 * iteration for iteration in at], score, score[0] + RISE)
+    return {"votes": counted, "votes_to_rise": needed if math.isfinite(needed) else None}
+
+
+def report(folder: Path, facts: dict[str, Any], out: Path, *, added: Sequence[str] = ()) -> None:
+    """Writes the figures of all pairs whose trainings are finished; if parts are `added`, beside those of `out`."""
     done = {
         name: [read_run(folder / f"{name}-s{seed}") for seed in SEEDS]
         for name in SIDES
         if all((folder / f"{name}-s{seed}" / "summary.json").exists() for seed in SEEDS)
     }
-    screen, half = read_run(folder / f"screen-s{SCREEN_SEED}"), read_run(folder / f"summed-s{SEEDS[0]}")
-    pairs, effects = dict[str, Any](), dict[str, Any]()
+    screen, half = (
+        read_run(place) if (place := folder / name).exists() else None
+        for name in (f"screen-s{SCREEN_SEED}", f"summed-s{SEEDS[0]}")
+    )
+    earlier = json.loads(out.read_text(encoding="utf-8")) if added else dict[str, Any]()
+    pairs, effects = (dict(earlier.get(key, {})) for key in ("pairs", "effects"))
     for name, (first, second, metric) in OUTCOMES.items():
         if first in done and second in done:
             seeds, found = pair_of(done[first], done[second], metric)
             pairs[name] = {"sides": [first, second], "metric": metric, **numbers(found), "each_seed": seeds}
             effects[name] = {"per_seed": seeds}
     corrected = holm({name: pair["p"] for name, pair in pairs.items()})
-    sides = dict[str, Any]()
+    sides = dict(earlier.get("sides", {}))
     for name, runs in done.items():
-        halves, steps = name in OUTCOMES["routes"][:2], name.startswith("by_")  # these have images of their own
+        halves, steps = name in PARTS["routes"], name.startswith("by_")  # these have images of their own
+        voted = SIDES[name].flips is not None
         metrics = [BOTH, f"{REWARD}left", f"{REWARD}right"] if halves else [SCORE]
         sides[name] = {"settings": " ".join(SIDES[name].words), "rated": SIDES[name].rated}
-        sides[name] |= side_of(runs, metrics, half if halves else None if steps else screen)
+        sides[name] |= side_of(runs, metrics, half if halves else None if steps or voted else screen)
+        if voted:
+            sides[name] |= votes(folder, name, sides[name]["curve"])
+    entry = {"parts": list(added), "seeds": list(SEEDS), **origin()}
+    made = {"added": [*earlier.get("added", ()), entry]} if added else origin()
     written = (
-        origin()
+        earlier
+        | made
         | facts
         | {
-            "seeds": list(SEEDS),
+            "seeds": earlier.get("seeds", list(SEEDS)),
             "common": " ".join(COMMON),
             "sides": sides,
             "pairs": {name: pair | {"holm": corrected[name]} for name, pair in pairs.items()},
             "effects": effects,
         }
     )
-    if {"student", "joint", *HALVES} <= done.keys():
+    if screen is not None and {"student", "joint", *HALVES} <= done.keys():
         written["kept"] = kept(folder, screen)
     write_atomically(out, json.dumps(written, indent=1) + "\n")
 
 
+def screened(folder: Path) -> dict[str, Any]:
+    """Trains the two halves and the screen, and says what the screen found."""
+    for seed in SEEDS:
+        for name in PARTS["routes"]:
+            first = seed == SEEDS[0] and name == "summed"
+            train(folder, name, seed, more=["eval.initial=true"] if first else ())
+    screen = train(folder, "nft_12", SCREEN_SEED, more=["eval.initial=true"])
+    gained = screen.evaluations[-1][SCORE] - screen.evaluations[0][SCORE]
+    rate = [RATE] if gained < NEEDED_GAIN else []
+    return {"screen": {"seed": SCREEN_SEED, "gain": gained, "rate": rate or "as configured"}}
+
+
 def main() -> None:
     """Trains what is not there, side by side and seed by seed, and writes the figures after each part."""
+    global SEEDS
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", type=Path)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument(
         "--report-only", action="store_true", help="write the figures of what is finished, train nothing"
     )
+    parser.add_argument("--parts", nargs="+", choices=list(PARTS), help="train these alone, and add them to --out")
+    parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS, help="these alone, where the time ended first")
     given = parser.parse_args()
+    SEEDS = tuple(given.seeds)
     folder = given.runs.resolve()
     prepare(folder)
-    for seed in SEEDS:
-        for name in ("summed", "routes"):
-            first = seed == SEEDS[0] and name == "summed"
-            train(folder, name, seed, more=["eval.initial=true"] if first else ())
-    screen = train(folder, "nft_12", SCREEN_SEED, more=["eval.initial=true"])
-    gained = screen.evaluations[-1][SCORE] - screen.evaluations[0][SCORE]
-    rate = [RATE] if gained < NEEDED_GAIN else []
-    facts = {"screen": {"seed": SCREEN_SEED, "gain": gained, "rate": rate or "as configured"}}
-    report(folder, facts, given.out)
-    if given.report_only:
-        return
-    for part in (
-        ("nft_12", "awm", "rvm", "ram"),
-        ("by_iteration", "by_prompt", "by_image"),
-        ("art_12", "fast_12"),
-        ("art_2", "fast_2", "nft_2"),
-        ("sft", "cold"),
-        (*HALVES, "student", "joint"),
-        ("votes", "votes_flipped"),
-    ):
-        for seed in SEEDS:
-            for name in part:
-                train(folder, name, seed, rate=rate)
-        report(folder, facts, given.out)
+    facts = {} if given.parts else screened(folder)
+    screen = facts["screen"] if facts else json.loads(given.out.read_text(encoding="utf-8"))["screen"]
+    rate = screen["rate"] if isinstance(screen["rate"], list) else []
+    for part in given.parts or [name for name in PARTS if name != "routes"]:
+        for seed in () if given.report_only else SEEDS:
+            for name in PARTS[part]:
+                watched = SIDES[name].flips is not None and seed == SEEDS[0]
+                train(folder, name, seed, rate=rate, more=WATCHED if watched else ())
+        if not given.parts:
+            report(folder, facts, given.out)
+    if given.parts:
+        report(folder, facts, given.out, added=given.parts)
 
 
 if __name__ == "__main__":

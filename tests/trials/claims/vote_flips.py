@@ -33,8 +33,8 @@ RESAMPLES = 2000
 VOTER = "scripted-voter"
 
 
-def vote(address: str, flips: float, ended: threading.Event, counts: dict[str, int]) -> None:
-    """Answers all questions of a page until it closes."""
+def vote(address: str, flips: float, seed: int, ended: threading.Event, counts: dict[str, int]) -> None:
+    """Answers all questions of a page until it closes, wrongly as the training's seed draws it."""
     session, records = requests.Session(), world_records()
     while not ended.wait(0.1):
         state: dict[str, Any] = session.get(f"{address}state?voter={VOTER}", timeout=60).json()
@@ -42,7 +42,7 @@ def vote(address: str, flips: float, ended: threading.Event, counts: dict[str, i
             asked = state["question"]
             data = session.get(f"{address}file/{asked['shown'][0]}", timeout=60).content
             image = np.asarray(Image.open(io.BytesIO(data)))
-            wrong = chance("flip", state["iteration"], asked["number"]) < flips
+            wrong = chance("flip", seed, state["iteration"], asked["number"]) < flips
             good = holds(image, next(iter(records[asked["prompt"]].values())), None) != wrong
             body = {"question": asked["number"], "voter": VOTER, "answer": "good" if good else "bad"}
             state = session.post(f"{address}vote", json=body, timeout=60).json()
@@ -57,7 +57,8 @@ def train(folder: Path, flips: float, settings: dict[str, Any]) -> dict[str, Any
     def open_page(reward: VotesReward, path: Path, iterations: int, closing: ExitStack) -> None:
         opening(reward, path, iterations, closing)
         ended = threading.Event()
-        voter = threading.Thread(target=vote, args=(reward.address, flips, ended, counts), daemon=True)
+        given = (reward.address, flips, settings["seed"], ended, counts)
+        voter = threading.Thread(target=vote, args=given, daemon=True)
         voter.start()
         closing.callback(voter.join)
         closing.callback(ended.set)
