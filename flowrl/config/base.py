@@ -93,9 +93,10 @@ def find_config(name: str, *, here: bool = True) -> Path:
     if (preset := preset_of(name, shipped)) is not None:
         raise ValueError(f"{name} is {preset[0]} with `card` {preset[1]} now, which sets what the plan finds for it")
     asked, stem = Path(name), Path(name).stem
-    within = [one for one in shipped if stem.replace("_", "") in one.replace("_", "")]
+    names = list(shipped) if asked.suffix or name == stem else []  # runs/NAME is none of them
+    within = [one for one in names if stem.replace("_", "") in one.replace("_", "")]
     slips = [str(one) for one in asked.parent.glob("*.y*ml") if here and edit_distance(one.name, asked.name) < 3]
-    near = first if (first := f"{stem}_recommended") in shipped else closest(stem, list(shipped))
+    near = first if (first := f"{stem}_recommended") in names else closest(stem, names)
     near = " or ".join(slips[:3]) or near or " or ".join(within[:3])
     hint = f"did you mean {near}? " if near else ""
     raise ValueError(

@@ -101,7 +101,7 @@ def _told(rows: Sequence[Prompt], fault: Callable[[Prompt], str]) -> str:
 def _clip_fault(row: Prompt, family: ModelFamily) -> str:
     for key in row.videos:
         if key not in family.clips:
-            taking = "wan_animate" if key in CLIPS[:2] else "wan_vace"
+            taking = "wan_animate" if key in CLIPS[:2] else "wan_vace or lucy_edit" if key == CLIPS[2] else "wan_vace"
             return (
                 f"names a {key}, which family {family.name} does not take: remove it, give the frame to start from "
                 f"under 'source', or take a model of family {taking}"

@@ -7,7 +7,6 @@ rows; vital signs are those of the report, each with its own test; errors and fo
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -17,7 +16,7 @@ import numpy as np
 from flowrl.config.train import load_config
 from flowrl.health.diagnosis import Check, Examination, State, divided, faulty
 from flowrl.rendering.markup import number
-from flowrl.runs.run_data import RunData, column, keys_below, read_run, warnings_by_kind
+from flowrl.runs.run_data import RunData, column, failure_reasons, read_run, warnings_by_kind
 from flowrl.runs.vital_signs import ALARMS, SIGNS
 from flowrl.training.checkpoints import check_newest
 from flowrl.training.watchdog import iteration_warnings, new_history
@@ -82,11 +81,8 @@ def _signs(run: RunData) -> Iterator[Check]:
         while since > 0 and not sign.is_healthy(values[:since]):
             since -= 1
         found = f"{sign.key} is {sign.tested(values)}, unhealthy since iteration {int(at[since])}"
-        if sign.key == "invalid_ratio":
-            keys = keys_below(run.train, "reward_errors/")
-            counts = {key.partition("/")[2]: int(column(run.train, key)[1].sum()) for key in keys}
-            reasons = ", ".join(f"{word} {count}" for word, count in Counter(counts).most_common())
-            found += f" ({reasons})" if reasons else ""
+        if sign.key == "invalid_ratio" and (reasons := failure_reasons(run.train)):
+            found += f" ({reasons})"
         ruined = sign.key == "zero_std_ratio" and float(values[-1]) == 1
         healthy = sign.healthy.partition(". ")[0].rstrip(".")
         found = f"{found}; healthy: {healthy[:1].lower()}{healthy[1:]}"

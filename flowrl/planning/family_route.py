@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -23,8 +22,8 @@ class DrawnSample:
 
     call: dict[str, Any]
     """Arguments of one evaluation of the denoiser, on the meta device."""
-    latent: int
-    """Number of elements of its latent."""
+    latent: tuple[int, ...]
+    """Shape of its latent; empty if unknown."""
     prompt: int
     """Number of elements of a prompt's embedding."""
     decoding: Callable[[], tuple[float | None, tuple[int, int] | None]]
@@ -96,7 +95,7 @@ class FamilyRoute:
         prompt = {} if p is None else p.family.conditioning(p, tokens)
         return DrawnSample(
             call=call,
-            latent=0 if p is None else math.prod(p.latent_shape),
+            latent=() if p is None else tuple(p.latent_shape),
             prompt=sum(tensor.numel() for tensor in prompt.values()),
             decoding=decoding,
         )

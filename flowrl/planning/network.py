@@ -52,8 +52,6 @@ class Network:
     """Trained parameters over all experts: those of the LoRA, or the weights themselves."""
     weights: DenoiserWeights
     """The checkpoint's parameters by their place, over all experts."""
-    latent: tuple[int, ...]
-    """Shape of the image that the network takes, without batch."""
     attended: int
     """Largest number of tokens in one attention; 0 without attention."""
     forward: float
@@ -102,7 +100,7 @@ class Network:
 
 
 _MOST = ("attended", "largest", "beside", "working")
-_LINEAR = tuple(f.name for f in fields(Network) if f.name not in ("latent", *_MOST))
+_LINEAR = tuple(f.name for f in fields(Network) if f.name not in _MOST)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -173,8 +171,6 @@ def _count(denoiser: nn.Module, call: Mapping[str, Any], trained: Trained, dtype
             parameter.register_post_accumulate_grad_hook(lambda one: setattr(one, "grad", None))  # counted apart
     _, working = _evaluate(network, call)
     given = cast(dict(call), dtype)
-    image = given["x"][0][None] if "x" in given else given.get("hidden_states", given.get("sample"))  # x is a list
-    latent = tuple(image.shape[1:]) if isinstance(image, Tensor) else ()
     saved = Saved(network)
     with suppress(AttributeError, TypeError, ValueError):  # it has no blocks that could be recomputed
         network.enable_gradient_checkpointing(saved.block)
@@ -186,7 +182,7 @@ def _count(denoiser: nn.Module, call: Mapping[str, Any], trained: Trained, dtype
         forward = trace.total
         answer.float().sum().backward()
     return Network(
-        weights=weights, trained=added, latent=latent, attended=fused.attended,
+        weights=weights, trained=added, attended=fused.attended,
         forward=forward + fused.attention, backward=trace.total - forward + 2 * fused.attention,
         in_attention=fused.attention, saved=saved.total, outside=saved.outside, largest=saved.largest,
         beside=max(0, trace.peak - saved.total), working=working, blocks=saved.blocks,

@@ -82,11 +82,10 @@ class StockRoute:
             with _quiet():
                 found = self.recorder.sized(*size[:2]).recorded(self.longest)
         decoding = partial(stock_decoding, found, dtype=self.vae_dtype, videos=self.videos)
-        latents = (*found.decoded[0], *found.decoded[1].values())
-        latent = sum(one.numel() for one in latents if isinstance(one, Tensor))
+        latents = [one for one in (*found.decoded[0], *found.decoded[1].values()) if isinstance(one, Tensor)]
         told = (one for name, one in found.call.items() if name.startswith(("encoder", "pooled")))
         prompt = sum(one.numel() for one in told if isinstance(one, Tensor))
-        return DrawnSample(call=found.call, latent=latent, prompt=prompt, decoding=decoding)
+        return DrawnSample(call=found.call, latent=tuple(latents[0].shape[1:]), prompt=prompt, decoding=decoding)
 
     def text(self, prompts: Sequence[str] | None) -> tuple[Text, dict[str, Any] | None]:
         """Tokens that the model reads of a prompt, and the call of a usual prompt if they depend on it."""

@@ -78,7 +78,7 @@ def run_rows(plan: Plan) -> list[Row]:
         drawn += f", {plan.size[2]} frames"
     if plan.network is not None:
         tokens = f"{'at most ' * (plan.text.usual is not None)}{plan.text.most} text tokens"
-        drawn += f"; latent {list(plan.network.latent)}, {tokens}"
+        drawn += f"; latent {list(plan.latent)}, {tokens}" if plan.latent else f"; {tokens}"
         drawn += f", {plan.network.attended:,} attend at once" if plan.network.attended else ""
     sampler, ends = config.sampler, []
     if run.iterations < config.num_iterations:

@@ -17,7 +17,7 @@ from torch import Tensor
 from flowrl.prompts.datasets import is_dataset, read_dataset
 from flowrl.prompts.identity import keys_of
 from flowrl.prompts.prompt_files import Prompt as Prompt
-from flowrl.prompts.prompt_files import read_file
+from flowrl.prompts.prompt_files import read_file, say_once
 from flowrl.prompts.source_images import read_image
 from flowrl.runtime.randomness import counter_shuffle
 from flowrl.runtime.shapes import Float
@@ -61,7 +61,11 @@ def read_prompts(path: str | Path, negative: str = "") -> list[Prompt]:
 
     Raises ValueError: it cannot be read, is empty, or a row is bad (the images that it names too); says which.
     """
-    return read_dataset(str(path), negative) if is_dataset(path) else read_file(Path(path), negative)
+    rows = read_dataset(str(path), negative) if is_dataset(path) else read_file(Path(path), negative)
+    ids = Counter(name for name, _ in {(str(row.metadata.get("id")), repr(row.metadata)) for row in rows})
+    if shared := [name for name, count in ids.items() if count > 1 and name != "None"]:
+        say_once(f"{path}: different rows share an id ({len(shared)}, such as {min(shared)!r}); a reward may mix them")
+    return rows
 
 
 def load_sources(prompt: Prompt) -> list[Float[Tensor, " 3 h w"]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -147,6 +148,13 @@ def warnings_by_kind(rows: Sequence[Row]) -> dict[str, list[tuple[int, str]]]:
             for kind, sentence in said.items():
                 found.setdefault(str(kind), []).append((int(row["iteration"]), without_secrets(str(sentence))))
     return found
+
+
+def failure_reasons(rows: Sequence[Row]) -> str:
+    """Why rewards failed, and how often, the most frequent first; empty if none did."""
+    keys = keys_below(rows, "reward_errors/")
+    counts = {key.partition("/")[2]: int(column(rows, key)[1].sum()) for key in keys}
+    return ", ".join(f"{word} {count}" for word, count in Counter(counts).most_common())
 
 
 def column(rows: Sequence[Row], key: str) -> tuple[Float[np.ndarray, " n"], Float[np.ndarray, " n"]]:

@@ -60,8 +60,9 @@ def refuse_taken(folder: Path, config: str = "") -> None:
 def refuse_full(folder: Path, config: str = "") -> None:
     """Refuses a run folder that holds anything, except what the same command leaves if killed before it trained. Raises
     ValueError: with the two ways on."""
-    if folder.is_file():
-        raise ValueError(f"out={folder} is a file, and a run needs a folder: give another name")
+    if os.path.lexists(folder) and not folder.is_dir():
+        what = "a file" if folder.exists() else "a link that leads nowhere"
+        raise ValueError(f"out={folder} is {what}, and a run needs a folder: give another name")
     if is_taken(folder) and not _only_begun(folder, config):
         raise ValueError(
             f"the run folder {folder} is not empty, and nothing in it will be overwritten: continue it with "

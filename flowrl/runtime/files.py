@@ -309,7 +309,7 @@ def read_text(path: Path) -> str:
     except OSError as error:
         raise ValueError(f"{path}: cannot be read: {disk_words(error)}") from error
     except UnicodeDecodeError as error:
-        raise ValueError(f"{path}: cannot be read as UTF-8 text ({error})") from error
+        raise ValueError(f"{path}: cannot be read as UTF-8 text ({error}): save it as UTF-8") from error
 
 
 def parse_json(text: str, where: str, *, finite: bool = True) -> Any:

@@ -20,7 +20,7 @@ from flowrl.rendering.terminal_text import align
 from flowrl.runs.evaluation_rows import SCORE, Row, evaluations, read_rows, score_interval, score_rows
 from flowrl.runs.held_out_result import conclusion, untold
 from flowrl.runs.manifest import read_manifest
-from flowrl.runs.run_data import shown_prompts, warnings_by_kind
+from flowrl.runs.run_data import failure_reasons, shown_prompts, warnings_by_kind
 from flowrl.runtime.files import plain, read_json_lines, write_atomically
 from flowrl.statistics.bootstrap import UNKNOWN, Interval
 from flowrl.statistics.means import claim, partners, stratified_score, task_scores
@@ -51,7 +51,9 @@ def summarise(folder: Path, config: TrainConfig, report: Path | None, *, finishe
         more, found = _held_out_rewards(*sides, rows, word.capitalize(), besides_geneval=bool(table))
         lines, scores = [*lines, *table, *more], scores | found
     if rewards:  # training on pairs of files has none
-        lines = [*lines, f"Mean training reward {_number(rewards[0])} -> {_number(rewards[-1])}"]
+        lines = [*lines, f"Mean training reward {' -> '.join(map(_number, rewards[:1] + rewards[1:][-1:]))}"]
+    failed = failure_reasons(rows)
+    lines += [f"Warning   rewards failed, and what failed taught nothing: {failed}"] * bool(failed)
     for name, said in warnings_by_kind(rows).items():
         times = f"{plural(len(said), 'time')}, from iteration {said[0][0]} on (see the report)"
         lines.append(f"Warning   {name.replace('_', ' ')}: {times}")

@@ -151,7 +151,7 @@ class GenericFamily:
         for part, name in denoiser_parts(cards.read_part(model, "model_index.json") or {}).items():
             config, cls = cards.read_part(model, f"{part}/config.json"), getattr(diffusers, name, None)
             if config is not None and cls is not None:
-                found[part] = stock_loading.on_meta(cls, config)
+                found[part] = stock_loading.on_meta(cls, config, f"{model}/{part}")
         return nn.ModuleDict(found) if len(found) > 1 else next(iter(found.values()), None)
 
     def planned_size(self, model: str, options: Mapping[str, Any]) -> Size | None:

@@ -183,7 +183,7 @@ def _part(model: str, name: str, entry: Any) -> Any:
     if config is None:
         raise ValueError(f"its part {name} has no config.json")
     if library == "diffusers":
-        return stock_loading.on_meta(cls, config)
+        return stock_loading.on_meta(cls, config, str(folder))
     with torch.device("meta"):
         return cls(cls.config_class.from_pretrained(str(folder))).eval()
 

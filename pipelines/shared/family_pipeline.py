@@ -186,7 +186,7 @@ class Family:
     def meta_denoiser(self, model: str, kinds: Mapping[str, int] | None = None) -> nn.Module | None:
         """The denoiser without weights, or experts by name; with so many blocks of `kinds`. None of unknown models."""
         found = {
-            name: stock_loading.on_meta(self.network, with_blocks(config, kinds or {}))
+            name: stock_loading.on_meta(self.network, with_blocks(config, kinds or {}), f"{model}/{name}")
             for name, config in self._denoisers(model).items()
         }
         return nn.ModuleDict(found) if len(found) > 1 else found.get(self.denoisers[0])

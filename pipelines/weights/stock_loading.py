@@ -25,7 +25,7 @@ from flowrl.pipelines.weights.loading_choices import AT_ONCE, Loading
 from flowrl.pipelines.weights.meta_masks import callable_on_meta
 from flowrl.pipelines.weights.parallelize import done_by_first, split_over, without_weights
 from flowrl.pipelines.weights.quantize import quantize_blocks
-from flowrl.pipelines.weights.stock_parts import first_line, lacks, read_networks
+from flowrl.pipelines.weights.stock_parts import first_line, lacks, read_networks, reason
 from flowrl.prompts.tokenizer_checks import check_fits, check_tokenizer
 from flowrl.runtime.failures import out_of_memory
 from flowrl.runtime.files import read_json
@@ -107,10 +107,14 @@ def quiet_libraries() -> None:
     transformers.utils.logging.disable_progress_bar()
 
 
-def on_meta(cls: Any, config: Mapping[str, Any]) -> nn.Module:
-    """A network without weights, which can be called with arguments without numbers."""
-    with torch.device("meta"):
-        return callable_on_meta(cls.from_config(dict(config)))
+def on_meta(cls: Any, config: Mapping[str, Any], place: str = "") -> nn.Module:
+    """A network without weights, which can be called with arguments without numbers. Raises ValueError: the class
+    refuses its configuration; names `place`, where it is from, and the keys that seem wrong."""
+    try:
+        with torch.device("meta"):
+            return callable_on_meta(cls.from_config(dict(config)))
+    except (TypeError, ValueError, AttributeError) as error:
+        raise ValueError(f"{place or cls.__name__}: {reason(error, cls, config)}: {AGAIN}") from error
 
 
 def load_stock(

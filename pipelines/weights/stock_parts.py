@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -60,7 +61,9 @@ def _read(kind: Any, folder: str, part: str, dtype: torch.dtype, variant: str | 
             raise Faulty(said) from error
         if out_of_memory(error):
             raise
-        raise ValueError(f"{folder}/{part}: {first_line(error)}") from error
+        config = Path(folder) / part / "config.json"
+        said = reason(error, kind, read_json(config, finite=False) if config.is_file() else {})
+        raise ValueError(f"{folder}/{part}: {said}") from error
     place = f"{folder}/{part}"
     if wrong := sorted(key for key, *_ in told["mismatched_keys"]):
         raise Faulty(f"{place} holds weights of another shape than its config.json says ({_some(wrong)}): {AGAIN}")
@@ -121,6 +124,19 @@ def lacks(place: str, keys: Sequence[str], unread: Sequence[str] = ()) -> str:
     """That a part lacks weights, and perhaps has others in their place."""
     instead = f", and holds others that it does not ask for ({_some(unread)})" if unread else ""
     return f"{place} lacks weights that its config.json asks for ({_some(keys)}){instead}: {AGAIN}"
+
+
+def reason(error: Exception, kind: Any, config: Mapping[str, Any]) -> str:
+    """Why a class refused a part's configuration, with the keys that have another type than by default."""
+    kinds = {int: float, tuple: list}  # JSON has one kind of number, and one of list
+    found = [(one.name, one.default, config.get(one.name)) for one in inspect.signature(kind).parameters.values()]
+    wrong = [
+        f"{key} is {given!r} in config.json, and {usual!r} by default"
+        for key, usual, given in found
+        if not (usual is None or usual is inspect.Parameter.empty or given is None)
+        and kinds.get(type(usual), type(usual)) is not kinds.get(type(given), type(given))
+    ]
+    return "; ".join([first_line(error), *wrong])
 
 
 def first_line(error: Exception) -> str:

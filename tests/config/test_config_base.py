@@ -114,6 +114,10 @@ def test_a_path_that_is_not_there_is_answered_with_the_name_at_its_end(tmp_path:
     with pytest.raises(ValueError, match=r"did you mean flux_recommended\?"):  # the recipe of a family
         find_config("flux")
     write(tmp_path, mine="seed: 1\n")
+    with pytest.raises(
+        ValueError, match=r"no configuration 'runs/tiny_dp': give a YAML file"
+    ):  # a run that is not there
+        find_config("runs/tiny_dp")
     with pytest.raises(ValueError, match=r"nime\.yaml': did you mean .*mine\.yaml\?"):
         find_config(str(tmp_path / "nime.yaml"))
 

@@ -178,6 +178,10 @@ def _processes(name: str) -> int:
     return parallel.shard * parallel.context * (parallel.replicate or 1)
 
 
+def test_a_latent_is_what_is_drawn_and_not_what_the_network_reads(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "latent [48, 21, 30, 52]" in printed(capsys, "lucy_edit_grpo")  # the network reads 96 channels
+
+
 @pytest.mark.parametrize("name", ["tiny_wan_grpo", "tiny_wan_recommended", "tiny_kontext_grpo", "tiny_recommended"])
 def test_embedded_models_have_a_plan(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert "latent" in printed(capsys, name)

@@ -334,7 +334,7 @@ def facts(**given: Any) -> Facts:
     full, width = given.get("full", False), given.get("width", 2)
     weights = DenoiserWeights(parameters=5 * GIB, blocks=4 * GIB, matrices={(2**15, 2**15): 4}, largest_block=GIB // 4)
     network = Network(
-        trained=given.get("trained", GIB // 24), weights=weights, latent=(), attended=0, forward=1.0, backward=2.0,
+        trained=given.get("trained", GIB // 24), weights=weights, attended=0, forward=1.0, backward=2.0,
         in_attention=0, saved=2 * GIB, outside=0, largest=GIB // 4, beside=GIB // 8, working=GIB // 4, blocks=20,
     )  # fmt: skip
     return Facts(

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
+from flowrl.prompts.loading import read_prompts
 from flowrl.prompts.prompt_files import Prompt, read_file
 
 
@@ -266,6 +267,17 @@ def test_files_of_another_kind_and_files_joined_are_refused(folder: Path, name: 
     with pytest.raises(ValueError, match=re.escape(said)):
         read_file(write(folder, name, content))
     assert read_file(write(folder, "q.txt", "[a cat]\n{a dog}\n"))[1].text == "{a dog}"
+
+
+def test_different_rows_with_one_id_are_told(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = ['{"prompt": "a", "id": 7}', '{"prompt": "a", "id": 7}', '{"prompt": "b"}', '{"prompt": "c"}']
+    path = folder / "ids.jsonl"
+    path.write_text("\n".join(rows), encoding="utf-8")
+    assert len(read_prompts(path)) == 4
+    assert capsys.readouterr().err == ""  # the same row twice
+    path.write_text("\n".join([*rows, '{"prompt": "d", "id": 7}']), encoding="utf-8")
+    assert len(read_prompts(path)) == 5
+    assert "ids.jsonl: different rows share an id (1, such as '7')" in capsys.readouterr().err
 
 
 def test_lines_with_a_hash_are_prompts_and_that_is_said(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -36,4 +36,7 @@ def test_a_file_is_no_run_folder_and_stays(tmp_path: Path) -> None:
     place.write_text("mine")
     with pytest.raises(ValueError, match="is a file, and a run needs a folder"):
         refuse_taken(place)
+    (tmp_path / "link").symlink_to("nowhere")
+    with pytest.raises(ValueError, match="link is a link that leads nowhere, and a run needs a folder"):
+        refuse_taken(tmp_path / "link")
     assert place.read_text() == "mine"

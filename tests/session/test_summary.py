@@ -100,6 +100,16 @@ def test_a_reward_without_any_score_says_so(folder: Path) -> None:
     assert "nan" not in shown
 
 
+def test_one_iteration_has_one_reward_and_failures_are_told(folder: Path) -> None:
+    row = {"iteration": 0, "reward": 0.5, "invalid_ratio": 0.125, "reward_errors/score/not_finite": 1}
+    (folder / "metrics.jsonl").write_text(json.dumps(row) + "\n", encoding="utf-8")
+    assert "\nMean training reward 0.500\nWarning   rewards failed" in words_of(folder, finished=True)
+    assert words_of(folder, finished=True).count("score/not_finite 1\n") == 1
+    with (folder / "metrics.jsonl").open("a", encoding="utf-8") as file:
+        file.write(json.dumps({"iteration": 1, "reward": 0.75}) + "\n")
+    assert "\nMean training reward 0.500 -> 0.750\n" in words_of(folder, finished=True)
+
+
 def test_evaluations_of_one_image_have_dashes_and_a_readable_file(folder: Path) -> None:
     evaluation(folder, 0, [0.25])
     evaluation(folder, 4, [0.75])

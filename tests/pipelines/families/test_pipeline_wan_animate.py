@@ -164,6 +164,9 @@ def test_rows_without_the_clips_that_are_needed_are_refused(tmp_path: Path) -> N
     other = source_faults([row], family_for("wan_vace", "Wan-AI/Wan2.1-VACE-14B-diffusers"), None)
     assert "names a pose_video, which family wan_vace does not take" in other[0]
     assert "take a model of family wan_animate" in other[0]
+    edited = Prompt(text="a fox", metadata={}, videos={"source_video": "clip.mp4"})
+    image = source_faults([edited], family_for("wan", "Wan-AI/Wan2.1-T2V-1.3B-Diffusers"), None)
+    assert "take a model of family wan_vace or lucy_edit" in image[0]
     (tmp_path / "a.mp4").touch()
     (tmp_path / "p.jsonl").write_text(json.dumps({"prompt": "a", "pose_video": "a.mp4"}), encoding="utf-8")
     with pytest.raises(ValueError, match="from a pose_video and a face_video: give both"):
