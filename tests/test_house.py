@@ -10,15 +10,15 @@ import pytest
 from house import ROOT, circles, complexities, measure
 
 LIMITS: dict[str, int] = {
-    "lines": 92679,
+    "lines": 92600,
     "lines of commands": 1454,
     "loose modules": 4,
     "circles of files": 0,
     "circles of folders": 0,
     "folders in circles": 0,
     "complexity > 15": 0,
-    "one-use helpers": 555,
-    "lines of one-use helpers": 7560,
+    "one-use helpers": 520,
+    "lines of one-use helpers": 7260,
     "fmt: skip": 231,
     "fmt: skip in tests": 782,
     "Namespace outside commands": 1,
