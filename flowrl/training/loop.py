@@ -186,7 +186,7 @@ class Loop(Draws):
 
     def __iter__(self) -> Iterator[int]:
         config, run, budget, total = self.config, self.run, self.budget, self.config.num_iterations
-        if not self._evaluate_first():
+        if not self._evaluate_first() or run.should_stop():
             return
         lines = None if run.rollouts is None else run.rollouts.lines
         with progress("training", total, self.first, enabled=run.main and config.progress, more=lines) as advance:

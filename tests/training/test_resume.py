@@ -108,6 +108,16 @@ def test_an_interrupt_finishes_the_iteration_and_saves(
     assert json.loads((run / "summary.json").read_text())["iterations"] == 4
 
 
+def test_an_interrupt_during_the_first_evaluation_trains_nothing(runs: TinyRuns, whole: Path) -> None:
+    run = runs.folder / "before"
+    held_out = f"prompts.eval={runs.folder / 'prompts.txt'}"
+    arguments = ("num_iterations=4", held_out, "eval.initial=true", "eval_every=4", _stopping(runs, 1, 1), f"out={run}")
+    assert main(["train", str(runs.config), *arguments]) == 130
+    assert [row["iteration"] for row in metrics(run) if "loss" in row] == []
+    assert _resume(run) == 0
+    assert lora(run) == lora(whole)
+
+
 def test_a_second_interrupt_stops_at_once(runs: TinyRuns, whole: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = runs.folder / "twice"
     assert main(["train", str(runs.config), "num_iterations=4", f"out={run}", _stopping(runs, 3, 2)]) == 130
