@@ -38,9 +38,10 @@ def _reproducible() -> Iterator[None]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
-def test_a_run_gives_the_recorded_numbers(tmp_path: Path, name: str) -> None:
+def test_a_run_gives_the_recorded_numbers(tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
     config, overrides = CASES[name]
     assert main(["train", str(find_config(config)), f"out={tmp_path / 'run'}", *SMALL, *overrides]) == 0
+    assert f" {'clips' if 'wan' in name else 'images'}, on the CPU" in capsys.readouterr().out
     compare("embedded", name, tmp_path / "run")
 
 

@@ -170,10 +170,10 @@ def _note_beginning(run: Run, ready: Ready, *, resumed: bool) -> None:
     """Prints what is trained, and what you may not expect of it."""
     if not run.main:
         return
-    config = ready.config
+    config, drawn = ready.config, "clips" if ready.family.videos else "images"
     what = (
         f"{config.recipe} on {config.pipeline.model}, {config.num_iterations} iterations of "
-        f"{config.prompts_per_step} prompts x {config.group_size} images, on {run.where}"
+        f"{config.prompts_per_step} prompts x {config.group_size} {drawn}, on {run.where}"
     )
     begun = f"Starting {run.folder}"
     if resumed:
