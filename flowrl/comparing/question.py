@@ -90,7 +90,8 @@ def ask(
 def _find_methods(files: Sequence[str], overrides: Sequence[str]) -> dict[str, str]:
     """The configurations by name; refuses settings that a comparison sets itself, and two files with one name."""
     if not files:
-        raise ValueError("give the configurations to compare, for instance: flowrl compare A.yaml B.yaml ...")
+        given = f" ({overrides[0]} is a setting of all runs)" if overrides else ""
+        raise ValueError(f"give the configurations to compare{given}, for instance: flowrl compare A.yaml B.yaml ...")
     for text in overrides:
         if text.startswith(tuple(f"{key}=" for key in OWN_KEYS)) or text.startswith("budget."):
             raise ValueError(f"{text!r}: flowrl compare sets {text.partition('=')[0]} of every run itself; remove it")

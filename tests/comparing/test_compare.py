@@ -423,6 +423,12 @@ def test_wrong_budgets_are_refused(text: str) -> None:
         parse_budget(text)
 
 
+def test_settings_alone_are_no_comparison(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compare", "a=tiny.yaml", f"--out={tmp_path / 'all'}", "--budget=nfe=100"]) == 1
+    assert "give the configurations to compare (a=tiny.yaml is a setting of all runs)" in capsys.readouterr().err
+    assert not (tmp_path / "all").exists()
+
+
 def test_image_spread_is_the_mean_distance_of_pairs() -> None:
     import torch
 
