@@ -186,7 +186,7 @@ class Loop(Draws):
 
     def __iter__(self) -> Iterator[int]:
         config, run, budget, total = self.config, self.run, self.budget, self.config.num_iterations
-        if not self._evaluate_first() or run.should_stop():
+        if not self._evaluate_first():
             return
         lines = None if run.rollouts is None else run.rollouts.lines
         with progress("training", total, self.first, enabled=run.main and config.progress, more=lines) as advance:
@@ -213,16 +213,17 @@ class Loop(Draws):
 
     def _evaluate_first(self) -> bool:
         """Evaluates before the first iteration: a new run if configured, and a continued run if a quick stop left an
-        evaluation out. False if a request to stop has cut it off."""
+        evaluation out. False after a request to stop."""
         if self.first == 0:
-            return not (self.budget.evaluates and self.config.eval.initial) or self.evaluate(0)
+            made = not (self.budget.evaluates and self.config.eval.initial) or self.evaluate(0)
+            return made and not self.run.should_stop()
         evaluated = self.counters["evaluated"]
         last = self.first >= self.config.num_iterations or self.budget.spent() >= 1
         if not self._evaluate_if_due(self.first, last=last):
             return False
         if self.counters["evaluated"] != evaluated:
             self.save(self.first)
-        return True
+        return not self.run.should_stop()
 
     def _begin_iteration(self, iteration: int) -> None:
         self.stages.begin()
