@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -24,6 +25,8 @@ class DrawnSample:
     """Arguments of one evaluation of the denoiser, on the meta device."""
     latent: tuple[int, ...]
     """Shape of its latent; empty if unknown."""
+    elements: int
+    """Number of elements of its latents; beside the first a stock pipeline may decode others, of sound, say."""
     prompt: int
     """Number of elements of a prompt's embedding."""
     decoding: Callable[[], tuple[float | None, tuple[int, int] | None]]
@@ -96,6 +99,7 @@ class FamilyRoute:
         return DrawnSample(
             call=call,
             latent=() if p is None else tuple(p.latent_shape),
+            elements=0 if p is None else math.prod(p.latent_shape),
             prompt=sum(tensor.numel() for tensor in prompt.values()),
             decoding=decoding,
         )

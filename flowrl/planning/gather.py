@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -175,8 +174,8 @@ def _count(
         parts=route.parts or {}, rewards=plan.rewards if here else (), unknown=tuple(unknown),
         dtype=(pipeline.dtype, DTYPES[pipeline.dtype].itemsize), full=full, slots=plan.slots + plan.counts.teachers,
         reference=full and any((run.evaluations, config.policy.teachers, config.kl_coef > 0)),
-        evaluates=run.evaluations > 0, at_once=route.at_once, latent=4 * math.prod(drawn.latent),
-        record=plan.counts.record(), scored=scored_at_once(videos=size[2] is not None),
+        evaluates=run.evaluations > 0, at_once=route.at_once, latent=4 * drawn.elements, record=plan.counts.record(),
+        scored=scored_at_once(videos=size[2] is not None),
         prompt=drawn.prompt, prompts=plan.prompts, cached=config.prompts.cache is not None,
     )  # fmt: skip
     plan = replace(plan, usual_forward=usual_forward, network=network, latent=drawn.latent, unknown="", cost=cost)

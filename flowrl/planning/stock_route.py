@@ -85,7 +85,14 @@ class StockRoute:
         latents = [one for one in (*found.decoded[0], *found.decoded[1].values()) if isinstance(one, Tensor)]
         told = (one for name, one in found.call.items() if name.startswith(("encoder", "pooled")))
         prompt = sum(one.numel() for one in told if isinstance(one, Tensor))
-        return DrawnSample(call=found.call, latent=tuple(latents[0].shape[1:]), prompt=prompt, decoding=decoding)
+        first = next((one.shape for one in latents), ())
+        return DrawnSample(
+            call=found.call,
+            latent=tuple(first[1:] if first[:1] == (1,) else first),  # some pipelines decode frames as a batch
+            elements=sum(one.numel() for one in latents),
+            prompt=prompt,
+            decoding=decoding,
+        )
 
     def text(self, prompts: Sequence[str] | None) -> tuple[Text, dict[str, Any] | None]:
         """Tokens that the model reads of a prompt, and the call of a usual prompt if they depend on it."""

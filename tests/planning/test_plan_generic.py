@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -27,7 +28,7 @@ from flowrl.pipelines.generic.stock_recording import WORD
 from flowrl.planning import gather as gathering
 from flowrl.planning.light_libraries import light_libraries
 from flowrl.planning.network import FewBlocks, Trained, measure
-from flowrl.planning.stock_route import stock_route
+from flowrl.planning.stock_route import StockRoute, stock_route
 from flowrl.planning.throughput import Pace
 from flowrl.runtime.randomness import counter_normal
 from flowrl.training.parts import model_family
@@ -76,6 +77,25 @@ def test_training_costs_what_it_does_with_a_lora(name: str, folders: Any) -> Non
     forward = counted(lambda: answer.append(velocity(x, schedule.sigma[0], schedule.timestep[0])))
     assert network.forward == forward
     assert network.backward == counted(lambda: answer[0].sum().backward())
+
+
+@pytest.mark.parametrize(
+    ("decoded", "latent", "elements"),
+    [
+        (([(1, 4, 8, 8)], {}), (4, 8, 8), 256),
+        (([(6, 4, 8, 8)], {}), (6, 4, 8, 8), 1536),  # frames as a batch
+        (([(1, 4, 2, 8, 8)], {"sound": (1, 16, 3)}), (4, 2, 8, 8), 560),
+        (([], {}), (), 0),
+    ],
+)
+def test_all_latents_that_are_decoded_count(decoded: Any, latent: tuple[int, ...], elements: int) -> None:
+    given = [torch.empty(shape) for shape in decoded[0]]
+    recorded = SimpleNamespace(
+        call={}, decoded=([*given, 1.0], {key: torch.empty(shape) for key, shape in decoded[1].items()})
+    )
+    asked: Any = SimpleNamespace(recorded=recorded, size=(64, 64, None), vae_dtype=torch.float32, videos=False)
+    found = StockRoute.drawn(asked, (64, 64, None), 4)
+    assert (found.latent, found.elements) == (latent, elements)
 
 
 # ---- against families ------------------------------------------------------------------------------------------------
