@@ -267,20 +267,7 @@ def step_checks(config: TrainConfig, name: str, *, hindered: bool) -> Iterator[C
         return
     for reward, reason in subject.absent:
         yield Check("step", "note", f"without the reward {reward}: {reason}")
-    failed, warned = max(row.get("invalid_ratio", 0.0) for row in rows), dict[str, str]()
-    if failed > 0:
-        reasons = {key.partition("/")[2] for row in rows for key in row if key.startswith("reward_errors/")}
-        yield Check(
-            "step",
-            "fault" if failed > config.max_invalid_ratio else "warning",
-            f"{failed:.0%} of the images got no valid reward ({', '.join(sorted(reasons)) or 'no reason given'})",
-            "fix the reward or its server: what fails teaches nothing, and beyond max_invalid_ratio "
-            f"({config.max_invalid_ratio:g}) the run stops",
-        )
-    for row in rows:
-        warned = dict(row.get("warnings", {})) | warned
-    for sentence in warned.values():
-        yield Check("step", "warning", *divided(sentence))
+    yield from _said(rows, config)
     row, images = rows[-1], few.num_images
     seconds, share = row["seconds"], config.prompts_per_step / few.prompts_per_step
     hours = seconds * share * config.num_iterations / 3600
@@ -313,3 +300,22 @@ def _left_out(config: TrainConfig, *, hindered: bool) -> str:
 def fewest(subject: BenchSubject) -> TrainConfig:
     """The configuration of whole iterations with as few prompts as its other settings allow."""
     return next(with_prompts(subject, range(1, subject.config.prompts_per_step)), settings_of(subject))
+
+
+def _said(rows: list[dict[str, Any]], config: TrainConfig) -> Iterator[Check]:
+    """Faults in the log of the iterations."""
+    failed = max(row.get("invalid_ratio", 0.0) for row in rows)
+    if failed > 0:
+        reasons = {key.partition("/")[2] for row in rows for key in row if key.startswith("reward_errors/")}
+        yield Check(
+            "step",
+            "fault" if failed > config.max_invalid_ratio else "warning",
+            f"{failed:.0%} of the images got no valid reward ({', '.join(sorted(reasons)) or 'no reason given'})",
+            "fix the reward or its server: what fails teaches nothing, and beyond max_invalid_ratio "
+            f"({config.max_invalid_ratio:g}) the run stops",
+        )
+    warned: dict[str, str] = {}
+    for row in rows:
+        warned = dict(row.get("warnings", {})) | warned
+    for sentence in warned.values():
+        yield Check("step", "warning", *divided(sentence))

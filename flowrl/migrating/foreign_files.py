@@ -62,7 +62,13 @@ def read_foreign(given: str) -> Foreign:
         text = path.read_text(encoding="utf-8")
     except (UnicodeDecodeError, OSError):
         raise ValueError(f"{path} is no text that can be read; `source` reads {SIGNS}") from None
-    return _script(path, text)
+    lines = [line for line in text.replace("\\\n", " ").splitlines() if not line.lstrip().startswith("#")]
+    for line in lines:
+        if "verl_omni" in line and re.search(r"\s\+*[\w.]+=", line):
+            return _hydra(path, text, line)
+        if _SCRIPT.search(line) and " --" in line:
+            return _flags(path, text, line)
+    raise ValueError(f"{path} is of no toolkit that is known here; looked for {SIGNS}")
 
 
 def _yaml(path: Path) -> Foreign:
@@ -78,27 +84,24 @@ def _yaml(path: Path) -> Foreign:
     return Foreign(kind="Flow-Factory", keys=_flat(data), processes=data.get("num_processes"))
 
 
-def _script(path: Path, text: str) -> Foreign:
-    """The first command of a known toolkit: with Hydra's ``key=value``, or ``--flags`` of a Python script."""
+def _hydra(path: Path, text: str, line: str) -> Foreign:
     variables, keys = _variables(text), dict[str, Any]()
-    for line in text.replace("\\\n", " ").splitlines():
-        if line.lstrip().startswith("#"):
-            continue
-        if "verl_omni" in line and re.search(r"\s\+*[\w.]+=", line):
-            for word in _words(path, line, variables):
-                key, equals, value = word.lstrip("+").partition("=")
-                if equals and "." in key:
-                    keys[key] = _parsed(_filled(value, variables))
-            return Foreign(kind="verl-omni", keys=keys)
-        if _SCRIPT.search(line) and " --" in line:
-            words = _words(path, line, variables)
-            place = next(k for k, word in enumerate(words) if _SCRIPT.search(word))
-            started, keys = _options(words[:place], variables), _options(words[place + 1 :], variables)
-            nodes, each = started.get("nnodes", 1), started.get("nproc_per_node")
-            processes = nodes * each if isinstance(nodes, int) and isinstance(each, int) else None
-            kind: Kind = "MixGRPO" if "iters_per_group" in keys else "DanceGRPO"
-            return Foreign(kind=kind, keys=keys, processes=processes, script=Path(words[place]).name)
-    raise ValueError(f"{path} is of no toolkit that is known here; looked for {SIGNS}")
+    for word in _words(path, line, variables):
+        key, equals, value = word.lstrip("+").partition("=")
+        if equals and "." in key:
+            keys[key] = _parsed(_filled(value, variables))
+    return Foreign(kind="verl-omni", keys=keys)
+
+
+def _flags(path: Path, text: str, line: str) -> Foreign:
+    variables = _variables(text)
+    words = _words(path, line, variables)
+    place = next(k for k, word in enumerate(words) if _SCRIPT.search(word))
+    started, keys = _options(words[:place], variables), _options(words[place + 1 :], variables)
+    nodes, each = started.get("nnodes", 1), started.get("nproc_per_node")
+    known = isinstance(nodes, int) and isinstance(each, int)
+    kind: Kind = "MixGRPO" if "iters_per_group" in keys else "DanceGRPO"
+    return Foreign(kind=kind, keys=keys, processes=nodes * each if known else None, script=Path(words[place]).name)
 
 
 def _options(words: list[str], variables: dict[str, str]) -> dict[str, Any]:

@@ -32,6 +32,7 @@ def write_page(results: Sweep, *, rows: StripRows, facts: Mapping[str, str], com
 def render(results: Sweep, *, rows: StripRows, facts: Mapping[str, str], command: str) -> str:
     """The whole page as HTML: all numbers, images of a few prompts, `facts` on how it was measured, by name, and the
     command or call ("" if unknown)."""
+    title = f"RLG sweep of {facts['name']}"
     reading = (
         "RLG mixes the outputs of the base model and the tuned one at each step: scale 0 is the base model, 1 the "
         "tuned one, beyond 1 goes further in the direction of training, at the cost of both."
@@ -43,18 +44,6 @@ def render(results: Sweep, *, rows: StripRows, facts: Mapping[str, str], command
         )
     over_scales = _charts(results, against_scale, _diversities(results)) if len(scales) > 1 else ""
     kinds = [one.setting.kind for one in results.of_kind("rlg", "run")]
-    roles = {"target": "target, as the run's reward", "heldout": "held out"}
-    said = dict(facts) | {"scores": "; ".join(f"{measure.name}: {roles[measure.role]}" for measure in results.measures)}
-    name, features = said.pop("name"), said.pop("features")
-    if FEATURES in results.peak.columns:
-        said[FEATURES] = (
-            f"mean of 1 \u2212 cosine over pairs of images of a prompt; features: {FEATURES_TEXT[features]}"
-        )
-    said[PIXELS] = (
-        f"root mean square difference of images averaged to {PIXEL_GRID} x {PIXEL_GRID}, over pairs of a prompt"
-    )
-    said["distance"] = f"{KL_TEXT}. At scale w it is w² times that at 1."
-    items = "".join(f"<dt>{esc(name)}</dt><dd>{esc(text)}</dd>" for name, text in said.items())
     body = "".join([
         f'<p class="summary">{esc(results.sentence)}</p>',
         f'<p class="muted">{reading}</p>',
@@ -70,11 +59,11 @@ def render(results: Sweep, *, rows: StripRows, facts: Mapping[str, str], command
         section("searched", "What search kept", strip(rows, ("best_of", "prune")),
                 "For the same prompts; the first candidate has the start noise of the images above."),
         _tables(results),
-        section("measured", "How it was measured", f'{code(command)}<dl class="facts">{items}</dl>'),
+        _measured(results, facts, command),
     ])  # fmt: skip
     lead = f"{esc(facts['images'])} · {esc(facts['sampling'])}"
     footer = "Written by <code>flowrl sweep</code> from the journals of its folder."
-    return document(f"RLG sweep of {name}", body, lead=lead, footer=footer)
+    return document(title, body, lead=lead, footer=footer)
 
 
 def _charts(results: Sweep, draw: Callable[[Sweep, str], str], more: Sequence[str] = ()) -> str:
@@ -144,6 +133,23 @@ def _tables(results: Sweep) -> str:
         "divergence from the model that it draws from."
     )
     return section("tables", "Tables", f'<div class="tables">{parts}</div>', lead)
+
+
+def _measured(results: Sweep, facts: Mapping[str, str], command: str) -> str:
+    said = dict(facts)
+    features, _ = said.pop("features"), said.pop("name")
+    roles = {"target": "target, as the run's reward", "heldout": "held out"}
+    listed = {"scores": "; ".join(f"{measure.name}: {roles[measure.role]}" for measure in results.measures)}
+    if FEATURES in results.peak.columns:
+        listed[FEATURES] = (
+            f"mean of 1 \u2212 cosine over pairs of images of a prompt; features: {FEATURES_TEXT[features]}"
+        )
+    listed[PIXELS] = (
+        f"root mean square difference of images averaged to {PIXEL_GRID} x {PIXEL_GRID}, over pairs of a prompt"
+    )
+    listed["distance"] = f"{KL_TEXT}. At scale w it is w² times that at 1."
+    items = "".join(f"<dt>{esc(name)}</dt><dd>{esc(text)}</dd>" for name, text in {**said, **listed}.items())
+    return section("measured", "How it was measured", f'{code(command)}<dl class="facts">{items}</dl>')
 
 
 def _diversities(results: Sweep) -> list[str]:

@@ -72,7 +72,7 @@ def _candidates(rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[Sequence[st
             yield from _tasks(column)
     if {"points", "met", "index"} <= first.keys():
         points = tuple(((tuple(row["points"]), row["met"]), prompt_of(row)) for row in rows)
-        yield (point_scores.OVERALL,), Values(points=points, files=_column(rows, lambda row: 0.0).files)
+        yield (point_scores.OVERALL,), Values(points=points, files=_files(rows))
 
 
 def _tasks(column: Values) -> Iterator[tuple[Sequence[str], Values]]:
@@ -92,6 +92,10 @@ def _column(rows: Sequence[Mapping[str, Any]], read: Any) -> Values:
             if isinstance(row.get("file"), str):
                 files[key] = row["file"]
     return Values(rows=tuple(found), files=files)
+
+
+def _files(rows: Sequence[Mapping[str, Any]]) -> dict[tuple[str, int | str, int], str]:
+    return {key: row["file"] for key, row in _keyed(rows) if isinstance(row.get("file"), str)}
 
 
 def _keyed(rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[tuple[str, int | str, int], Mapping[str, Any]]]:

@@ -119,9 +119,9 @@ def _tables(
         for label in sorted({label for part in scores for label in part.sub})
     ]
     head = ("", "score", "test points") if len(scores) == 1 else ("", "base", "model", "test points")
-    return summing.score_table(
-        labels, summing.lines_of(named, changes), note=NOTE, paired_by="prompts", extra=("test points", tallies)
-    ), Table(title="Test points", head=head, rows=tuple(rows), note="Test points that are met, of those judged.")
+    points = Table(title="Test points", head=head, rows=tuple(rows), note="Test points that are met, of those judged.")
+    lines = summing.lines_of(named, changes)
+    return summing.score_table(labels, lines, note=NOTE, paired_by="prompts", extra=("test points", tallies)), points
 
 
 def _effort(answers: Mapping[str, Sequence[Row]]) -> dict[str, dict[str, float]]:
