@@ -46,7 +46,6 @@ from flowrl.rewards import RewardOutput
 from flowrl.runtime.placement import sent
 from flowrl.runtime.randomness import Part, sample_normals
 from flowrl.samplers.guidance import uncounted
-from flowrl.samplers.parametrization import column
 from flowrl.training.batch import Batch
 from flowrl.training.learner import GradientSum, Statistics, total_of
 from flowrl.training.loop import TEACHER, Loop
@@ -154,15 +153,21 @@ def turns_of(loop: Loop, visited: Visited, own: Tensor) -> list[Turn]:
     return [(number, index) for number, all_M in enumerate(mine) for index in all_M.split(size) if len(index)]
 
 
+def on_path(path: Trajectory, image: Tensor, step: Tensor) -> Tensor:
+    """The latents [b, *latent] of images before their steps, which were kept."""
+    return path.states[image, torch.searchsorted(torch.tensor(path.kept), step)]
+
+
 def states_of(objective: Opd | Art, visited: Visited, index: Tensor) -> Tensor:
     """The latents [b, *latent] of trained states: of the path, or its finished one, noised again by its counters."""
     path, image, step = visited.path, visited.image[index], visited.step[index]
-    x = path.states[image, torch.searchsorted(torch.tensor(path.kept), step)]
+    x = on_path(path, image, step)
     if isinstance(objective, Opd) and objective.off_policy > 0:
         keys = [(*visited.keys[one], "off policy", now) for one, now in zip(image.tolist(), step.tolist(), strict=True)]
-        again = torch.tensor([objective.noised_again(*key) for key in keys])
-        drawn = noised(path.final[image], sample_normals(x.shape[1:], keys), visited.schedule.sigma[step])
-        x = torch.where(column(again, x) > 0, drawn, x)
+        off = [row for row, key in enumerate(keys) if objective.noised_again(*key)]
+        if off:
+            noise = sample_normals(x.shape[1:], [keys[row] for row in off])
+            x[off] = noised(path.final[image[off]], noise, visited.schedule.sigma[step[off]])
     return x
 
 
@@ -171,8 +176,7 @@ def descend(
 ) -> None:
     """Adds up the gradient of an update, each turn of a teacher and states `[b]` of it, of `count` on all processes.
     The teacher comes first: weights must not change between a forward pass and its backward pass."""
-    batch, states, kept = visited.batch, visited.path.states, torch.tensor(visited.path.kept)
-    objective, old = loop.ready.objective, None
+    batch, objective, old = visited.batch, loop.ready.objective, None
     for (number, index), live in in_step(loop.shards, turns, lambda n: (n, torch.arange(1)), lambda turn: turn[0]):
         image, step = visited.image[index], visited.step[index]
         sigma, timestep = visited.schedule.sigma[step], visited.schedule.timestep[step]
@@ -186,7 +190,7 @@ def descend(
                 with torch.no_grad(), loop.policy.under(slot), loop.network.counting("reference"):
                     target = loop.velocity(cond, teacher.guidance_scale)(x, sigma, timestep)
             else:
-                after = sent(states[image, torch.searchsorted(kept, step + 1)], loop.device)
+                after = sent(on_path(visited.path, image, step + 1), loop.device)
                 length = sent(visited.schedule.sigma[step + 1] - sigma, loop.device)
                 old = (after - x) / length.view(-1, *[1] * (x.ndim - 1))
                 direction = sent(visited.direction[batch.asked.rows(group)], loop.device)
