@@ -22,7 +22,8 @@ from flowrl.rewards.networks.detectors import Detector, DetectorOptions, detecto
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Geneval:
-    """Does the image show what its prompt's GenEval record asks for? Without one it is invalid ("missing_field")."""
+    """Does the image show what its prompt's GenEval record asks for? An item is invalid ("missing_field") without a
+    readable record."""
 
     credit: Literal["graded", "strict", "official"] = "graded"
     """The value. `graded`: partial credit, may be negative (what Flow-GRPO trains on); `strict`: 1 if everything is

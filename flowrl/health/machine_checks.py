@@ -195,7 +195,6 @@ def processes_check(backend: str, gpus: int) -> Check:
 
 def hub_check(*, offline: bool = False) -> Check:
     """Checks access to the hub as a run needs it; asks nothing if `offline`."""
-    import requests
     from huggingface_hub import constants, get_token
 
     place = constants.ENDPOINT
@@ -211,6 +210,8 @@ def hub_check(*, offline: bool = False) -> Check:
         )
     if offline:
         return Check("hub", "note", f"not asked (`offline`); {said}")
+    import requests
+
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     try:  # the page that names the owner of a token
         status = requests.get(f"{place}/api/whoami-v2", headers=headers, timeout=TIMEOUT).status_code

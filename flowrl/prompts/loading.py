@@ -62,8 +62,9 @@ def read_prompts(path: str | Path, negative: str = "") -> list[Prompt]:
     Raises ValueError: it cannot be read, is empty, or a row is bad (the images that it names too); says which.
     """
     rows = read_dataset(str(path), negative) if is_dataset(path) else read_file(Path(path), negative)
-    ids = Counter(name for name, _ in {(str(row.metadata.get("id")), repr(row.metadata)) for row in rows})
-    if shared := [name for name, count in ids.items() if count > 1 and name != "None"]:
+    named = [(str(row.metadata["id"]), row.metadata) for row in rows if row.metadata.get("id") is not None]
+    ids = Counter(name for name, _ in {(name, repr(metadata)) for name, metadata in named})
+    if shared := [name for name, count in ids.items() if count > 1]:
         say_once(f"{path}: different rows share an id ({len(shared)}, such as {min(shared)!r}); a reward may mix them")
     return rows
 

@@ -36,6 +36,9 @@ def before_libraries_load(environment: MutableMapping[str, str] = os.environ) ->
     if "OMP_WAIT_POLICY" not in environment:
         environment.setdefault("GOMP_SPINCOUNT", _SPINS)
     _without_notes()
+    # PEFT, diffusers and transformers import it for names seldom asked; it takes a fifth of a training's start.
+    if "bitsandbytes" not in sys.modules and (spec := importlib.util.find_spec("bitsandbytes")) is not None:
+        sys.modules[spec.name] = stand_in(spec.name, {"__spec__": spec})
 
 
 @cache
@@ -46,9 +49,6 @@ def _without_notes() -> None:
     logging.getLogger(_QUIET).setLevel(logging.ERROR)
     for name, words in NOTES.items():
         logging.getLogger(name).addFilter(filter_of(words))
-    # PEFT, diffusers and transformers import it for names seldom asked; it takes a fifth of a training's start.
-    if "bitsandbytes" not in sys.modules and (spec := importlib.util.find_spec("bitsandbytes")) is not None:
-        sys.modules[spec.name] = stand_in(spec.name, {"__spec__": spec})
 
 
 def stand_in(name: str, known: Mapping[str, Any]) -> ModuleType:
@@ -56,7 +56,8 @@ def stand_in(name: str, known: Mapping[str, Any]) -> ModuleType:
     module = ModuleType(name)
 
     def whole(asked: str) -> Any:
-        if asked.startswith("__") and (asked, "__spec__" in known) != ("__path__", True):  # by who looks through all
+        for_a_part = asked == "__path__" and "__spec__" in known
+        if asked.startswith("__") and not for_a_part:  # by those who look through all modules
             raise AttributeError(asked)
         if sys.modules.get(name) is module:
             del sys.modules[name]

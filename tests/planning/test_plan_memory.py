@@ -197,7 +197,6 @@ def test_terms_of_gathered_weights() -> None:
         assert found == {"gradients": gradients, "parts": 2 * max(outside, block) // width}
 
 
-@pytest.mark.slow
 def test_a_split_network_holds_what_is_planned(tmp_path: Path) -> None:
     """Weights and activations of one of two processes that train all weights, as FSDP2 itself allocates them: by
     streams, and in all."""
