@@ -13,7 +13,7 @@ import torch
 from kept_workers import Kept, without_toy
 from split_runs import command
 from test_parcels import held, nowhere
-from tiny_runs import differences, lora_tensors, metrics
+from tiny_runs import differences, lora_tensors, metrics, model_tensors
 
 import flowrl.runtime.cluster
 from flowrl.cli import main
@@ -183,6 +183,7 @@ def there() -> Iterator[None]:
 RUNS = {
     "sd3": ("num_iterations=3", "sampler.guidance_scale=3"),
     "flux": ("pipeline.dtype=bfloat16", "pipeline.quantize=int8", "credit.method=g2rpo", "sampler.kernel=cps"),
+    "wan": ("pipeline.dtype=bfloat16", "policy.train=full", "policy.lora_rank=null"),
 }
 
 
@@ -195,15 +196,16 @@ def rows(run: Path) -> list[dict[str, Any]]:
 def test_two_processes_draw_what_the_learner_would_have_drawn(
     family: str, there: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A process that dies in the middle; codes and branches. Of three batches of an evaluation the last is one
-    process's alone."""
+    """A process that dies in the middle; codes and branches; all weights of two experts. Of three batches of an
+    evaluation the last is one process's alone."""
     settings = (*RUNS[family], "threads=1", "eval_every=1")
     assert main(["train", *command(tmp_path, family, "grpo", tmp_path / "here", *settings)]) == 0
     monkeypatch.setattr(Kept, "dies_at", 3 if family == "sd3" else None)
     more = ("workers.rollouts=1", "workers.shard=2")
     assert main(["train", *command(tmp_path, family, "grpo", tmp_path / "there", *settings, *more)]) == 0
     assert rows(tmp_path / "here") == rows(tmp_path / "there")
-    assert differences(lora_tensors(tmp_path / "here"), lora_tensors(tmp_path / "there")) == 0
+    shipped = model_tensors if family == "wan" else lora_tensors
+    assert differences(shipped(tmp_path / "here"), shipped(tmp_path / "there")) == 0
     assert Kept.dies_at is None
     assert ("was lost (its process ended)" in capsys.readouterr().err) is (family == "sd3")
 
