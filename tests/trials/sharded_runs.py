@@ -7,8 +7,9 @@ four, where the processes have unequal work: the largest difference of metrics (
 shipped and of the optimizer's state, the ratio before the first update, and the shares of bytes of the weights that the
 first process holds and, where all are trained, that the largest part of a checkpoint has. `first_above` has the metrics
 of the first row in which any differs by more than 1e-6: of one process, of those that split the weights, and of as many
-that each hold a copy, with rewards and their spread. `beyond_rounding` says what is not as near as the tests ask, which
-allow for the rounding of rewards (`two_processes.close`).
+that each hold a copy, with rewards and their spread; `first_iteration` has all that differs in the first iteration,
+which begins with equal weights. `beyond_rounding` says what is not as near as the tests ask, which allow for the
+rounding of rewards (`two_processes.close`).
 
 Each family with one recipe also trains all weights for four iterations, of which one process does all, or: four, two,
 one and four processes one each; two halves, two copies and two halves again (1, 1, 2); two processes of which one is
@@ -16,7 +17,7 @@ killed with half of its part of the second checkpoint on the disk, and which the
 each checkpoint; 0 is a checkpoint of one process.
 
 Results that are in `--out` already are kept, with the commit and the command they came from, and those that are missing
-are added to it, after each family; `added` says which a later command added.
+are added to it, after each family; `added` says which a later command added. `--again` keeps none.
 """
 
 from __future__ import annotations
@@ -67,6 +68,7 @@ def nearness(one: Path, two: Path, copies: Path | None = None) -> dict[str, Any]
     difference, where = max((value, key) for row in rows for key, value in row.items())
     shipped = lora_tensors if (one / "lora").exists() else model_tensors
     first = next((place for place, row in enumerate(rows) if max(row.values()) > TOLERANCE), None)
+    begun = next((row for row in rows if "grad_norm" in row), {})
     above = {} if first is None else {key: value for key, value in rows[first].items() if value > TOLERANCE}
     beyond = ""
     try:
@@ -78,7 +80,7 @@ def nearness(one: Path, two: Path, copies: Path | None = None) -> dict[str, Any]
     return {
         "metrics": difference, "metric": where, "shipped": differences(shipped(one), shipped(two)),
         "optimizer": differences(state(one)["optimizer"]["state"], state(two)["optimizer"]["state"]),
-        "beyond_rounding": beyond,
+        "beyond_rounding": beyond, "first_iteration": {key: value for key, value in begun.items() if value},
         "first_above": {key: [metrics(run)[first or 0][key] for run in runs] for key in sorted(shown)},
     }  # fmt: skip
 
@@ -170,9 +172,11 @@ def main() -> None:
     parser.add_argument("--families", nargs="+", default=list(FAMILIES), choices=list(FAMILIES))
     parser.add_argument("--recipes", nargs="+", default=list(RECIPES), choices=list(RECIPES))
     parser.add_argument("--layouts", nargs="*", default=list(LAYOUTS), choices=list(LAYOUTS))
+    parser.add_argument("--again", action="store_true", help="measure what is there already, too")
     given = parser.parse_args()
     own = origin()  # before the first result is written into the checkout
-    earlier: dict[str, Any] = json.loads(given.out.read_text()) if given.out.exists() else {**own, "runs": {}}
+    kept = given.out.exists() and not given.again
+    earlier: dict[str, Any] = json.loads(given.out.read_text()) if kept else {**own, "runs": {}}
     begun = list(earlier["runs"])
 
     def keep(found: dict[str, Any]) -> None:
