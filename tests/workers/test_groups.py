@@ -12,12 +12,13 @@ import pytest
 import torch
 from kept_workers import Kept, without_toy
 from split_runs import command
-from test_parcels import held, nowhere
+from test_parcels import nowhere
 from tiny_runs import differences, lora_tensors, metrics, model_tensors
 
 import flowrl.runtime.cluster
 from flowrl.cli import main
 from flowrl.pipelines.weights.parallelize import denoiser_bytes
+from flowrl.pipelines.weights.trained_weights import Held
 from flowrl.runtime.cluster import connect, disconnect
 from flowrl.training.draws import EvalRequest, Request
 from flowrl.trajectory import Conditioning
@@ -50,19 +51,37 @@ def test_a_worker_gets_pieces_of_equally_many_calls() -> None:
 
 
 @pytest.mark.parametrize(("place", "number"), [(0, 1), (0, 2), (1, 2), (2, 4), (3, 4)])
-def test_each_process_takes_its_rows_alone(place: int, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also of weights in bundles that begin within rows, and of what a process has no row of."""
+@pytest.mark.parametrize("learners", [1, 2, 3])
+def test_each_process_takes_its_rows_alone(
+    place: int, number: int, learners: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also of weights in bundles that begin within rows, of what a process has no row of, and of learners whose parts
+    begin elsewhere."""
     monkeypatch.setattr(parcels, "BUNDLE", 256)
     whole = {"a": torch.randn(50, 3), "b": torch.randn(1), "c": torch.randn(6, 2, 2).bfloat16()}
-    part, memory = lay_down(held(whole), [], nowhere)
-    assert memory is not None
-    first = {one.data_ptr(): min(place * -(-len(one) // number), len(one)) for one in whole.values()}
-    mine = {one.data_ptr(): one[first[one.data_ptr()] :][: -(-len(one) // number)] for one in whole.values()}
-    own = {place: torch.full_like(rows, torch.nan) for place, rows in mine.items()}
-    monkeypatch.setattr(parcels, "own_part", lambda one: own[one.data_ptr()])
+
+    def rows_of(one: torch.Tensor, place: int, number: int) -> tuple[int, torch.Tensor]:
+        each = -(-len(one) // number)
+        return min(place * each, len(one)), one[place * each :][:each]
+
+    parts = []
+    for learner in range(learners):
+        dealt = {name: rows_of(one, learner, learners) for name, one in whole.items()}
+        own = {
+            name: Held(
+                values=rows, dtype=rows.dtype, shape=tuple(whole[name].shape), first=first * whole[name][0].numel()
+            )
+            for name, (first, rows) in dealt.items()
+        }
+        parts.append(lay_down(own, [], nowhere))
+    first, mine = {}, {}
+    for one in whole.values():
+        first[one.data_ptr()], mine[one.data_ptr()] = rows_of(one, place, number)
+    taken = {key: torch.full_like(rows, torch.nan) for key, rows in mine.items()}
+    monkeypatch.setattr(parcels, "own_part", lambda one: taken[one.data_ptr()])
     monkeypatch.setattr(parcels, "first_held", lambda one: first[one.data_ptr()] * one[0].numel())
-    read([part], whole)
-    assert all(torch.equal(own[key], rows) for key, rows in mine.items())
+    read([part for part, _ in parts], whole)
+    assert all(torch.equal(taken[key], rows) for key, rows in mine.items())
 
 
 # ---- answers ---------------------------------------------------------------------------------------------------------
