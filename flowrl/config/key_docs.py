@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import dataclasses
-import functools
 import typing
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -38,7 +37,6 @@ def key_docs(cls: type[Any], prefix: str = "") -> Iterator[KeyDoc]:
             yield from key_docs(typing.cast(type[Any], inner), f"{key}." if inner is hint else f"{key}.0.")
 
 
-@functools.cache
 def field_texts(cls: type[Any]) -> dict[str, str]:
     """Field -> the docstring below it, in one line."""
     (body,) = parse_python(cls).body
