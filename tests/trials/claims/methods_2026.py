@@ -39,7 +39,9 @@ was cut when the first seed was done.
 Two of the three seeds of `votes` were trained in that time. How the rest is run, fixed before it began: the third seed,
 then `votes_2`. The trainings of the first two seeds are gone, and their figures stay as they were recorded. A pair with
 a seed that has figures and no images has its interval over seeds alone. The two seeds are then trained once more: if
-every score is the recorded one, their images complete the planned interval; if not, nothing of them counts.
+every score is the recorded one, their images complete the planned interval; if not, nothing of them counts. What became
+of it: `votes` with seed 1 had the recorded score at all four evaluations, and the others were stopped, since other work
+had nearly all of the machine. So nothing of them counts.
 
 What became of it: `by_image` turned out to be another control than was meant. Advantages are taken among the images of
 a prompt that share a step, so that a draw for each image leaves groups of one or two; its pair is not judged.
