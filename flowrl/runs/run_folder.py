@@ -96,7 +96,7 @@ def refuse_no_run(folder: Path, hint: str = "") -> None:
     path = folder / CONFIG
     if path.is_file() and _text(path):
         return
-    if around := [one for one in folder.parents if (one / CONFIG).is_file()]:
+    if around := [one for one in folder.parents if (one / MANIFEST).is_file()]:
         hint = f": did you mean {around[0]}?"
     if not folder.is_dir():
         raise ValueError(
