@@ -269,8 +269,7 @@ def planned_settings(
     except ValueError as error:
         from flowrl.pipelines.places.hub_files import did_you_mean
 
-        meant = did_you_mean(str(given))
-        raise ValueError(f"{error}; a model does as well{meant}" if meant else str(error)) from None
+        raise ValueError(f"{error}; or a model{did_you_mean(str(given))}") from None
     chosen = load_checked(path, settings, here=False)
     with light_libraries(chosen):
         yield chosen, name, None if isinstance(path, Mapping) else str(path), ()
