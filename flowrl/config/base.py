@@ -99,7 +99,7 @@ def find_config(name: str, *, here: bool = True) -> Path:
     within = [one for one in names if stem.replace("_", "") in one.replace("_", "")]
     slips = [str(one) for one in asked.parent.glob("*.y*ml") if here and edit_distance(one.name, asked.name) < 3]
     near = first if (first := f"{stem}_recommended") in names else closest(stem, names)
-    run = f"{name}/config.yaml, or resume={name} to continue that run" if (asked / "config.yaml").is_file() else ""
+    run = f"{name}/config.yaml, or resume={name} to continue that run" * (asked / "config.yaml").is_file()
     near = run or " or ".join(slips[:3]) or near or " or ".join(within[:3])
     hint = f"did you mean {near}? " if near else ""
     raise ValueError(
@@ -114,8 +114,10 @@ def preset_of(name: str, shipped: Collection[str]) -> tuple[str, int] | None:
     return (found[1], int(found[2])) if found and name not in shipped and found[1] in shipped else None
 
 
-def card_memory(card: int | str) -> int:
+def card_memory(card: int | str | None) -> int | None:
     """GB of one card, from its memory or the name of a usual GPU: 24, 24GB, "RTX 4090". Raises ValueError: neither."""
+    if card is None:
+        return None
     plain = re.sub(r"nvidia|geforce|rtx|[\s_]|(?<=\w)-", "", str(card).lower())
     named = {name.lower(): size for size, name in USUAL.items()}
     found = re.fullmatch(r"0*([1-9]\d{0,2})(gi?b?)?", plain) or re.fullmatch(rf"(?:{'|'.join(named)})(\d+)gi?b", plain)
@@ -126,7 +128,7 @@ def card_memory(card: int | str) -> int:
 
 def config_for_card(given: Any, card: int | str | None) -> tuple[Any, int | None]:
     """The configuration for a training or a plan; a former preset gives its configuration and its card."""
-    card = None if card is None else card_memory(card)
+    card = card_memory(card)
     if not isinstance(given, str) or Path(given).is_file() or (preset := preset_of(given, config_files())) is None:
         return given, card
     warn_of_former(given, f"{preset[0]} with a card of {preset[1]} GB")

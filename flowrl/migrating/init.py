@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from flowrl.config.base import card_memory
 from flowrl.config.overrides import Typed, value_text
 from flowrl.config.strict_yaml import dotted_items
-from flowrl.config.train import TrainConfig, is_here, load_config, resolve_path
+from flowrl.config.train import TrainConfig, is_here, load_config
 from flowrl.migrating.answers import FIRST
 from flowrl.migrating.held_out import hold_out
 from flowrl.migrating.imported import describe_import, import_foreign, settled, text_of_import
@@ -78,7 +78,7 @@ def init(
         FlowrlError: the file exists, nothing ships for the model, no setting fits the card or ends in time, or the
             arguments contradict each other. No configuration was written.
     """
-    path, card = Path(out), None if card is None else card_memory(card)
+    path, card = Path(out), card_memory(card)
     if hours is not None and not hours > 0:
         raise ValueError(f"`hours` must be above 0, got {hours:g}")
     if path.exists():
@@ -98,9 +98,6 @@ def init(
         if model is None or card is None:
             raise ValueError("`model` and `card` are needed, such as stabilityai/stable-diffusion-3.5-medium and 24")
         files = [None if one is None else str(one) for one in (prompts, eval_prompts)]
-        for file in files:
-            if file is not None and not file.startswith("dataset:"):
-                resolve_path(file)
         wish = Wish(model=model, card=card, reward=reward, prompts=files[0], eval_prompts=files[1], recommended=True)
         text, base, notes = _build(wish, path, 10.0 if hours is None else hours, settings)
         _load(text, path)

@@ -119,8 +119,7 @@ def plan(
     >>> planned.iterations, planned.peak_bytes < 4 * 2**30
     (10, True)
     """
-    if cards is not None:
-        processes, card = number_and_memory(cards, processes, card)
+    processes, card = number_and_memory(cards, processes, card)
     refuse_given(tflops=tflops, bench=bench, price=price, hours=hours, out=out)
     given, card = config_for_card(config if isinstance(config, Mapping) else str(config), card)
     make = partial(make_plan, tflops=tflops, bench=None if bench is None else str(bench))
@@ -153,8 +152,10 @@ def plan(
         return told(made, found, outlook, text, long=long)
 
 
-def number_and_memory(cards: str, processes: int | None, card: int | str | None) -> tuple[int, int]:
+def number_and_memory(cards: str | None, processes: int | None, card: Any) -> tuple[int | None, Any]:
     """Number of cards and GB of each, of "8x80". Raises ValueError: it is none, or says again what is given."""
+    if cards is None:
+        return processes, card
     found = re.fullmatch(r"([1-9]\d*)\s*x\s*(.+)", cards)
     if found is None:
         raise ValueError(f"`cards` is a number of cards and the GB of each, such as 8x80 or 8xH100, got {cards!r}")
