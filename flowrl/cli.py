@@ -82,6 +82,7 @@ class _Parser(argparse.ArgumentParser):
             near = closest(wrong[1], names := re.findall(r"[\w-]+", wrong[2]))
             hint = f"did you mean {near}?" if near else f"there are {', '.join(names)}"
             message = f"{message[: wrong.start()]}there is no {wrong[1]!r}: {hint}"
+        message = re.sub(r"invalid (?:int|float) value: ", "must be a number without a unit, such as 10, got ", message)
         self.exit(2, f"{self.prog}: {message}\n")
 
 
@@ -148,7 +149,10 @@ def parse(name: str, words: Sequence[str]) -> argparse.Namespace:
                 ),
             ]
             hints = [f"did you mean {text}?" for text in near if text in known]
-            parser.error(f"unknown flag {flag}: {hints[0] if hints else f'{parser.prog} --help lists those there are'}")
+            hints.append(f"{parser.prog} --help lists those there are")
+            if "key=value" in parser.format_usage():
+                hints[-1] = f"a setting has no dashes: {flag[2:].replace('-', '_')}=VALUE"
+            parser.error(f"unknown flag {flag}: {hints[0]}")
     parsed, rest = parser.parse_known_intermixed_args(words)
     if rest:
         parser.error(f"unexpected {' '.join(rest)}: {parser.prog} --help says what it takes")

@@ -65,8 +65,8 @@ class Physics(OneModel):
     def __post_init__(self) -> None:
         if not 0 < self.context < self.window:
             raise ValueError(
-                f"context must be at least 1 frame and less than window ({self.window}), the rest of which is to be "
-                f"foreseen, got {self.context}."
+                f"context must be at least 1 frame and less than window ({self.window}), because the reward predicts "
+                f"the frames after it, got {self.context}."
             )
         at_least(1, self, "stride")
         positive(self, "temperature")

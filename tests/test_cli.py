@@ -13,6 +13,7 @@ from collections import defaultdict
 import pytest
 
 from flowrl.cli import COMMANDS, FORMER, command_module, main, parse
+from flowrl.config.base import card_memory
 from flowrl.runtime.process_settings import before_libraries_load
 
 EXACTLY_ALIKE = (
@@ -85,6 +86,12 @@ def test_former_flags_are_gone_and_new_ones_are_there() -> None:
         ("report a --xyzzy", "flowrl report: unknown flag --xyzzy: flowrl report --help lists those there are"),
         ("report a b", "flowrl report: unexpected b: flowrl report --help says what it takes"),
         ("sample --steps 0", "flowrl sample: argument --steps: must be a whole number from 1 to 10,000, got '0'"),
+        (
+            "train a --num-iterations=3",
+            "flowrl train: unknown flag --num-iterations: a setting has no dashes: num_iterations=VALUE",
+        ),
+        ("plan a --lr 1", "flowrl plan: unknown flag --lr: a setting has no dashes: lr=VALUE"),
+        ("plan a --hours 10h", "flowrl plan: argument --hours: must be a number without a unit, such as 10, got '10h'"),
         ("plan", "flowrl plan: the following arguments are required: CONFIG"),
         ("list method", "flowrl list: argument KIND: there is no 'method': did you mean methods?"),
         ("export run --format comfy", "flowrl export: argument --format: there is no 'comfy': did you mean comfyui?"),
@@ -99,6 +106,17 @@ def test_wrong_arguments_are_answered_in_one_paragraph(
         main(arguments.split())
     assert end.value.code == 2
     assert capsys.readouterr().err == f"{said}\n"
+
+
+def test_a_card_is_named_by_its_memory_or_its_name(capsys: pytest.CaptureFixture[str]) -> None:
+    named = {"24": 24, "24gb": 24, "24 GiB": 24, "RTX-4090": 24, "h100": 80, "A100-80GB": 80, "NVIDIA H200": 141}
+    assert {text: card_memory(text) for text in named} == named
+    assert card_memory(24) == 24
+    for wrong in ("-5", "0", "40960", "1e3", "H100x2", ""):
+        with pytest.raises(ValueError, match="is given by its GB, such as 24"):
+            card_memory(wrong)
+    assert main(["train", "--card", "3090"]) == 1
+    assert "or as 4090 or A100 or L40S or H100 or H200 or B200, got '3090'" in capsys.readouterr().err
 
 
 def test_arguments_may_stand_in_any_order() -> None:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import flowrl
-from flowrl.commands.sampling_arguments import count, settings_for
+from flowrl.commands.sampling_arguments import settings_for
 from flowrl.runtime.scrubbing import say as print
 
 
@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "Flow-Factory or UniRL (YAML), verl-omni, DanceGRPO or MixGRPO (shell script)",
     )
     add("--model", metavar="MODEL", help="a published checkpoint, a diffusers folder or asset:tiny-sd3")
-    add("--card", type=count, metavar="GB", help="memory of one card: 24, 40, 48, 80 or 141")
+    add("--card", metavar="GB", help="memory of one card, such as 24 or 80, or its name, such as 4090")
     add("--reward", metavar="NAME", help="a name from 'flowrl list rewards', or your own FILE.py:FUNCTION")
     add("--prompts", metavar="FILE", help="training prompts, one per line, or JSON lines (default: some that ship)")
     add("--eval-prompts", metavar="FILE", help="held-out prompts (default: a tenth of yours)")
@@ -40,15 +40,17 @@ def run(parsed: argparse.Namespace) -> int:
     """Asks for what no flag gives, if there is a terminal; writes the file and prints the next commands."""
     from flowrl.cli import in_flags
     from flowrl.migrating.answers import QUESTIONS
+    from flowrl.rendering.terminal_text import wrapped
 
     given = {name: value for name, value in vars(parsed).items() if name != "overrides"}
     if parsed.source is None:
         given |= ask({name: given[name] for name in QUESTIONS})
-    given |= {name: kind(given[name]) for name, kind in (("card", int), ("hours", float)) if given[name] is not None}
+    given |= {"hours": float(given["hours"])} if given["hours"] else {}
     words = settings_for(parsed.overrides, flowrl.init)
     made = flowrl.init(**{name: value for name, value in given.items() if value is not None}, **words)
     plan, train = made.next_commands
-    print(in_flags("\n".join([*made.notes, f"next: {plan}", f"then: {train}"]), "init"))
+    notes = in_flags("\n".join(made.notes), "init").splitlines()
+    print("\n".join([*(wrapped(note, rest="  ") for note in notes), f"next: {plan}", f"then: {train}"]))
     return 0
 
 

@@ -20,12 +20,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--processes", type=count, metavar="N", help=copies)
     add(
         "--card",
-        type=count,
         metavar="GB",
-        help="say whether, and with which settings, the run fits a card of GB memory, such as 24, 40, 48, 80 or 141 "
+        help="say whether, and with which settings, the run fits a card of GB memory, such as 24 or 80, or 4090 "
         "(default: the card in a preset's name, else the smallest that holds the run unchanged)",
     )
-    add("--cards", metavar="NxGB", help="both: N cards of GB memory each, such as 8x80 or 16x80")
+    add("--cards", metavar="NxGB", help="both: N cards of GB memory each, such as 8x80 or 8xH100")
     add("--hours", type=float, metavar="H", help="plan a run that ends within H hours, and print its YAML")
     add("--out", type=Path, metavar="PATH", help="with --hours: write that YAML to a file, and print the plan")
     add("--price", type=float, metavar="X", help="price of one card per hour, to estimate the cost")

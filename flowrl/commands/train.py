@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 import flowrl
-from flowrl.commands.sampling_arguments import config_and_settings, count
+from flowrl.commands.sampling_arguments import config_and_settings
 from flowrl.runtime.scrubbing import say as print
 
 
@@ -27,9 +27,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--card",
-        type=count,
         metavar="GB",
-        help="memory of one card, such as 24, 40 or 80: make the changes of 'flowrl plan --card GB'",
+        help="memory of one card, such as 24 or 80, or 4090: make the changes of 'flowrl plan --card GB'",
     )
 
 

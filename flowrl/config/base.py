@@ -15,6 +15,8 @@ from flowrl.runtime.former_names import KEYS, name_of_today, warn_of_former
 
 SETTINGS = "settings"
 """Name of settings without a file, in messages and for their run."""
+USUAL = {24: "4090", 40: "A100", 48: "L40S", 80: "H100", 141: "H200", 180: "B200"}
+"""GB of a card -> the usual GPU with so much memory."""
 
 
 def read_with_base(path: str | Path | Mapping[str, Any]) -> dict[str, Any]:
@@ -97,7 +99,8 @@ def find_config(name: str, *, here: bool = True) -> Path:
     within = [one for one in names if stem.replace("_", "") in one.replace("_", "")]
     slips = [str(one) for one in asked.parent.glob("*.y*ml") if here and edit_distance(one.name, asked.name) < 3]
     near = first if (first := f"{stem}_recommended") in names else closest(stem, names)
-    near = " or ".join(slips[:3]) or near or " or ".join(within[:3])
+    run = f"{name}/config.yaml, or resume={name} to continue that run" * (asked / "config.yaml").is_file()
+    near = run or " or ".join(slips[:3]) or near or " or ".join(within[:3])
     hint = f"did you mean {near}? " if near else ""
     raise ValueError(
         f"there is no configuration {name!r}: {hint}give a YAML file, or one of the {len(shipped)} that ship: "
@@ -111,8 +114,21 @@ def preset_of(name: str, shipped: Collection[str]) -> tuple[str, int] | None:
     return (found[1], int(found[2])) if found and name not in shipped and found[1] in shipped else None
 
 
-def config_for_card(given: Any, card: int | None) -> tuple[Any, int | None]:
+def card_memory(card: int | str | None) -> int | None:
+    """GB of one card, from its memory or the name of a usual GPU: 24, 24GB, "RTX 4090". Raises ValueError: neither."""
+    if card is None:
+        return None
+    plain = re.sub(r"nvidia|geforce|rtx|[\s_]|(?<=\w)-", "", str(card).lower())
+    named = {name.lower(): size for size, name in USUAL.items()}
+    found = re.fullmatch(r"0*([1-9]\d{0,2})(gi?b?)?", plain) or re.fullmatch(rf"(?:{'|'.join(named)})(\d+)gi?b", plain)
+    if found is None and plain not in named:
+        raise ValueError(f"a card is given by its GB, such as 24, or as {' or '.join(USUAL.values())}, got {card!r}")
+    return named[plain] if found is None else int(found[1])
+
+
+def config_for_card(given: Any, card: int | str | None) -> tuple[Any, int | None]:
     """The configuration for a training or a plan; a former preset gives its configuration and its card."""
+    card = card_memory(card)
     if not isinstance(given, str) or Path(given).is_file() or (preset := preset_of(given, config_files())) is None:
         return given, card
     warn_of_former(given, f"{preset[0]} with a card of {preset[1]} GB")

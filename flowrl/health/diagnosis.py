@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from flowrl.rendering.markup import plural
-from flowrl.rendering.terminal_text import COLUMNS
+from flowrl.rendering.terminal_text import wrapped
 from flowrl.runtime.disk_errors import WORDS
 
 State = Literal["ok", "note", "warning", "fault"]
@@ -105,12 +104,12 @@ def as_text(diagnosis: Examination, encoding: str | None = "utf-8") -> str:
     except (UnicodeEncodeError, LookupError):
         marks, arrow = _PLAIN, "->"
     width = max((len(check.name) for check in diagnosis.checks), default=0)
-    lines = [textwrap.fill(diagnosis.about, COLUMNS, break_on_hyphens=False, break_long_words=False), ""]
+    lines = [wrapped(diagnosis.about), ""]
     for check in diagnosis.checks:
         indent = " " * (width + 6)
-        lines += _filled(check.found, f"  {marks[check.state]} {check.name:<{width}}  ", indent)
+        lines.append(wrapped(check.found, f"  {marks[check.state]} {check.name:<{width}}  ", indent))
         if check.cure:
-            lines += _filled(check.cure, f"{indent}{arrow} ", f"{indent}{' ' * len(arrow)} ")
+            lines.append(wrapped(check.cure, f"{indent}{arrow} ", f"{indent}{' ' * len(arrow)} "))
     return "\n".join(lines)
 
 
@@ -121,9 +120,3 @@ def last_words(checks: Sequence[Check]) -> str:
     said = f"{plural(faults, 'fault')} to fix first" if faults else "Nothing here would stop a run"
     more = f"; {plural(warnings, 'warning')}" if warnings else ""
     return f"{said}{more}."
-
-
-def _filled(text: str, first: str, rest: str) -> list[str]:
-    return textwrap.wrap(
-        text, COLUMNS, initial_indent=first, subsequent_indent=rest, break_long_words=False, break_on_hyphens=False
-    )

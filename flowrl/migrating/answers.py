@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-from flowrl.config.spelling import closest, edit_distance
-from flowrl.config.train import ConfigError, resolve_path
+from flowrl.config.base import card_memory
+from flowrl.config.spelling import closest
+from flowrl.config.train import resolve_path
 from flowrl.planning.bases import Wish, base_for
-from flowrl.planning.catalogue import entries, families
-from flowrl.runtime.files import read_json
+from flowrl.planning.catalogue import entries
+from flowrl.runtime.failures import found_by
 
 FIRST = "my.yaml"
 """The default file to write."""
@@ -26,11 +28,9 @@ class InitQuestion:
     asked: Callable[[Mapping[str, str | None]], bool] = lambda answers: True
 
 
-def card_fault(answer: str) -> str | None:
-    """A card has a whole number of GB."""
-    if answer.isdecimal() and int(answer) > 0:
-        return None
-    return f"a card has a whole number of GB, 24 say, got {answer}"
+def fault_by(check: Callable[[str], object], answer: str) -> str | None:
+    """What a check refuses of an answer."""
+    return next(iter(found_by(lambda: check(answer))), None)
 
 
 def hours_fault(answer: str) -> str | None:
@@ -43,27 +43,15 @@ def hours_fault(answer: str) -> str | None:
 
 
 def model_fault(answer: str) -> str | None:
-    """Nothing at a path, a published name with a slip in it, or a model of no family that a configuration ships for."""
+    """Nothing at a path, a folder of no family, or a model of none that a configuration ships for."""
+    from flowrl.pipelines import family_of
+
     folder = Path(answer).expanduser()
     if folder.is_dir():
-        index = folder / "model_index.json"
-        known = [stock for one in families().values() for stock in one["stock"]]
-        if index.is_file() and read_json(index).get("_class_name") in known:
-            return None
-        return f"{answer} is no folder of a pipeline that a family loads: it has to hold a model_index.json"
-    published = [name for one in families().values() for name in one["checkpoints"]]
-    near = closest(answer, published)
-    if answer in published or folder.is_file():
-        return None
-    if near is not None and 0 < edit_distance(answer, near) <= 2:
-        return f"there is no published {answer}: did you mean {near}?"
-    if answer.count("/") != 1 or answer.startswith((".", "/", "asset:")):
-        return place_fault(answer)
-    try:
-        base_for(Wish(model=answer, card=0, recommended=True))
-    except ValueError as error:
-        return str(error)
-    return None
+        return fault_by(family_of, str(folder))
+    if answer.startswith((".", "/", "asset:")) or folder.is_file():
+        return fault_by(resolve_path, answer)
+    return fault_by(lambda model: base_for(Wish(model=model, card=0, recommended=True)), answer)
 
 
 def reward_fault(answer: str) -> str | None:
@@ -79,15 +67,6 @@ def reward_fault(answer: str) -> str | None:
     return f"there is no reward {answer}: {hint}"
 
 
-def place_fault(answer: str) -> str | None:
-    """Nothing is there."""
-    try:
-        resolve_path(answer)
-    except ConfigError as error:
-        return str(error)
-    return None
-
-
 def out_fault(answer: str) -> str | None:
     """A file that is there already, or in a folder that is not."""
     path = Path(answer).expanduser()
@@ -100,11 +79,11 @@ QUESTIONS = {
     "model": InitQuestion(
         text="Model (hub id or folder)", usual="stabilityai/stable-diffusion-3.5-medium", fault=model_fault
     ),
-    "card": InitQuestion(text="Memory of one card in GB", usual="24", fault=card_fault),
-    "prompts": InitQuestion(text="Prompt file (empty: prompts that ship)", fault=place_fault),
+    "card": InitQuestion(text="Memory of one card in GB", usual="24", fault=partial(fault_by, card_memory)),
+    "prompts": InitQuestion(text="Prompt file (empty: prompts that ship)", fault=partial(fault_by, resolve_path)),
     "eval_prompts": InitQuestion(
         text="Held-out prompt file (empty: a tenth of yours is held out)",
-        fault=place_fault,
+        fault=partial(fault_by, resolve_path),
         asked=lambda answers: answers["prompts"] is not None,
     ),
     "reward": InitQuestion(text="Reward (empty: the recommended configuration's own)", fault=reward_fault),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import textwrap
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -18,7 +17,7 @@ from flowrl.migrating.foreign_files import read_foreign
 from flowrl.migrating.translated import FATE_OF, Fate, Line, Translated, translate
 from flowrl.planning.bases import Wish, base_for
 from flowrl.planning.written import WIDTH, settings_on, written_keys
-from flowrl.rendering.terminal_text import COLUMNS
+from flowrl.rendering.terminal_text import wrapped
 from flowrl.session.preflight import recipe_of
 
 FATES: tuple[Fate, ...] = ("translated", *FATE_OF.values())
@@ -179,8 +178,8 @@ def describe_import(found: Import) -> str:
             if line.fate == fate and not line.unsaid:
                 reasons.setdefault(line.why, []).append(line.key)
         rows += [f"{fate}:"] if reasons else []
-        rows += [_filled(f"{', '.join(keys)}: {why}", "  ", COLUMNS) for why, keys in reasons.items()]
-    return "\n".join([*rows, count_fates(found), *(_filled(f"look: {note}", "", COLUMNS) for note in found.notes)])
+        rows += [wrapped(f"{', '.join(keys)}: {why}", "  ", "    ") for why, keys in reasons.items()]
+    return "\n".join([*rows, count_fates(found), *(wrapped(f"look: {note}", "", "  ") for note in found.notes)])
 
 
 def count_fates(found: Import) -> str:
@@ -191,10 +190,6 @@ def count_fates(found: Import) -> str:
 
 def _table(title: str, lines: Sequence[Line], fate: Fate) -> list[str]:
     """Comments, the lines of one fate under a title; nothing is cut."""
-    rows = [_filled(f"{line.key} = {line.value}: {line.told}", "#   ", WIDTH) for line in lines if line.fate == fate]
+    texts = [f"{line.key} = {line.value}: {line.told}" for line in lines if line.fate == fate]
+    rows = [wrapped(text, "#   ", "#     ", width=WIDTH) for text in texts]
     return [f"# {title}:", *rows] if rows else []
-
-
-def _filled(text: str, mark: str, width: int) -> str:
-    return textwrap.fill(" ".join(text.split()), width, initial_indent=mark, subsequent_indent=f"{mark}  ",
-                         break_on_hyphens=False, break_long_words=False)  # fmt: skip

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from flowrl.config.base import card_memory
 from flowrl.config.overrides import Typed, value_text
 from flowrl.config.strict_yaml import dotted_items
 from flowrl.config.train import TrainConfig, is_here, load_config
@@ -54,15 +55,15 @@ class FirstConfig:
 
 @public
 def init(
-    model: str | None = None, card: int | None = None, *, reward: str | None = None, prompts: str | Path | None = None,
-    eval_prompts: str | Path | None = None, hours: float | None = None, source: str | Path | None = None,
-    out: str | Path = FIRST, **settings: Any,
+    model: str | None = None, card: int | str | None = None, *, reward: str | None = None,
+    prompts: str | Path | None = None, eval_prompts: str | Path | None = None, hours: float | None = None,
+    source: str | Path | None = None, out: str | Path = FIRST, **settings: Any,
 ) -> FirstConfig:  # fmt: skip
     """Writes a first configuration that `plan` accepts: the recommended recipe, measured before and after.
 
     Args:
         model: a published checkpoint, a diffusers folder or asset:tiny-sd3.
-        card: memory of one card in GB.
+        card: memory of one card in GB, or its name, such as "4090".
         reward: a built-in reward, or your FILE.py:FUNCTION; None keeps that of the configuration it builds on.
         prompts: file of training prompts, one per line, or JSON lines; None takes the configuration's, or shipped ones
             if those are not here.
@@ -77,7 +78,7 @@ def init(
         FlowrlError: the file exists, nothing ships for the model, no setting fits the card or ends in time, or the
             arguments contradict each other. No configuration was written.
     """
-    path = Path(out)
+    path, card = Path(out), card_memory(card)
     if hours is not None and not hours > 0:
         raise ValueError(f"`hours` must be above 0, got {hours:g}")
     if path.exists():

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import yaml
 
+from flowrl.config.base import USUAL
 from flowrl.config.train import TrainConfig, load_config, to_yaml
 from flowrl.planning.cost import cost_of
 from flowrl.planning.counts import negative_again, of_run
@@ -15,8 +16,6 @@ from flowrl.planning.gather import Plan
 from flowrl.planning.memory import MemorySettings, base_bytes
 from flowrl.planning.throughput import PEAKS, SHARES
 
-USUAL = {24: "4090", 40: "A100", 48: "L40S", 80: "H100", 141: "H200", 180: "B200"}
-"""GB of a card -> the usual GPU with so much memory."""
 LINKS = {"4090": 32.0, "A100": 300.0, "L40S": 32.0, "H100": 450.0, "H200": 450.0, "B200": 900.0}
 """GPU -> GB/s that it receives from others of its machine, by the makers' data sheets: NVLink, or PCIe 4."""
 NETWORK = 50.0

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flowrl.config.base import config_for_card, named_config
+from flowrl.config.base import card_memory, config_for_card, named_config
 from flowrl.config.train import TrainConfig
 from flowrl.planning.bases import Wish, is_model
 from flowrl.planning.light_libraries import light_libraries
@@ -83,7 +83,7 @@ class RunPlan:
 def plan(
     config: str | Path | Mapping[str, Any] = "tiny_g2rpo",
     *,
-    card: int | None = None,
+    card: int | str | None = None,
     processes: int | None = None,
     cards: str | None = None,
     tflops: float | None = None,
@@ -99,7 +99,7 @@ def plan(
     Args:
         config: a YAML file, the name of one that ships, a mapping of settings, or a model (a hub id, a folder,
             asset:tiny-sd3), to plan its first run by the recommended recipe.
-        card: memory of the card in GB; None takes the smallest usual card that holds the run unchanged.
+        card: GB of the card, or its name, "4090"; None takes the smallest usual card that holds the run unchanged.
         processes: number of GPUs; None takes what `parallel.replicate` copies of the model need, or one copy.
         cards: both, as in "8x80", eight cards of 80 GB.
         tflops: sustained TFLOP/s of one GPU, to estimate the hours.
@@ -152,15 +152,15 @@ def plan(
         return told(made, found, outlook, text, long=long)
 
 
-def number_and_memory(cards: str | None, processes: int | None, card: int | None) -> tuple[int | None, int | None]:
+def number_and_memory(cards: str | None, processes: int | None, card: Any) -> tuple[int | None, Any]:
     """Number of cards and GB of each, of "8x80". Raises ValueError: it is none, or says again what is given."""
     if cards is None:
         return processes, card
-    found = re.fullmatch(r"([1-9]\d*)x([1-9]\d*)", cards)
+    found = re.fullmatch(r"([1-9]\d*)\s*x\s*(.+)", cards)
     if found is None:
-        raise ValueError(f"`cards` is a number of cards and the GB of each, such as 8x80, got {cards!r}")
-    number, memory = map(int, found.groups())
-    if (processes or number, card or memory) != (number, memory):
+        raise ValueError(f"`cards` is a number of cards and the GB of each, such as 8x80 or 8xH100, got {cards!r}")
+    number, memory = int(found[1]), card_memory(found[2])
+    if (processes or number, card_memory(card or memory)) != (number, memory):
         raise ValueError(f"`cards` is {cards}, and `processes` or `card` says something else: leave them out")
     return number, memory
 
@@ -265,7 +265,12 @@ def planned_settings(
             first = first_run(Wish(model=given, card=card or 0, recommended=True), settings)
             yield first.config, Path(given.removeprefix("asset:")).name, first.base, SMALLER_RANKS
         return
-    path, name = named_config(given)
+    try:
+        path, name = named_config(given)
+    except ValueError as error:
+        from flowrl.pipelines.places.hub_files import did_you_mean
+
+        raise ValueError(f"{error}; or a model{did_you_mean(str(given))}") from None
     chosen = load_checked(path, settings, here=False)
     with light_libraries(chosen):
         yield chosen, name, None if isinstance(path, Mapping) else str(path), ()

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterable, Sequence
 
 from flowrl.planning.memory import GIB
-from flowrl.rendering.terminal_text import COLUMNS
+from flowrl.rendering.terminal_text import wrapped
 
 _LABEL = 16
 
@@ -16,24 +15,13 @@ Row = tuple[str, str]
 
 def pairs(rows: Iterable[Row]) -> list[str]:
     """Labels and texts, wrapped under each other."""
-    return [line for label, text in rows for line in wrap(text, f"  {label:<{_LABEL}}")]
+    firsts = ((f"  {label:<{_LABEL}}", text) for label, text in rows)
+    return [line for first, text in firsts for line in wrapped(text, first, " " * len(first)).splitlines()]
 
 
 def note(text: str) -> list[str]:
     """A text in two blanks."""
-    return wrap(text, "  ")
-
-
-def wrap(text: str, first: str) -> list[str]:
-    """A text under its own first line."""
-    return textwrap.wrap(
-        text,
-        COLUMNS,
-        initial_indent=first,
-        subsequent_indent=" " * len(first),
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
+    return wrapped(text, "  ", "  ").splitlines()
 
 
 def table(rows: Sequence[tuple[str, ...]]) -> list[str]:

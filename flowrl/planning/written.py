@@ -14,7 +14,7 @@ import yaml
 from flowrl.config.base import config_files, find_config, read_with_base
 from flowrl.config.key_docs import first_sentence, key_docs
 from flowrl.config.strict_yaml import apply_override
-from flowrl.config.train import TrainConfig, load_config, to_yaml
+from flowrl.config.train import TrainConfig, load_config, resolve_path, to_yaml
 
 SHOWN = ("seed", "num_iterations", "prompts_per_step", "group_size", "pipeline.model", "policy.lora_rank",
          "sampler.num_steps", "sampler.guidance_scale", "optim.lr", "prompts.train", "prompts.eval", "rewards",
@@ -66,8 +66,8 @@ def settings_on(base: str, keys: dict[str, Any]) -> dict[str, Any]:
 
 
 def placed(file: str) -> str:
-    """A file by a path that works from any folder; assets and data sets keep their names."""
-    return file if file.startswith(("asset:", "dataset:")) else str(Path(file).expanduser().resolve())
+    """A file by a path that works from any folder; assets and data sets keep their names. Raises ConfigError: none."""
+    return file if file.startswith(("asset:", "dataset:")) else str(resolve_path(file).resolve())
 
 
 def set_at(data: dict[str, Any], dotted: str, value: Any) -> None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import textwrap
-
 from flowrl.profiling.result import SECTIONS, WRONG, Bench, Phase, TimeSpread
-from flowrl.rendering.terminal_text import COLUMNS, Table, as_table
+from flowrl.rendering.terminal_text import COLUMNS, Table, as_table, wrapped
 from flowrl.runs.vital_signs import ALIKE
 
 _HEAD = ("of", "seconds", "min..max", "of ceiling", "roofline")
@@ -19,13 +17,13 @@ READING = (
 
 def as_text(bench: Bench) -> str:
     """The whole bench."""
-    parts = [_wrapped(note) for note in bench.notes]
+    parts = [wrapped(note) for note in bench.notes]
     for section in SECTIONS:
         rows = tuple(_row(bench, phase) for phase in bench.phases if phase.section == section)
         if rows:
             parts.append(as_table(Table(title=section, head=("", *_HEAD), rows=rows)))
-        parts += [_wrapped(line) for line in notes_of(bench, section)]
-    return "\n\n".join([*parts, *last_words(bench), _wrapped(READING)])
+        parts += [wrapped(line) for line in notes_of(bench, section)]
+    return "\n\n".join([*parts, *last_words(bench), wrapped(READING)])
 
 
 def notes_of(bench: Bench, section: str) -> list[str]:
@@ -41,18 +39,18 @@ def last_words(bench: Bench) -> list[str]:
     """What counts most: the pace, and whether the first ratio is 1."""
     said = list[str]()
     if (found := bench.throughput) is not None:
-        said.append(_wrapped(f"{rate(found[0])} on the clock, {_OF[found[1]]}"))
+        said.append(wrapped(f"{rate(found[0])} on the clock, {_OF[found[1]]}"))
     if bench.ratio_first_deviation is not None:
         exact = bench.ratio_first_deviation == 0
         said.append(
-            _wrapped(
+            wrapped(
                 "Rollout and update give the same log-densities, to the last bit."
                 if exact
                 else "Log-densities of rollout and update differ by at most "
                 f"{bench.ratio_first_deviation:.2g} nats per latent dimension; above {ALIKE:g} look for the cause."
             )
         )
-    said += [_wrapped(f"{one.name}: {one.note}") for one in bench.phases if one.note.startswith(WRONG)]
+    said += [wrapped(f"{one.name}: {one.note}") for one in bench.phases if one.note.startswith(WRONG)]
     return said if bench.finished else [*said, "Cut off: what was measured until then is kept."]
 
 
@@ -74,8 +72,8 @@ def as_comparison(first: Bench, second: Bench, names: tuple[str, str]) -> str:
         for key, a, b, verdict in compare_phases(first, second)
     )
     head = ("", "A", "B", "A / B", "beyond spread")
-    only = [_wrapped(f"Only in {name}: {'; '.join(keys)}") for name, keys in alone(first, second, names) if keys]
-    differ = [_wrapped(f"{key}: {a} | {b}") for key, a, b in facts_that_differ(first, second)]
+    only = [wrapped(f"Only in {name}: {'; '.join(keys)}") for name, keys in alone(first, second, names) if keys]
+    differ = [wrapped(f"{key}: {a} | {b}") for key, a, b in facts_that_differ(first, second)]
     table = as_table(Table(title=f"A is {names[0]}, B is {names[1]}", head=head, rows=rows))
     return "\n\n".join([table, *only, *(["They differ in:\n" + "\n".join(differ)] if differ else [])])
 
@@ -157,7 +155,3 @@ def pace(phase: Phase) -> str:
 def rate(flops: float) -> str:
     """FLOPs a second."""
     return f"{flops / 1e12:.3g} TFLOP/s" if flops >= 1e11 else f"{flops / 1e9:.3g} GFLOP/s"
-
-
-def _wrapped(text: str) -> str:
-    return textwrap.fill(text, COLUMNS, break_long_words=False, break_on_hyphens=False)

@@ -19,6 +19,13 @@ class Table:
     note: str = ""
 
 
+def wrapped(text: str, first: str = "", rest: str = "", *, width: int = COLUMNS) -> str:
+    """A text in lines, behind `first` and then `rest`; long words stay whole, so you can copy them."""
+    return textwrap.fill(
+        text, width, initial_indent=first, subsequent_indent=rest, break_long_words=False, break_on_hyphens=False
+    )
+
+
 def as_table(table: Table) -> str:
     """The table below its title; leaves out last columns if they and names of 12 letters do not fit into 80."""
     title, head, rows = textwrap.fill(table.title, COLUMNS), table.head, table.rows

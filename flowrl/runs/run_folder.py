@@ -64,9 +64,10 @@ def refuse_full(folder: Path, config: str = "") -> None:
         what = "a file" if folder.exists() else "a link that leads nowhere"
         raise ValueError(f"out={folder} is {what}, and a run needs a folder: give another name")
     if is_taken(folder) and not _only_begun(folder, config):
+        way = f"continue it with 'flowrl train resume={shlex.quote(str(folder))}', or "
         raise ValueError(
-            f"the run folder {folder} is not empty, and nothing in it will be overwritten: continue it with "
-            f"'flowrl train resume={shlex.quote(str(folder))}', or choose another folder with out="
+            f"the run folder {folder} is not empty, and nothing in it will be overwritten: "
+            f"{way if (folder / CONFIG).is_file() else ''}choose another folder with out="
         )
 
 
@@ -95,8 +96,12 @@ def refuse_no_run(folder: Path, hint: str = "") -> None:
     path = folder / CONFIG
     if path.is_file() and _text(path):
         return
+    if around := [one for one in folder.parents if (one / MANIFEST).is_file()]:
+        hint = f": did you mean {around[0]}?"
     if not folder.is_dir():
-        raise ValueError(f"{folder} is not a run folder (no folder is there){hint}")
+        raise ValueError(
+            f"{folder} is not a run folder ({'a file' if folder.exists() else 'no folder'} is there){hint}"
+        )
     inside = {entry.name for entry in contents(folder)}
     if not inside - _FIRST and (inside or (folder / LOCK).exists()):
         raise ValueError(

@@ -46,7 +46,7 @@ Page = Callable[[Path], object]
 
 @public
 def train(
-    config: str | Path | Mapping[str, Any] | None = None, *, card: int | None = None,
+    config: str | Path | Mapping[str, Any] | None = None, *, card: int | str | None = None,
     on_iteration: Watcher | None = None, show: bool = True, page: Page | None = None, fit: Fit | None = None,
     **settings: Any,
 ) -> TrainedRun:  # fmt: skip
@@ -55,8 +55,8 @@ def train(
     Args:
         config: a YAML file, the name of one that ships, or a mapping of settings; None trains the embedded model, and
             is required with `resume`.
-        card: memory of a card in GB. The run makes the changes that `flowrl.plan` proposes for such a card, prints
-            them, and keeps them in its configuration.
+        card: GB of a card, or its name, "4090". The run makes the changes that `flowrl.plan` proposes for such a card,
+            prints them, and keeps them in its configuration.
         on_iteration: a function that the main process calls after each iteration with the iteration's number and its
             row of metrics, once the row is in `metrics.jsonl` (None for a number that is not finite). If it returns
             False, the run is saved and stops, as after Ctrl-C, and `resume` continues it. If it raises an error, the

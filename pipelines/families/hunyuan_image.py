@@ -115,8 +115,8 @@ def _check_guiders(model: str, guiders: Sequence[Mapping[str, Any]]) -> None:
     keys = guiders[0].keys() - {_START, "guidance_scale"} if len(guiders) > 1 else ()
     if differ := sorted(key for key in keys if guiders[0][key] != guiders[1].get(key)):
         raise ValueError(
-            f"guider and ocr_guider of {model} differ in {', '.join(differ)}, and here in nothing but their first "
-            f"projected step ({_START}): take the guider folders of the published checkpoint"
+            f"guider and ocr_guider of {model} differ in {', '.join(differ)}, but only their first projected step "
+            f"({_START}) may differ: take the guider folders of the published checkpoint"
         )
 
 

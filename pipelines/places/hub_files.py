@@ -6,6 +6,7 @@ each file once, and does not wait a second time for a hub that does not answer.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -144,7 +145,8 @@ def refusal(model: str, asked: Answer, families: Sequence[str]) -> str:
     from huggingface_hub import constants
 
     repo, revision = split_revision(model)
-    meant, beside = did_you_mean(repo), Path(repo).parent
+    beside = Path(repo).parent
+    meant = "" if beside.name == "runs" else did_you_mean(repo)
     names = [one.name for one in beside.iterdir()] if beside.is_dir() else []
     if asked.why in ("no repository", "offline") and not meant and (beside.is_dir() or beside.name == "runs"):
         near = get_close_matches(Path(repo).name, names, n=1)
@@ -180,11 +182,19 @@ def _instead(model: str) -> str:
 
 
 def did_you_mean(repo: str) -> str:
-    """A question that suggests published checkpoints with a similar name; empty if there are none."""
-    known = {name.lower(): name for name in checkpoints()}
-    near = get_close_matches(repo.lower(), known, n=2, cutoff=0.8)
-    if not near:
-        last = {name.rpartition("/")[2]: name for name in known}
-        near = [last[one] for one in get_close_matches(repo.lower().rpartition("/")[2], last, n=2, cutoff=0.8)]
-    near = [one for one in near if one != repo.lower()] or near
-    return f" (did you mean {' or '.join(known[one] for one in near)}?)" if near else ""
+    """A question that suggests published checkpoints with a similar name, or one that `repo` shortens, as sd3.5 does
+    stable-diffusion-3.5-medium; empty if there are none, or if `repo` is one."""
+    last = {name.lower().rpartition("/")[2]: name for name in checkpoints()}
+    word = repo.lower().rpartition("/")[2]
+    near = get_close_matches(word, last, n=2, cutoff=0.8) or _lengthened(word, list(last))[:2]
+    return f" (did you mean {' or '.join(last[one] for one in near)}?)" if near and repo not in checkpoints() else ""
+
+
+def _lengthened(word: str, names: Sequence[str]) -> list[str]:
+    """The names, the shortest first, that hold a word of three letters and figures or more; else those that have them,
+    in order, from the first on."""
+    sought, *plain = (re.sub(r"[^a-z0-9]", "", text) for text in (word, *names))
+    order = sought[:1] + "".join(f"[^{letter}]*{letter}" for letter in sought[1:])
+    within = [name for name, text in zip(names, plain, strict=True) if sought in text]
+    within = within or [name for name, text in zip(names, plain, strict=True) if re.match(order, text)]
+    return sorted(within, key=len) if len(sought) > 2 else []

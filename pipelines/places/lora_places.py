@@ -101,7 +101,7 @@ def _only(folder: Path) -> Path:
     if (named := _named(folder)) is not None:
         return named
     if (folder / "model_index.json").is_file():
-        raise ValueError(f"{folder} is a whole model and no LoRA: set pipeline.model to it")
+        raise ValueError(f"{folder} is a whole model, not a LoRA: set pipeline.model to it")
     files = _weights(folder)
     inner = sorted(path for path in folder.iterdir() if path.is_dir() and _named(path) and path.name != EXPERTS[1])
     found = files or [path for one in inner if (path := _named(one)) is not None]

@@ -18,6 +18,7 @@ from torch import nn
 
 from flowrl.config.locations import split_revision
 from flowrl.pipelines.arithmetic.compiling import repeated_blocks
+from flowrl.pipelines.places.hub_files import did_you_mean
 from flowrl.pipelines.places.known_checkpoints import AGAIN
 from flowrl.pipelines.places.model_folders import Faulty, check_parts, part_class, part_entries, read_index
 from flowrl.pipelines.places.single_files import FilesMissing, is_single_file, load_single, small_folder
@@ -141,7 +142,7 @@ def load_stock(
             raise
         fault = _fault(Path(model)) if Path(model).is_dir() else ""
         first = fault or (_unread_part(model) if Path(model).is_dir() else "") or first_line(error)
-        cure = AGAIN if fault else f"give a folder written by save_pretrained, or {_REACHED}"
+        cure = AGAIN if fault else f"give a folder written by save_pretrained, or {_REACHED}{did_you_mean(model)}"
         raise ValueError(f"could not load {model!r} as a {title} pipeline ({first}): {cure}") from error
     _check_parts(pipe, model, options)
     pipe.set_progress_bar_config(disable=True)
@@ -162,7 +163,9 @@ def fetch(model: str, variant: str | None) -> None:
     try:
         _download(diffusers.DiffusionPipeline, model, variant, {})
     except Exception as error:  # of the hub, of the network, of the disk
-        raise ValueError(f"could not download {model!r} ({first_line(error)}): give a folder, or {_REACHED}") from error
+        raise ValueError(
+            f"could not download {model!r} ({first_line(error)}): give a folder, or {_REACHED}{did_you_mean(model)}"
+        ) from error
 
 
 def _check_parts(pipe: Any, model: str, given: Mapping[str, Any]) -> None:

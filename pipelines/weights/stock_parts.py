@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -140,8 +141,8 @@ def reason(error: Exception, kind: Any, config: Mapping[str, Any]) -> str:
 
 
 def first_line(error: Exception) -> str:
-    """A library's error message, without its advice to write to its authors."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0].partition(" If you want")[0]
+    """A library's error message, without its advice to its authors' address or to arguments that nobody has here."""
+    return re.split(r" If you want| \(Cannot find an", (str(error).strip() or type(error).__name__).splitlines()[0])[0]
 
 
 def _some(keys: Sequence[str]) -> str:

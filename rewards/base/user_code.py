@@ -100,7 +100,7 @@ def load_function(file: str, function: str, *, what: str = "reward") -> Callable
         raise ValueError(f"{owner}: {unknown_name('function', function, names)}")
     scorer = vars(module)[function]
     if not callable(scorer):
-        raise ValueError(f"{owner}: {function} is a {type(scorer).__name__}, not a function.")
+        raise ValueError(f"{owner}: {function} is of type {type(scorer).__name__}, not a function.")
     _paths[file] = _paths[private]
     return scorer
 

@@ -52,8 +52,8 @@ def test_wise_refuses_the_other_versions_ids(tmp_path: Path) -> None:
     ("change", "said"),
     [
         ({"Category": "Sports"}, "record 0: Category must be one of cultural knowledge, .* got 'Sports'"),
-        ({"prompt_id": 1001}, "record 0: prompt_id must be 1 to 1000"),
-        ({"prompt_id": True}, "record 0: prompt_id must be 1 to 1000"),
+        ({"prompt_id": 1001}, "record 0: needs prompt_id 1 to 1000"),
+        ({"prompt_id": True}, "record 0: needs prompt_id 1 to 1000"),
         ({"Prompt": "\u200b"}, r"record 0: the prompt has nothing that is seen \(U\+200B\)"),
     ],
 )

@@ -121,6 +121,8 @@ def test_the_nearest_configuration_is_built_on(wish: Wish, base: str) -> None:
         (["--model", "asset:tiny-sd3", "--card", "24", "--reward", "pickscore"], "pick_score"),
         (["--model", "nobody/knows-this", "--card", "24"], "nobody/knows-this"),
         (["--model", "black-forest-labs/FLUX.1-schnel", "--card", "24"], "mean black-forest-labs/FLUX.1-schnell"),
+        (["--model", "asset:tiny-sd3", "--card", "24", "--prompts", "absent.txt"], "there is no 'absent.txt'"),
+        (["--model", "sd3.5m", "--card", "24"], "did you mean stabilityai/stable-diffusion-3.5-medium?"),
         (["--model", "black-forest-labs/FLUX.1-dev", "--card", "2"], "does not fit 2 GB"),
     ],
 )
@@ -158,8 +160,8 @@ def test_on_a_terminal_a_wrong_answer_is_asked_for_again(tmp_path: Path, monkeyp
         monkeypatch.setattr("sys.stderr", said)
         assert cli.main(["init"]) == 0
     os.close(master)
-    for hint in ("did you mean stabilityai/stable-diffusion-3.5-medium?", "there is no 'nowhere'", "model_index.json",
-                 "24 say, got much", "did you mean jpeg_compressibility?", "FILE.py:FUNCTION", "exists already",
+    for hint in ("did you mean stabilityai/stable-diffusion-3.5-medium", "ships for nowhere", "model_index.json",
+                 "24, or as 4090 or", "did you mean jpeg_compressibility?", "FILE.py:FUNCTION", "exists already",
                  "there is no 'no/such.txt'", "got soon"):  # fmt: skip
         assert hint in said.getvalue(), hint
     config = load_config(tmp_path / "my.yaml")

@@ -18,6 +18,7 @@ from flowrl.pipelines import family_for
 from flowrl.planning.bases import Wish
 from flowrl.planning.first_run import first_run
 from flowrl.planning.hours import Hours, Speed, Work, in_time, rounded, speed_of
+from flowrl.planning.plan import number_and_memory
 from flowrl.planning.recommended import recommended
 from flowrl.planning.shorter import LEAST_GROUP, LEAST_ITERATIONS, LEAST_PROMPTS, RESERVE, batches_of, length_within
 
@@ -222,8 +223,12 @@ def test_numbers_above_zero_are_asked_for() -> None:
         wrong: dict[str, Any] = dict(given)
         with pytest.raises(flowrl.FlowrlError, match=f"`{next(iter(given))}` must be above 0"):
             flowrl.plan("tiny_g2rpo", **wrong)
-    for cards in ("8 of 80", "8x0"):
-        with pytest.raises(flowrl.FlowrlError, match="`cards` is a number of cards and the GB of each, such as 8x80"):
+    assert number_and_memory("2xH100", None, None) == number_and_memory("2x80gb", None, None) == (2, 80)
+    for cards, why in (
+        ("8 of 80", "`cards` is a number of cards and the GB of each, such as 8x80"),
+        ("8x0", "by its GB"),
+    ):
+        with pytest.raises(flowrl.FlowrlError, match=why):
             flowrl.plan("tiny_g2rpo", cards=cards)
     with pytest.raises(flowrl.FlowrlError, match="`cards` is 8x80, and `processes` or `card` says something else"):
         flowrl.plan("tiny_g2rpo", cards="8x80", card=24)

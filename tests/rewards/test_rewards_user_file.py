@@ -177,7 +177,7 @@ def test_what_a_user_function_must_not_do(user_file: str, function: str, message
     ("function", "options", "message"),
     [
         ("brightnes", {}, r"unknown function 'brightnes' \(did you mean 'brightness'\?\); allowed: .*as_array"),
-        ("constant", {}, "constant is a int, not a function"),
+        ("constant", {}, "constant is of type int, not a function"),
         ("two", {}, r"parameters must be \(images, prompts, metadata\) or \(inputs\).*got \(images, prompts\)"),
         ("alone", {}, r"must be \(images, prompts, metadata\) or \(inputs\).*got \(images\)"),
         ("named", {}, r"got \(\*, images, prompts, metadata\)"),

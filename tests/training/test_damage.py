@@ -385,6 +385,10 @@ def test_resume_says_what_is_missing(run: Path, tmp_path: Path, capsys: pytest.C
     )
     assert resume(tmp_path / "absent") == 1
     assert "no folder is there" in capsys.readouterr().err
+    assert resume(run / "manifest.json") == 1  # the run has an empty config.yaml
+    assert "is not a run folder (a file is there): did you mean" in capsys.readouterr().err
+    assert main(["train", str(run)]) == 1
+    assert f"or resume={run} to continue that run?" in capsys.readouterr().err
 
 
 # ---- nothing outside -------------------------------------------------------------------------------------------------

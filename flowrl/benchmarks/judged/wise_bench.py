@@ -86,7 +86,7 @@ def _case(record: Any, where: str, last: Mapping[str, int], version: str) -> Cas
     number, prompt, explanation, category = (record[key] for key in _NEEDED[:4])
     task = next((name for name, end in last.items() if type(number) is int and 1 <= number <= end), None)
     if task is None or not isinstance(prompt, str) or not isinstance(explanation, str):
-        raise ValueError(f"{where}: prompt_id must be 1 to 1000, Prompt and Explanation texts, got {number!r}.")
+        raise ValueError(f"{where}: needs prompt_id 1 to 1000, and texts in Prompt and Explanation, got {number!r}.")
     check_text(prompt, where)
     own = CATEGORIES.get(category.lower()) if isinstance(category, str) else None
     if own is None:

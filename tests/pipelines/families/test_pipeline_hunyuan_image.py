@@ -252,7 +252,7 @@ def test_known_checkpoints_have_the_published_size_and_are_called_without_number
     [
         ("guider/guider_config.json", {"stop": 0.5}, r"with \{'stop': 0\.5\}"),
         ("ocr_guider/guider_config.json", {"_class_name": "SkipLayerGuidance"}, "is SkipLayerGuidance"),
-        ("ocr_guider/guider_config.json", {"eta": 0.3}, "differ in eta, and here in nothing but"),
+        ("ocr_guider/guider_config.json", {"eta": 0.3}, "differ in eta, but only their first projected step"),
         ("transformer/config.json", {"patch_size": [1, 1, 1]}, "patches of 3 sides"),
         ("model_index.json", {"_class_name": "FluxPipeline"}, "loads HunyuanImagePipeline"),
     ],

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from fake_hub import COMMIT, FakeHub, Repository, serve_hub
+from huggingface_hub import constants
 
 from flowrl.cli import main
 from flowrl.config.locations import at_revision, split_revision
@@ -17,6 +18,7 @@ from flowrl.generation.models import find_source
 from flowrl.pipelines import PIPELINES, STOCK, family, family_name, family_of, known_family
 from flowrl.pipelines.places.hub_files import did_you_mean, model_card
 from flowrl.pipelines.places.known_checkpoints import checkpoints, precision_note, published
+from flowrl.pipelines.weights.stock_loading import fetch
 from flowrl.training.model_files import hub_commit
 
 MEDIUM, XL = "stabilityai/stable-diffusion-3.5-medium", "stabilityai/stable-diffusion-xl-base-1.0"
@@ -278,6 +280,21 @@ def test_a_checkpoint_made_for_float16_says_so() -> None:
 
 def test_near_misses_are_suggested() -> None:
     assert did_you_mean("Qwen/Qwen-Imge").startswith(" (did you mean Qwen/Qwen-Image")
-    assert did_you_mean("someone/something-else-entirely") == ""
+    for short, meant in (
+        ("sd3.5m", "stable-diffusion-3.5-medium"),
+        ("wan2.2", "Wan2.2-"),
+        ("kontext", "1-Kontext-dev"),
+    ):
+        assert meant in did_you_mean(short)
+    for other in ("someone/something-else-entirely", "me/my-model", "sd"):
+        assert did_you_mean(other) == ""
     assert set(STOCK.values()) == set(PIPELINES)
     assert replace(REPOSITORIES["me/secret"], gated=False) == Repository()
+
+
+def test_what_the_hub_cannot_give_suggests_what_is_published(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(ValueError, match=r"not fully cached locally\): .* \(did you mean stabil") as caught:
+        fetch("stabilityai/sd35m", None)
+    assert "stacktrace" not in str(caught.value)
+    assert did_you_mean("stabilityai/stable-diffusion-3.5-medium") == ""

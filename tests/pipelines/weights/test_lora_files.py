@@ -98,7 +98,7 @@ def test_a_lora_is_found_by_its_file_its_folder_and_its_run(tmp_path: Path) -> N
     (run / "model" / "model_index.json").touch()
     with pytest.raises(ValueError, match=r"trained all weights and has no LoRA: set pipeline\.model to"):
         read_lora(run)
-    with pytest.raises(ValueError, match="is a whole model and no LoRA"):
+    with pytest.raises(ValueError, match="is a whole model, not a LoRA"):
         read_lora(run / "model")
     (tmp_path / "lora.gguf").touch()
     with pytest.raises(ValueError, match=r"is no LoRA that can be read: give a file that ends in \.safetensors"):
