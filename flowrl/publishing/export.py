@@ -14,7 +14,7 @@ from torch import Tensor
 
 from flowrl.config.locations import hub_id, split_revision
 from flowrl.config.options import unknown_name
-from flowrl.generation.models import Model, Source, check_source, find_source, label_of, lora_of, place_of
+from flowrl.generation.models import Model, Source, check_source, find_lora, label_of, place_of
 from flowrl.generation.sampling_options import SamplingOptions
 from flowrl.pipelines import stock_of
 from flowrl.pipelines.places.lora_places import LORA_FILE
@@ -62,11 +62,12 @@ def export(
     if form not in FORMS:
         raise ValueError(unknown_name("form", form, FORMS))
     place = place_of(model)
-    source = find_source(place, sampling=SamplingOptions(dtype=dtype))
-    lora = lora_of(source, place, "export")
+    source, lora = find_lora(place, "export", SamplingOptions(dtype=dtype))
     check_source(source)
     loras = lora_exports.finite_loras(lora, stock_of(source.family, source.model))
     folder = Path(out or Path(place) / f"export-{form}")
+    if folder.suffix == ".safetensors":
+        raise ValueError(f"`out` is the folder of the files, whose names follow from the form: give {folder.parent}")
     files = files_of_form(loras, form, source, label_of(place))
     for name in files:
         weights = (folder / name).with_name("adapter_model.safetensors") if name.endswith(".json") else folder / name

@@ -13,7 +13,7 @@ from safetensors.torch import save
 from flowrl.config.bounds import check_counts
 from flowrl.config.locations import hub_id
 from flowrl.evaluation.board.board import of_one_model
-from flowrl.generation.models import Model, Source, Words, check_source, find_source, lora_of, place_of, several
+from flowrl.generation.models import Model, Source, Words, check_source, find_lora, place_of, several
 from flowrl.pipelines import stock_of
 from flowrl.publishing.base_licences import terms_of
 from flowrl.publishing.export import Content, files_of_form
@@ -76,11 +76,7 @@ def push(
     check_counts(pairs=pairs)
     place = Path(place_of(run))
     data = read_run(place)
-    source = find_source(str(place))
-    try:
-        lora = lora_of(source, str(place), "push")
-    except ValueError as error:
-        raise ValueError(f"{error}; 'hf upload OWNER/NAME FOLDER' uploads one") from error
+    source, lora = find_lora(str(place), "push")
     check_source(source)
     if (place / "lora.diverged").exists():
         print(f"note: {place} diverged; what is shared is its last LoRA whose images were finite")
@@ -104,19 +100,19 @@ def push(
         Shared(name="config.yaml", content=config.encode()),
         *sampled,
     ]
-    print(f"{'would be ' if dry_run else ''}shared of {place}:")
-    print(list_files(files))
     if to is not None and card.terms is None:
         raise ValueError(
             f"the licence of {source.model} is not known here: read it, then state that of the LoRA with `licence` ID"
         )
-    sizes = {file.name: file.size for file in files}
+    sizes, folder, address = {file.name: file.size for file in files}, Path(folder or place / "share"), None
+    if not dry_run:
+        write_files(folder, files)
+    if not data.finished:
+        print(f"note: {place} has not finished, and the card says so")
+    print(f"{'would be ' if dry_run else ''}shared of {place}:\n{list_files(files)}")
+    print("nothing was written or sent" if dry_run else f"wrote {folder}")
     if dry_run:
-        print("nothing was written or sent")
         return SharedRun(files=sizes, folder=None, address=None)
-    folder, address = Path(folder or place / "share"), None
-    write_files(folder, files)
-    print(f"wrote {folder}")
     if to is not None:
         address = upload(to, files, public=public)
         print(f"uploaded to {address}, {'public' if public else 'private'}")
