@@ -12,6 +12,10 @@ from flowrl.advantages.normalise import set_statistics
 from flowrl.rewards import ABSENT
 from flowrl.runs.vital_signs import COMPARED, EQUAL, EQUAL_LIMIT, alarm
 
+_IN_WORDS = {
+    "not_finite": " (NaN or infinity)", "garbage": " (a reply of another form)", "bad_value": " (no number)",
+    "missing_id": " (not in the reply)", "duplicate_id": " (twice in the reply)",
+}  # fmt: skip
 WINDOW = 10  # iterations over which to count failed images
 CONSTANT_LIMIT = 3  # iterations in a row whose images all got the same reward before the run stops
 _ALIKE = 12  # images, beyond the first of their groups, that must agree to rule out chance
@@ -47,8 +51,7 @@ class RewardWatch:
         if len(values) + absent == 0 or too_many_failures(recent, self.max_invalid_ratio):
             failed, scored = (sum(column) for column in zip(*recent, strict=True))
             reasons = [
-                f"{word} {count}{' (NaN or infinity)' * word.endswith('not_finite')}"
-                for word, count in errors.most_common()
+                f"{word} {count}{_IN_WORDS.get(word.rpartition('/')[2], '')}" for word, count in errors.most_common()
             ]
             why = ", ".join(reasons) or "no reason was given"
             images = f"scored images ({drawn}, and completions on their way)" if drawn else "images"
