@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from flowrl.config.rewards import RewardConfig, check_weights
+from flowrl.config.rewards import RewardConfig, check_weights, unique_keys
 from flowrl.config.sections import Precision
 from flowrl.rewards.base import (
     KINDS,
@@ -266,22 +266,6 @@ def sum_of(
             raise ValueError(f"reward {reward.name!r}: kind must be one of {', '.join(KINDS)}, got {reward.kind!r}.")
         terms.append(Term(reward=reward, key=key, entry=entry))
     return WeightedSum(terms=tuple(terms), merge=merge, partial=partial)
-
-
-def unique_keys(names: Sequence[str]) -> list[str]:
-    """Labels or names of rewards as the log calls them; a repeated one becomes `<name>_2`, `<name>_3`, ….
-
-    >>> unique_keys(["geneval", "ocr", "geneval"])
-    ['geneval', 'ocr', 'geneval_2']
-    """
-    keys: list[str] = []
-    for name in names:
-        key, number = name, 1
-        while key in keys or (number > 1 and key in names):  # `a_2` may also be some reward's own name
-            number += 1
-            key = f"{name}_{number}"
-        keys.append(key)
-    return keys
 
 
 def build_weighted_sum(
