@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Executor
 from contextvars import copy_context
@@ -73,11 +72,6 @@ class WeightedSum:
     def rewards(self) -> tuple[Reward, ...]:
         """The rewards, in the order of the configuration."""
         return tuple(term.reward for term in self.terms)
-
-    @property
-    def weights(self) -> tuple[float, ...]:
-        """The weight of each reward."""
-        return tuple(term.weight for term in self.terms)
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -229,21 +223,6 @@ def close_gates(total_B: Tensor, closed_B: Tensor, group_B: Tensor) -> Tensor:
         if bool(judged.any()):
             result[members & closed_B] = total_B[judged].min()
     return result
-
-
-def weighted_sum(
-    rewards: Sequence[Reward], weights: Sequence[float], labels: Sequence[str | None] | None = None
-) -> WeightedSum:
-    """Sums existing rewards, each with a weight and perhaps a label; see `sum_of`. Raises ValueError: as
-    `sum_of`, or if the lengths differ or a weight is not finite."""
-    if not rewards or len(rewards) != len(weights):
-        raise ValueError(f"each reward needs one weight, got {len(rewards)} rewards and {len(weights)} weights.")
-    if not all(math.isfinite(weight) for weight in weights):
-        raise ValueError(f"weights must be finite, got {list(weights)}.")
-    members = zip(rewards, weights, labels or [None] * len(rewards), strict=True)
-    return sum_of(
-        [(one, RewardConfig(name=one.name, weight=float(weight), label=label)) for one, weight, label in members]
-    )
 
 
 def sum_of(

@@ -131,11 +131,6 @@ class RewardConfig:
         return str(self.label or self.name or self.function)
 
     @property
-    def values(self) -> tuple[Any, ...]:
-        """What decides its values and their name; the rest is its part of the sum."""
-        return self.called, self.name, self.file, self.function, self.options, self.frames
-
-    @property
     def bounds(self) -> tuple[float, float]:
         """`clip` in numbers; infinite if it is open."""
         low, high = self.clip or (None, None)
@@ -179,11 +174,7 @@ def check_rewards(rewards: Sequence[RewardConfig], *, needed: bool = True) -> No
 
 
 def unique_keys(names: Sequence[str]) -> list[str]:
-    """Labels or names of rewards as the log calls them; a repeated one becomes `<name>_2`, `<name>_3`, ….
-
-    >>> unique_keys(["geneval", "ocr", "geneval"])
-    ['geneval', 'ocr', 'geneval_2']
-    """
+    """Labels or names of rewards as the log calls them; a repeated one becomes `<name>_2`, `<name>_3`, …."""
     keys: list[str] = []
     for name in names:
         key, number = name, 1
@@ -196,22 +187,19 @@ def unique_keys(names: Sequence[str]) -> list[str]:
 
 def each_once(entries: Sequence[RewardConfig]) -> list[RewardConfig]:
     """Rewards without those that give the values of an earlier one, and differ in its part of the sum alone."""
-    return [one for k, one in enumerate(entries) if all(one.values != other.values for other in entries[:k])]
+    values = [(one.called, one.name, one.file, one.function, one.options, one.frames) for one in entries]
+    return [one for k, one in enumerate(entries) if values[k] not in values[:k]]
 
 
-def told_apart(entries: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """Key of a reward in evaluations -> how readers see it: with the first option that namesakes have otherwise.
-
-    >>> told_apart([{"name": "a", "options": {"scale": 1}}, {"name": "b"}, {"name": "a", "options": {"scale": 2}}])
-    {'a': 'a (scale: 1)', 'b': 'b', 'a_2': 'a_2 (scale: 2)'}
-    """
-    facts = [
-        (e.get("label") or e.get("name") or e.get("function"), e.get("options") or {}, e.get("frames")) for e in entries
-    ]
+def told_apart(config: Mapping[str, Any]) -> dict[str, str]:
+    """Keys of a configuration's rewards in evaluations -> how readers see them: with the first option that namesakes
+    have otherwise, such as `geneval_2 (credit: official)`."""
+    entries = [*(config.get("rewards") or ()), *((config.get("eval") or {}).get("rewards") or ())]
+    facts = [(one.get("label") or one.get("name") or one.get("function"), one.get("options") or {}) for one in entries]
     facts = [fact for k, fact in enumerate(facts) if fact not in facts[:k]]
     told = dict[str, str]()
-    for key, (name, options, _) in zip(unique_keys([str(name) for name, *_ in facts]), facts, strict=True):
-        same = [other for called, other, _ in facts if called == name]
+    for key, (name, options) in zip(unique_keys([str(name) for name, _ in facts]), facts, strict=True):
+        same = [other for called, other in facts if called == name]
         own = [f"{word}: {value}" for word, value in options.items() if any(one.get(word) != value for one in same)]
         told[key] = f"{key} ({own[0]})" if own else key
     return told

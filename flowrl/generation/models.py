@@ -215,8 +215,7 @@ def _owner_of_lora(model: str, lora: Path | None) -> tuple[str, Path | None]:
     named = said.get("base_model_name_or_path")
     if not named:
         raise ValueError(
-            f"{model} is a LoRA that does not name its base model: give that one, and `lora` {model}, or name it in "
-            f"{card} as base_model_name_or_path"
+            f"{model} is a LoRA that does not name its base model: give that one, and `lora` {model}, or a {CARD}"
         )
     return at_revision(str(named), said.get("revision")), folder
 
@@ -232,10 +231,7 @@ def find_lora(model: str, command: str, sampling: SamplingOptions | None = None)
         if source.lora is not None:
             return source, source.lora
         if source.trained_from is not None:
-            raise ValueError(
-                f"{model} trained all weights: there is no LoRA to {command}, and {source.model} is a stock folder, "
-                "which 'hf upload OWNER/NAME FOLDER' uploads"
-            )
+            raise ValueError(f"{model} trained all weights, no LoRA to {command}: share {source.model} by 'hf upload'")
     raise ValueError(f"{model} has no LoRA: give a run folder, or the folder of a LoRA that a run wrote")
 
 

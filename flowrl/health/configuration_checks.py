@@ -9,7 +9,7 @@ import resource
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ import torch
 
 from flowrl.config.base import SETTINGS, named_config
 from flowrl.config.overrides import Settings
-from flowrl.config.rewards import told_apart, unique_keys
+from flowrl.config.rewards import unique_keys
 from flowrl.config.train import ConfigError, TrainConfig, load_config, location_of
 from flowrl.health.diagnosis import Check, Examination, divided, faulty
 from flowrl.health.machine_checks import disk_check
@@ -188,8 +188,7 @@ def _licences(models: Sequence[str], *, offline: bool) -> Iterator[Check]:
 
 def _rewards(config: TrainConfig, prompts: Sequence[Prompt], *, offline: bool) -> Iterator[Check]:
     """Asks reward servers about two images; checks of other rewards whether their models are here."""
-    told = told_apart([asdict(entry) for entry in config.rewards])
-    names = [told.get(key, key) for key in unique_keys([entry.called for entry in config.rewards])]
+    names = unique_keys([entry.called for entry in config.rewards])
     for number, entry in enumerate((*config.rewards, *config.eval.rewards)):
         name = f"reward {names[number]}" if number < len(names) else f"eval reward {entry.called}"
         try:

@@ -106,10 +106,8 @@ def added(read: Sequence[Mapping[str, SavedLora]], weights: Sequence[float] | No
     """One LoRA for each network, of several and their weights; None averages them. Raises ValueError: there are more
     or fewer weights, or the LoRAs are for other networks."""
     shares = [1 / len(read)] * len(read) if weights is None else list(weights)
-    if len(shares) != len(read):
-        raise ValueError(f"`weights` are one for each of the {len(read)} LoRAs, got {len(shares)}")
-    if not all(map(math.isfinite, shares)) or not any(shares):
-        raise ValueError(f"`weights` must be finite and not all 0, got {', '.join(f'{one:g}' for one in shares)}")
+    if len(shares) != len(read) or not all(map(math.isfinite, shares)) or not any(shares):
+        raise ValueError(f"`weights` are one for each of the {len(read)} LoRAs, finite and not all 0, got {shares}")
     if any(one.keys() != read[0].keys() for one in read):
         raise ValueError("the LoRAs are for other networks of a model: merge those of one base")
     return {part: joined([one[part] for one in read], shares) for part in read[0]}

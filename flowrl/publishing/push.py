@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +19,7 @@ from flowrl.publishing.export import Content, files_of_form
 from flowrl.publishing.hub_upload import check_target, upload
 from flowrl.publishing.lora_exports import SavedLora, finite_loras
 from flowrl.publishing.model_card import RunCard, settings_without_places, task_of_run
-from flowrl.publishing.model_index import add_to_card
+from flowrl.publishing.model_index import text_with
 from flowrl.publishing.shared_files import README, Shared, image_files, list_files, write_files
 from flowrl.runs.held_out_result import held_out
 from flowrl.runs.run_data import read_run
@@ -91,7 +90,9 @@ def push(
         name=name, run=data, source=source, base=base, terms=terms_of(base or source.model, licence),
         held=held_out(data), images=images, comfyui=comfyui, task=task_of_run(data),
     )  # fmt: skip
-    text = _add_benchmarks(card.text(), name, list(map(str, several(results))))
+    text, measured = card.text(), [*map(str, several(results))]
+    if measured:
+        text, _ = text_with(text, name, of_one_model(measured)[1], README)
     config = yaml.safe_dump(settings_without_places(dict(data.config)), sort_keys=False, allow_unicode=True)
     files = [
         Shared(name=README, content=text.encode()),
@@ -111,12 +112,10 @@ def push(
         print(f"note: {place} has not finished, and the card says so")
     print(f"{'would be ' if dry_run else ''}shared of {place}:\n{list_files(files)}")
     print("nothing was written or sent" if dry_run else f"wrote {folder}")
-    if dry_run:
-        return SharedRun(files=sizes, folder=None, address=None)
-    if to is not None:
+    if to is not None and not dry_run:
         address = upload(to, files, public=public)
         print(f"uploaded to {address}, {'public' if public else 'private'}")
-    return SharedRun(files=sizes, folder=folder, address=address)
+    return SharedRun(files=sizes, folder=None if dry_run else folder, address=address)
 
 
 def _tensor_files(contents: Mapping[str, Content], folder: str = "") -> list[Shared]:
@@ -141,14 +140,3 @@ def _comfyui(loras: dict[str, SavedLora], source: Source, name: str) -> tuple[st
         f"ComfyUI: put {names} into `ComfyUI/models/loras/`, and the node `LoraLoaderModelOnly` between the loader of "
         f"the base model and the sampler, at strength 1{more}."
     ), files
-
-
-def _add_benchmarks(text: str, name: str, results: Sequence[str]) -> str:
-    """Adds finished evaluations, which must be of one model, to the card's metadata."""
-    if not results:
-        return text
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / README
-        path.write_text(text, encoding="utf-8")
-        add_to_card(path, name, of_one_model(results)[1])
-        return path.read_text(encoding="utf-8")

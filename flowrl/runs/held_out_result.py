@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from flowrl.benchmarks.geneval.metadata import TASKS
+from flowrl.config.rewards import told_apart
 from flowrl.runs.evaluation_rows import GENEVAL, REWARD, SCORE, main_metric, score_interval, score_rows
 from flowrl.runs.run_data import Row, RunData, column, keys_below
 from flowrl.statistics.bootstrap import Interval, point
@@ -58,7 +59,7 @@ def held_out(run: RunData) -> HeldOut | None:
         tasks[2] = task_scores(pair[1], base=pair[0]) if pair[0] else {}
     return HeldOut(
         metric=metric,
-        label="GenEval score" if is_score else f"reward {run.told_rewards.get(name, name)}",
+        label="GenEval score" if is_score else f"reward {told_apart(run.config).get(name, name)}",
         first=first,
         last=last,
         before=_interval(rows[0], metric, before),

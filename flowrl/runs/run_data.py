@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import yaml
 
-from flowrl.config.rewards import told_apart
 from flowrl.prompts.overlap import held_out_or_shared
 from flowrl.runs.run_folder import refuse_links
 from flowrl.runtime.files import numbered_lines, parse_json, read_json
@@ -61,12 +60,6 @@ class RunData:
     def held_word(self) -> str:
         """The word for the prompts of evaluations."""
         return held_out_or_shared(self.manifest.get("eval_prompts"))[0]
-
-    @property
-    def told_rewards(self) -> dict[str, str]:
-        """See `told_apart`."""
-        more = (self.config.get("eval") or {}).get("rewards") or ()
-        return told_apart([*(self.config.get("rewards") or ()), *more])
 
     @property
     def warnings(self) -> dict[str, list[tuple[int, str]]]:

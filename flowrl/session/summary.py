@@ -51,7 +51,7 @@ def summarise(folder: Path, config: TrainConfig, report: Path | None, *, finishe
     if len(numbers) > 1:
         sides = read_rows(folder, numbers[0]), read_rows(folder, numbers[-1])
         table, scores = _scores(*sides, word.capitalize())
-        told = told_apart([asdict(one) for one in (*config.rewards, *config.eval.rewards)])
+        told = told_apart(asdict(config))
         more, found = _held_out_rewards(*sides, rows, word.capitalize(), told, besides_geneval=bool(table))
         lines, scores = [*lines, *table, *more], scores | found
     if rewards:  # training on pairs of files has none
@@ -119,15 +119,12 @@ def _held_out_rewards(
         bounds = f"{change.low:+.3g} to {change.high:+.3g}" if change.known else "-"
         if reason:
             reasons.setdefault(reason, []).append(name)
-        cells.append(
-            (told.get(name, name), _cell(start, ".4g"), _cell(end, ".4g"), _cell(change.mean, "+.3g"), f"({bounds})")
-        )
+        figures = _cell(start, ".4g"), _cell(end, ".4g"), _cell(change.mean, "+.3g"), f"({bounds})"
+        cells.append((told.get(name, name), *figures))
         found[name] = {"before": start, "after": end, "change": change}
     lines += align(("reward", "before", "after", "change", "95 % interval"), cells, "  ").splitlines()
-    for reason, those in reasons.items():
-        lines += textwrap.wrap(
-            f"No interval for {', '.join(those)}: {reason}", 78, initial_indent="  ", subsequent_indent="  "
-        )
+    notes = [f"No interval for {', '.join(those)}: {reason}" for reason, those in reasons.items()]
+    lines += [f"  {line}" for note in notes for line in textwrap.wrap(note, 78)]
     return [*lines, ""], {"rewards": found}
 
 

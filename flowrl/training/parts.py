@@ -26,7 +26,7 @@ from flowrl.rewards import Reward
 from flowrl.rewards.actors import ray_rewards
 from flowrl.rewards.base.specs import CheckedReward
 from flowrl.rewards.base.text_limits import cut_line
-from flowrl.rewards.compose import Merge, WeightedSum, build_weighted_sum, sum_of, weighted_sum
+from flowrl.rewards.compose import Merge, WeightedSum, build_weighted_sum, sum_of
 from flowrl.runtime.capabilities import this_machine
 from flowrl.runtime.extras import check_extra
 from flowrl.runtime.precision import refuse_unable
@@ -289,8 +289,8 @@ def evaluation_rewards(ready: Ready, reward: WeightedSum, device: torch.device) 
         terms += build_weighted_sum(measured, device=device, rests="rewards" in ready.config.pipeline.offload).terms
     if not terms:
         return None
-    made = weighted_sum([term.reward for term in terms], [1.0] * len(terms), [term.entry.label for term in terms])
-    return replace(made, dtype=ready.config.reward_dtype)
+    plain = [(term.reward, RewardConfig(name=term.reward.name, label=term.entry.label)) for term in terms]
+    return replace(sum_of(plain), dtype=ready.config.reward_dtype)
 
 
 def sampler_of(

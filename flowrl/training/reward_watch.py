@@ -12,10 +12,7 @@ from flowrl.advantages.normalise import set_statistics
 from flowrl.rewards import ABSENT
 from flowrl.runs.vital_signs import COMPARED, EQUAL, EQUAL_LIMIT, alarm
 
-_IN_WORDS = {
-    "not_finite": " (NaN or infinity)", "garbage": " (a reply of another form)", "bad_value": " (no number)",
-    "missing_id": " (not in the reply)", "duplicate_id": " (twice in the reply)",
-}  # fmt: skip
+_IN_WORDS = {"not_finite": " (NaN or infinity)", "garbage": " (a reply of another form)", "bad_value": " (no number)"}
 WINDOW = 10  # iterations over which to count failed images
 CONSTANT_LIMIT = 3  # iterations in a row whose images all got the same reward before the run stops
 _ALIKE = 12  # images, beyond the first of their groups, that must agree to rule out chance

@@ -32,7 +32,8 @@ def test_equal_names_are_told_apart() -> None:
     assert "- `geneval_2` (geneval), weight 1; version `geneval:official:1`" in text
     assert unique_keys(["a", "a_2", "a", "b"]) == ["a", "a_2", "a_3", "b"]
     listed = [{"name": "a", "options": {"x": 1, "y": 2}}, {"label": "b", "name": "a"}, {"name": "a", "weight": 0}]
-    assert told_apart([*listed, {"function": "c"}, {"name": "a", "options": {"x": 1, "y": 2}, "weight": 3}]) == {
+    more = [{"function": "c"}, {"name": "a", "options": {"x": 1, "y": 2}, "weight": 3}]
+    assert told_apart({"rewards": listed, "eval": {"rewards": more}}) == {
         "a": "a (x: 1)", "b": "b", "a_2": "a_2", "c": "c"
     }  # fmt: skip
 

@@ -253,9 +253,9 @@ def test_the_commands_merge_and_export_take_a_run(
     assert main(["merge", str(run), str(tmp_path / "merged")]) == 1
     assert "exists already" in capsys.readouterr().err
     for given, said in [
-        ((run, tmp_path / "b", "--also", run, "--weights", "nan", "1"), "must be finite and not all 0, got nan, 1"),
-        ((run, tmp_path / "b", "--weights", "0"), "must be finite and not all 0, got 0"),
-        ((run, tmp_path / "b", "--weights", "1", "2"), "one for each of the 1 LoRAs, got 2"),
+        ((run, tmp_path / "b", "--also", run, "--weights", "nan", "1"), "finite and not all 0, got [nan, 1.0]"),
+        ((run, tmp_path / "b", "--weights", "0"), "not all 0, got [0.0]"),
+        ((run, tmp_path / "b", "--weights", "1", "2"), "the 1 LoRAs, finite and not all 0, got [1.0, 2.0]"),
         ((tmp_path, tmp_path / "b"), f"{tmp_path} has no LoRA: give a run folder"),
         ((run, tmp_path / "b", "--base", "asset:tiny-kontext"), "tiny-kontext"),
     ]:  # fmt: skip
