@@ -105,17 +105,19 @@ def push(
         raise ValueError(
             f"the licence of {source.model} is not known here: read it, then state that of the LoRA with `licence` ID"
         )
-    sizes, folder, address = {file.name: file.size for file in files}, Path(folder or place / "share"), None
-    if not dry_run:
-        write_files(folder, files)
     if not data.finished:
         print(f"note: {place} has not finished, and the card says so")
-    print(f"{'would be ' if dry_run else ''}shared of {place}:\n{list_files(files)}")
-    print("nothing was written or sent" if dry_run else f"wrote {folder}")
-    if to is not None and not dry_run:
+    sizes, listed = {file.name: file.size for file in files}, f"shared of {place}:\n{list_files(files)}"
+    if dry_run:
+        print(f"would be {listed}\nnothing was written or sent")
+        return SharedRun(files=sizes, folder=None, address=None)
+    folder, address = Path(folder or place / "share"), None
+    write_files(folder, files)
+    print(f"{listed}\nwrote {folder}")
+    if to is not None:
         address = upload(to, files, public=public)
         print(f"uploaded to {address}, {'public' if public else 'private'}")
-    return SharedRun(files=sizes, folder=None if dry_run else folder, address=address)
+    return SharedRun(files=sizes, folder=folder, address=address)
 
 
 def _tensor_files(contents: Mapping[str, Content], folder: str = "") -> list[Shared]:

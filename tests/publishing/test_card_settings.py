@@ -34,8 +34,11 @@ def test_equal_names_are_told_apart() -> None:
     listed = [{"name": "a", "options": {"x": 1, "y": 2}}, {"label": "b", "name": "a"}, {"name": "a", "weight": 0}]
     more = [{"function": "c"}, {"name": "a", "options": {"x": 1, "y": 2}, "weight": 3}]
     assert told_apart({"rewards": listed, "eval": {"rewards": more}}) == {
-        "a": "a (x: 1)", "b": "b", "a_2": "a_2", "c": "c"
-    }  # fmt: skip
+        "a": "a (x: 1)",
+        "b": "b",
+        "a_2": "a_2",
+        "c": "c",
+    }
 
 
 @pytest.mark.parametrize(

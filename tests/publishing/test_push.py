@@ -258,7 +258,7 @@ def test_the_commands_merge_and_export_take_a_run(
         ((run, tmp_path / "b", "--weights", "1", "2"), "the 1 LoRAs, finite and not all 0, got [1.0, 2.0]"),
         ((tmp_path, tmp_path / "b"), f"{tmp_path} has no LoRA: give a run folder"),
         ((run, tmp_path / "b", "--base", "asset:tiny-kontext"), "tiny-kontext"),
-    ]:  # fmt: skip
+    ]:
         assert main(["merge", *map(str, given)]) == 1
         assert said in " ".join(capsys.readouterr().err.split())
         assert not (tmp_path / "b").exists()

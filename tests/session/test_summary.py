@@ -76,8 +76,9 @@ def test_rewards_of_one_name_are_told_apart_within_80_columns(folder: Path) -> N
     (folder / "metrics.jsonl").write_text(json.dumps({"iteration": 0} | low) + "\n")
     lines = words_of(folder, finished=True).splitlines()
     assert [line[2:32].rstrip() for line in lines if "(credit: " in line] == [
-        "geneval (credit: graded)", "geneval_2 (credit: official)"
-    ]  # fmt: skip
+        "geneval (credit: graded)",
+        "geneval_2 (credit: official)",
+    ]
     assert max(len(line) for line in lines if str(folder) not in line) <= 80
 
 
