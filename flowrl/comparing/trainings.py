@@ -39,6 +39,7 @@ from flowrl.config.train import find_config
 from flowrl.runtime.call import shown
 from flowrl.runtime.files import locked, write_atomically
 from flowrl.runtime.interrupts import on_interrupt
+from flowrl.runtime.placement import usable_cores
 from flowrl.runtime.progress import clock
 from flowrl.runtime.scrubbing import say as print
 
@@ -90,7 +91,7 @@ class ComparisonRuns:
             while self.working or (waiting and not self.interrupts):
                 while waiting and len(self.working) < jobs and not self.interrupts:
                     slot = min(set(range(jobs)) - {training.slot for training in self.working})
-                    place = TrainingPlace.of(slot, jobs, gpus, os.cpu_count() or 1)
+                    place = TrainingPlace.of(slot, jobs, gpus, usable_cores())
                     self._start(waiting.pop(0), slot, place, lock, display)
                 for training in list(self.working):
                     code = training.process.poll()

@@ -48,8 +48,7 @@ class ObjectiveConfig:
     """The loss of a recipe."""
 
     name: str | None = None
-    """Which loss; null takes the recipe's own (grpo: clip, forward: nft, preference: dpo, backprop: draft, visited:
-    opd)."""
+    """Which loss; null: the recipe's own (grpo: clip, forward: nft, preference: dpo, backprop: draft, visited: opd)."""
     options: dict[str, Any] = field(default_factory=dict)
     """Options of the loss."""
 
@@ -153,8 +152,7 @@ class BudgetConfig:
     """Ends a run once it has spent this much, without evaluations; the first limit reached counts."""
 
     nfe: int | None = None
-    """Network evaluations of one image: forward passes of rollout, completions, update and reference, and backward
-    passes."""
+    """Network evaluations of one image: forward in rollout, completions, update and reference, and backward."""
     seconds: float | None = None
     """Seconds of training."""
     images: int | None = None

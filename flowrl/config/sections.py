@@ -51,8 +51,7 @@ class PipelineConfig:
     revision: str | None = None
     """Branch, tag or commit of a hub id; null takes its main branch. The manifest has the loaded commit."""
     variant: str | None = None
-    """Which weights of a checkpoint, by the ending of their file names: ``fp16``, ``bf16``. Null takes those without an
-    ending."""
+    """Which weights of a checkpoint, by the ending of their files: ``fp16``, ``bf16``. Null takes those with none."""
     dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"
     """Precision of the frozen weights and of the network's arithmetic."""
     height: int | None = None
@@ -474,8 +473,7 @@ class WorkersConfig:
     """Largest importance weight of a transition that was drawn with older weights; 0 weighs none. null is 1 where
     `staleness` is 2 or more, else 0."""
     engine: str | None = None
-    """Python file with a class ``Engine`` by which workers draw, a client of a server, say; null draws with the model
-    itself."""
+    """Python file with a class ``Engine`` by which workers draw, such as a server's client; null: the model itself."""
     rollout_gpus: float = 1.0
     """GPUs of each process of a worker that draws, below 1 if several share one; ignored without GPUs."""
     reward_gpus: float = 1.0

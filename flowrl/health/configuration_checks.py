@@ -34,6 +34,7 @@ from flowrl.prompts.overlap import overlap_of_rows, shared_words
 from flowrl.rewards import RewardInputs, addresses_of, asks_people, models_of
 from flowrl.rewards.base.specs import CheckedReward, check_reward
 from flowrl.rewards.judges.chat import is_server
+from flowrl.runs.run_data import failure_reasons, warnings_by_kind
 from flowrl.runtime.failures import Faults, explain, faults_of
 from flowrl.runtime.randomness import counter_normal
 from flowrl.session.advice import few_step_advice
@@ -308,16 +309,12 @@ def _said(rows: list[dict[str, Any]], config: TrainConfig) -> Iterator[Check]:
     """Faults in the log of the iterations."""
     failed = max(row.get("invalid_ratio", 0.0) for row in rows)
     if failed > 0:
-        reasons = {key.partition("/")[2] for row in rows for key in row if key.startswith("reward_errors/")}
         yield Check(
             "step",
             "fault" if failed > config.max_invalid_ratio else "warning",
-            f"{failed:.0%} of the images got no valid reward ({', '.join(sorted(reasons)) or 'no reason given'})",
+            f"{failed:.0%} of the images got no valid reward ({failure_reasons(rows) or 'no reason given'})",
             "fix the reward or its server: what fails teaches nothing, and beyond max_invalid_ratio "
             f"({config.max_invalid_ratio:g}) the run stops",
         )
-    warned: dict[str, str] = {}
-    for row in rows:
-        warned = dict(row.get("warnings", {})) | warned
-    for sentence in warned.values():
-        yield Check("step", "warning", *divided(sentence))
+    for said in warnings_by_kind(rows).values():
+        yield Check("step", "warning", *divided(said[0][1]))

@@ -41,8 +41,7 @@ def summary(run: RunData, held: HeldOut | None) -> str:
         return f'<p class="summary">{text}</p>'
     text = f"The {run.held_word} {esc(held.label)} "
     if held.after is None:
-        when = "before training" if held.first == 0 else f"after {plural(held.first, 'iteration')}"
-        text += f"was {estimate(held.before)} {when}; there is no later evaluation yet."
+        text += f"was {estimate(held.before)} {markup.moment(held.first)}; there is no later evaluation yet."
         return f'<p class="summary">{text}</p>'
     steps = plural(held.last - held.first, "iteration")
     text += f"went from {estimate(held.before)} to {estimate(held.after)} in {steps}. "
@@ -66,7 +65,8 @@ def tiles(run: RunData, held: HeldOut | None) -> str:
     cells = []
     if held is not None:
         now = held.after or held.before
-        change = "before training" if held.after is None else f"{signed(held.change)} since the first evaluation"
+        since = f"{signed(held.change)} since the first evaluation"
+        change = markup.moment(held.first) if held.after is None else since
         cells.append((f"{run.held_word.capitalize()} {held.label}", number(now.mean), change))
     _, graded = column(run.evaluations, GRADED)
     if len(graded):

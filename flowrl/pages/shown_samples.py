@@ -8,7 +8,7 @@ from pathlib import Path
 from flowrl.media.reading import image_size
 from flowrl.media.sound_files import has_sound
 from flowrl.rendering.embedded_images import LARGE, clip_addresses, image_element
-from flowrl.rendering.markup import esc, plural, section
+from flowrl.rendering.markup import esc, moment, section
 from flowrl.runs.run_data import BeforeAfter, RunData
 
 MAX_PAIRS = 16
@@ -43,13 +43,12 @@ def images(run: RunData, home: Path) -> str:
 
 def _lead(run: RunData, video: bool, edits: bool) -> str:
     first, last = run.pair_iterations[0], run.pair_iterations[-1]
-    start = "before training" if first == 0 else f"after {plural(first, 'iteration')}"
     source = "First the source, which was given with the prompt. " if edits else ""
     if first == last:
-        return f"{source}Drawn {start}; there is no later sampling yet."
+        return f"{source}Drawn {moment(first)}; there is no later sampling yet."
     one, other = ("Above", "below") if video else ("Then", "then") if edits else ("Left", "right")
     return (
-        f"{source}{one} {start}, {other} after {plural(last, 'iteration')}: same prompt, same start noise. "
+        f"{source}{one} {moment(first)}, {other} {moment(last)}: same prompt, same start noise. "
         "The first ones in order, not picked."
     )
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from flowrl.config.train import TrainConfig
 from flowrl.runtime.files import read_json
+from flowrl.runtime.placement import usable_cores
 
 FILE = "bench.json"
 """What `flowrl bench` writes."""
@@ -58,7 +59,7 @@ def pace(config: TrainConfig, given: float | None, bench: str | None = None) -> 
     least, most = (f"{100 * share:.0f}" for share in SHARES)
     peak, by, usual = "a GPU's peak", "training of large transformers was published to reach", None
     if processor == "CPU":
-        threads = config.threads or os.cpu_count() or 1
+        threads = config.threads or usable_cores()
         peak = f"{threads} x {THREAD:g} TFLOP/s, the peak of {threads} thread{'s' * (threads > 1)}"
         by = "two trainings of tiny_recommended reached on two cores"
         usual = (SHARES[0] * THREAD * min(threads, SURE_THREADS), SHARES[1] * THREAD * threads)

@@ -107,7 +107,7 @@ def pair_of_file(task: Task, words: Template, row: Pair) -> Preference:
     """A pair of a file: its images, its principles (one that follows the prompt where it has none), its answers. Raises
     ValueError: there is no source, a principle cannot be read, or answers are not as many texts as questions."""
     record = row.record
-    if "source" not in record:
+    if record.get("source") is None:
         raise ValueError(f"the pair of {row.winner} needs source, the image that both are compared with.")
     source = to_uint8(read_image(record["source"])[None])[0]
     plan: Plan = given_principles(record, 10) or (Principle(kind="follow", text=row.prompt),)

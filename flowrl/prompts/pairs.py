@@ -53,12 +53,12 @@ def read_pairs(path: Path) -> list[Pair]:
     for where, row, prompt, (winner, loser) in _read(path, "pairs", "winner", "loser"):
         if winner == loser:
             raise ValueError(f"{where}: winner and loser are the same image, {winner}: a pair needs two")
-        margin = row.get("margin", 1.0)
+        margin = 1.0 if row.get("margin") is None else row["margin"]
         if isinstance(margin, bool) or not isinstance(margin, (int, float)) or not math.isfinite(margin):
             raise ValueError(f"{where}: margin must be a finite number, got {margin!r}")
-        if "source" in row:
-            source = (path if path.is_dir() else path.parent) / str(row["source"])
-            if not source.is_file():
+        if (named := row.get("source")) is not None:
+            source = (path if path.is_dir() else path.parent) / str(named)
+            if not isinstance(named, str) or not source.is_file():
                 raise ValueError(f"{where}: there is no image {source}, the source; paths are relative to the file")
             row |= {"source": source}
         found.append(Pair(prompt=prompt, winner=winner, loser=loser, margin=float(margin), record=row))

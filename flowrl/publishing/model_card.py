@@ -16,7 +16,7 @@ from flowrl.pipelines.places.lora_places import LORA_FILE
 from flowrl.prompts.overlap import held_out_or_shared
 from flowrl.publishing.base_licences import Terms
 from flowrl.publishing.model_index import INDEX, dump_yaml
-from flowrl.rendering.markup import estimate, plural
+from flowrl.rendering.markup import estimate, moment, plural
 from flowrl.rewards import reproduction_of
 from flowrl.runs.held_out_result import HeldOut, conclusion
 from flowrl.runs.run_data import RunData
@@ -124,10 +124,9 @@ class RunCard:
             f"| {_media(before, text)} | {_media(after, text)} | {_cell(text)}{f' (seed {seed})' if seed else ''} |"
             for text, seed, before, after in self.images
         ]
-        start = "before training" if first == 0 else f"after {plural(first, 'iteration')}"
         return (
             "## Before and after\n\nSame prompt, same start noise. The first ones in order, not picked.\n\n"
-            f"| {start} | after {plural(last, 'iteration')} | prompt |\n|---|---|---|\n" + "\n".join(rows)
+            f"| {moment(first)} | {moment(last)} | prompt |\n|---|---|---|\n" + "\n".join(rows)
         )
 
     def _use(self) -> str:
@@ -161,9 +160,9 @@ class RunCard:
         if held is None:
             return "## Scores\n\nThe run had no held-out evaluation: nothing is said about new prompts."
         lines = ["## Scores", ""]
-        rows = [("before training" if held.first == 0 else f"after {held.first}", estimate(held.before))]
+        rows = [(moment(held.first), estimate(held.before))]
         if held.after is not None:
-            rows.append((f"after {plural(held.last, 'iteration')}", estimate(held.after)))
+            rows.append((moment(held.last), estimate(held.after)))
             known = held.difference is not None and held.difference.known
             change = estimate(held.difference, sign=True) if known and held.difference else f"{held.change:+.3f}"
             rows.append(("paired difference", f"{change}: {conclusion(held.difference)}"))

@@ -67,6 +67,11 @@ def plural(count: int, word: str) -> str:
     return f"{count:,}".replace(",", "\u202f") + f" {word}{'' if count == 1 else 's'}"
 
 
+def moment(iteration: int) -> str:
+    """ "before training", "after 2 iterations"."""
+    return "before training" if iteration == 0 else f"after {plural(iteration, 'iteration')}"
+
+
 def facts_table(caption: str, head: Sequence[str], facts: Mapping[str, Any]) -> str:
     """A table of names with their values as code; what is no text is written as JSON."""
     said = {

@@ -320,10 +320,12 @@ def parse_json(text: str, where: str, *, finite: bool = True) -> Any:
         where: file, or file and line, for messages.
         finite: refuse NaN and infinity, which JSON does not have; files of diffusers hold them (Sana's scheduler).
 
-    Raises ValueError: not JSON, a key twice, NaN, infinity, half a character (a lone surrogate), or nested too deep.
+    Raises ValueError: not JSON, a key twice, NaN, infinity, a number beyond 1e308, half a character (a lone surrogate),
+    or nested too deep.
     """
     try:
-        value = json.loads(text, object_pairs_hook=_each_key_once, parse_constant=_no_constant if finite else None)
+        finite_alone: Any = {"parse_constant": _no_constant, "parse_int": _number, "parse_float": _number}
+        value = json.loads(text, object_pairs_hook=_each_key_once, **(finite_alone if finite else {}))
     except json.JSONDecodeError as error:
         line = f"line {error.lineno}, " if "\n" in text.strip() else ""
         raise ValueError(f"{where}: not valid JSON ({error.msg} at {line}column {error.colno})") from error
@@ -381,6 +383,13 @@ def _each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _no_constant(name: str) -> None:
     raise ValueError(f"JSON knows no {name}: write a number, or null")
+
+
+def _number(text: str) -> float:
+    value = float(text)
+    if math.isinf(value):
+        raise ValueError(f"{text[:9]}... is beyond 1e308: write a smaller number, or null")
+    return int(text) if text.lstrip("-").isdigit() else value
 
 
 def _depth(value: Any) -> int:

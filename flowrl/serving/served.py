@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from flowrl.config.bounds import GRACE, IMAGES, THREADS, check_counts
 from flowrl.generation.scorers import load_rewards
 from flowrl.rewards.serving import server
 from flowrl.rewards.serving.wire import Limits
+from flowrl.runtime.placement import usable_cores
 from flowrl.runtime.scrubbing import printable, without_secrets
 
 if TYPE_CHECKING:
@@ -123,4 +123,4 @@ def count_death(before: int, lived: float) -> tuple[int, float]:
 def threads_of(asked: ServerSettings) -> int:
     """Torch's threads of one process; by default the other half of the cores decodes images and handles HTTP, since
     torch's threads wait for each other if both compete for cores."""
-    return asked.threads or max(1, (os.cpu_count() or 1) // 2 // asked.replicas)
+    return asked.threads or max(1, usable_cores() // 2 // asked.replicas)

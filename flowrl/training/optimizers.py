@@ -18,7 +18,7 @@ from torch import nn
 from flowrl.config.sections import OptimConfig
 from flowrl.config.train import TrainConfig
 from flowrl.pipelines.weights.trained_weights import TrainedWeights
-from flowrl.runtime.placement import torch_threads
+from flowrl.runtime.placement import torch_threads, usable_cores
 
 FAKE = "fake"  # the slot of the fake score
 
@@ -71,8 +71,8 @@ class HostAdamW(torch.optim.AdamW):
                 copy = torch.empty(weight.shape, dtype=weight.dtype, device="cpu", pin_memory=pinned)
                 weight = nn.Parameter(copy)
             self._own.append(weight)
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        self._threads = max(1, cores // max(1, int(os.environ.get("LOCAL_WORLD_SIZE") or 1))) if fused else None
+        together = max(1, int(os.environ.get("LOCAL_WORLD_SIZE") or 1))
+        self._threads = max(1, usable_cores() // together) if fused else None
         super().__init__(self._own, fused=True if fused else None, **settings)
 
     @torch.no_grad()

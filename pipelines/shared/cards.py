@@ -161,8 +161,7 @@ def clip_context(card: Card) -> int:
 
 
 def shapes(grid: Grid, card: Card, size: Size, *, videos: bool) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Shapes of one latent and of the image or clip that it is decoded to. Raises ValueError: the model cannot draw
-    this size."""
+    """Shapes of one latent and of the image or clip decoded from it. Raises ValueError: the model cannot draw it."""
     _check_autoencoder(grid, card)
     factor, frame_factor = card.factors
     multiple = max(grid.multiple, factor * grid.patch)

@@ -171,7 +171,7 @@ def number_list(
     if found is None:
         lists = re.findall(r"\[\s*(-?\d+(?:\.\d+)?(?:\s*,\s*-?\d+(?:\.\d+)?)*)\s*\]", text)
         found = [float(number) for number in lists[-1].split(",")] if lists else []
-    numbers = [float(n) for n in found if isinstance(n, int | float) and not isinstance(n, bool) and math.isfinite(n)]
+    numbers = [float(n) for n in found if isinstance(n, int | float) and not isinstance(n, bool) and abs(n) < 1e308]
     if len(numbers) != count or len(found) != count:
         return None
     return [min(max(number, low), high) for number in numbers]

@@ -27,11 +27,12 @@ import httpx2
 
 from flowrl.rewards.serving.retries import MAX_REPLY_BYTES, Failure, RawReply, is_loopback, read_json_reply
 from flowrl.rewards.serving.server_pool import ServerPool
+from flowrl.runtime.placement import usable_cores
 from flowrl.runtime.scrubbing import remember_secret
 
 T = TypeVar("T")
 
-ENCODERS = min(4, os.cpu_count() or 1)
+ENCODERS = min(4, usable_cores())
 """Threads that encode images; encoders leave Python's lock alone."""
 IDLE_SECONDS = 4.0
 """How long a connection stays open unused: servers (uvicorn) close theirs after 5 s, which loses a request."""

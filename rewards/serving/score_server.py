@@ -241,7 +241,7 @@ def read_output(output: Any, count: int) -> dict[str, list[Any]]:
 
 def finite(value: Any) -> float | None:
     """A number as JSON can hold it, else None."""
-    with contextlib.suppress(TypeError, ValueError):
+    with contextlib.suppress(TypeError, ValueError, OverflowError):
         return float(value) if math.isfinite(float(value)) else None
     return None
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +14,7 @@ from flowrl.rewards.serving.batching import RewardQueue
 from flowrl.rewards.serving.server_metrics import Metrics
 from flowrl.rewards.serving.wire import Limits, decode_request, encode_reply, too_many_bytes
 from flowrl.rewards.serving.wire_images import WireError, queue_full, stopping
+from flowrl.runtime.placement import usable_cores
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -40,7 +40,7 @@ class Service:
         self.queues = {
             name: RewardQueue(name, reward, limits=limits, metrics=self.metrics) for name, reward in rewards.items()
         }
-        self.decoders = ThreadPoolExecutor(min(8, os.cpu_count() or 1), thread_name_prefix="decode")
+        self.decoders = ThreadPoolExecutor(min(8, usable_cores()), thread_name_prefix="decode")
         self.active = 0
         self.bytes_held = 0
         self.stopping: float | None = None

@@ -33,6 +33,7 @@ from flowrl.rewards.serving.wire_images import (
     too_many_images,
 )
 from flowrl.rewards.serving.wire_videos import decode_video
+from flowrl.runtime.files import parse_json
 from flowrl.runtime.scrubbing import one_line
 
 SCHEMA = 1
@@ -412,18 +413,10 @@ def read_json_body(body: bytes) -> Any:
     if sum(map(body.count, (b",", b"[", b"{"))) > MOST_VALUES:
         raise WireError(413, "too_many_values", f"a request may hold {MOST_VALUES} values in its JSON: send fewer.")
 
-    def constant(name: str) -> Any:
-        raise ValueError(f"{name} is not JSON")
-
-    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        if len(found := dict(pairs)) < len(pairs):
-            raise ValueError("a mapping has a key twice")
-        return found
-
     try:
-        return json.loads(body, parse_constant=constant, object_pairs_hook=once)
-    except (ValueError, RecursionError) as error:
-        raise bad_request(f"the body is not valid JSON ({short(str(error))})") from error
+        return parse_json(body.decode(), "its JSON")
+    except ValueError as error:
+        raise bad_request(f"the body cannot be read ({short(str(error))})") from error
 
 
 def _mapping(value: Any, where: str, keys: Sequence[str]) -> dict[str, Any]:
@@ -442,7 +435,4 @@ def _integer(value: Any, where: str) -> int:
 
 def _is_number(value: Any) -> bool:
     """Whether it is a finite number; 10**400 is not, as it fits no float."""
-    try:
-        return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-    except OverflowError:
-        return False
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e308

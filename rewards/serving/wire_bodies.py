@@ -19,8 +19,7 @@ from flowrl.rewards.serving.wire_videos import encode_video
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Way:
-    """How images and videos travel: the format of images, and whether the server reads videos as one file (JPEG: as
-    frames)."""
+    """How images and videos travel: the images' format, and whether a video is one file (JPEG: its frames)."""
 
     image_format: ImageFormat = "png"
     videos: bool = False

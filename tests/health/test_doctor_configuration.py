@@ -94,6 +94,18 @@ def test_a_reward_of_nan_is_found_by_the_step(tiny: TinyRuns) -> None:
     assert found.cure.startswith("Fix the reward")
 
 
+def test_rewards_that_fail_now_and_then_are_counted_with_their_reasons(tiny: TinyRuns) -> None:
+    half = tiny.rewards(
+        "import torch\nfrom flowrl.rewards import RewardOutput\n"
+        "def reward(inputs):\n"
+        "    valid = torch.arange(len(inputs.images)) % 2 == 0\n"
+        "    return RewardOutput(values=torch.where(valid, 1.0, torch.nan), valid=valid, errors={'late': 2})\n"
+    )
+    found = diagnose_configuration(str(tiny.config), (half, "max_invalid_ratio=0.5"), step=True, offline=True)
+    said = [(check.state, check.found) for check in found.checks if check.name == "step"]
+    assert ("warning", "50% of the images got no valid reward (reward/late 4)") in said
+
+
 def test_settings_models_and_files_that_cannot_be(tiny: TinyRuns, tmp_path: Path) -> None:
     assert "learning_rate" in found_in(tiny, "learning_rate=1")["settings"].found
     assert found_in(tiny, "pipeline.device=cuda:7")["device"].state == "fault"

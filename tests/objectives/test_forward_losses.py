@@ -14,6 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from flowrl.config.base import find_config
+from flowrl.config.train import load_config
 from flowrl.objectives.forward_losses import FORWARD, Awm, Crd, Dgpo, Matched, Nft, Rft, Rwr, Sft, noised, old_decay
 from flowrl.objectives.terms import matching_error, matching_log_prob, mean_squared_error, optimality, velocity_kl
 
@@ -269,6 +271,21 @@ def test_nft_awm_rvm_and_ram_have_one_gradient_on_policy() -> None:
     held = gradient(lambda v: velocity_kl(v, reference), velocity)
     assert torch.allclose((awm + 0.25 * held) * 4 / 2, double([[0.675, -0.95, 0.275, -0.05]]), atol=1e-14)
     assert torch.allclose((awm + held) * 4 / 2, double([[1.125, -1.55, 0.425, 0.025]]), atol=1e-14)
+
+
+@pytest.mark.parametrize(
+    ("name", "advantage", "scaled", "coefficient"),
+    [("tiny_rvm", 4.0, 0.4, 0.0), ("sd35m_rvm", -60.0, -0.5, 0.0), ("tiny_ram", 0.75, 0.75, 1.0)],
+)
+def test_presets_of_rvm_and_ram_have_its_scale_and_pull(
+    name: str, advantage: float, scaled: float, coefficient: float
+) -> None:
+    """RVM: a tenth of the advantage, clipped, over the batch's spread, and no pull. RAM: the reward, and lambda 1."""
+    config = load_config(find_config(name))
+    matched = replace(point((-0.7, 3.5), advantage=advantage), old=None)
+    found = method_gradient(config.objective.name or "", matched, **config.objective.options)
+    assert torch.allclose(found, 2 / 2 * scaled * (matched.velocity - matched.target), rtol=1e-12)
+    assert (config.adv_std, config.kl_coef) == ("global" if coefficient == 0 else "none", coefficient)
 
 
 @pytest.mark.parametrize(("slope", "coefficient", "best_mean"), [(0.3, 1.0, 0.3), (0.5, 1.0, 0.5), (0.5, 2.0, 0.25)])

@@ -270,18 +270,24 @@ def test_run_without_evaluation_or_images_claims_nothing(tmp_path: Path) -> None
     assert "Before and after" not in page
 
 
-def test_run_in_progress_shows_its_first_evaluation(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("first", "when"), [(0, "before training"), (1, "after 1 iteration"), (4, "after 4 iterations")]
+)
+def test_run_in_progress_shows_its_first_evaluation(tmp_path: Path, first: int, when: str) -> None:
     folder = make_run(tmp_path / "r", iterations=7)
-    for path in folder.glob("eval/iteration_00000[1-9].jsonl"):
+    (folder / "eval/iteration_000000.jsonl").rename(folder / f"eval/iteration_{first:06d}.jsonl")
+    for path in set(folder.glob("eval/*.jsonl")) - {folder / f"eval/iteration_{first:06d}.jsonl"}:
         path.unlink()
     (folder / "manifest.json").write_text(json.dumps({"version": "0.1.0"}))
     rng = np.random.default_rng(0)
     write_lines(
-        folder / "metrics.jsonl", [evaluation_row(0, image_rows(0.35, 3)), *(training_row(i, rng) for i in range(7))]
+        folder / "metrics.jsonl",
+        [evaluation_row(first, image_rows(0.35, 3)), *(training_row(i, rng) for i in range(7))],
     )
     page = page_of(folder)
     parse(page)
-    assert "there is no later evaluation yet" in page
+    assert f"{when}; there is no later evaluation yet" in page
+    assert len(re.findall(rf">{when}<", page)) == 1  # below the score
     assert "not finished" in page
     assert "7 of 40 iterations" in page
     assert "flowrl train resume=runs/demo" in page

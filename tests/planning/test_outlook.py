@@ -197,8 +197,12 @@ def test_the_run_in_time_is_written_and_planned(tmp_path: Path) -> None:
     assert again.hours == pytest.approx(made.hours)
     with pytest.raises(flowrl.FlowrlError, match="exists already"):
         flowrl.plan("sd35m_recommended", hours=10, out=file, **given)
+
+
+def test_a_run_that_cannot_end_in_time_is_refused() -> None:
+    given: dict[str, Any] = {"hours": 0.01, "tflops": 0.02, "card": 24, **QUICK}
     with pytest.raises(flowrl.FlowrlError, match=r"does not end within 0\.01 h .* the least that is planned"):
-        flowrl.plan("sd35m_recommended", hours=0.01, **given)
+        flowrl.plan("sd35m_recommended", **given)
 
 
 def test_a_model_is_planned_by_its_first_run() -> None:

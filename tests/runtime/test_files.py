@@ -32,7 +32,9 @@ from flowrl.runtime.files import (
         ('{"a": -Infinity}', "JSON knows no -Infinity"),
         ("[" * 100_000, f"a.json: brackets are nested more than {DEEPEST} deep"),
         ('{"a": ' + "[" * 150 + "]" * 150 + "}", f"nested more than {DEEPEST} deep"),
-        ('{"a": ' + "9" * 5000 + "}", "a.json: Exceeds the limit"),
+        ('{"a": ' + "9" * 5000 + "}", "a.json: 999999999... is beyond 1e308"),
+        ('{"a": -1' + "0" * 400 + "}", "a.json: -10000000... is beyond 1e308"),
+        ('{"a": 1e400}', "a.json: 1e400... is beyond 1e308: write a smaller number, or null"),
         ('{"a": "\\ud83d"}', "a.json: \\ud83d is half a character"),
     ],
 )
@@ -51,6 +53,15 @@ def test_good_json_is_read(tmp_path: Path) -> None:
     assert read_json(path)["a"] == "\U0001f600 [["
     path.write_text('{"lambda_min_clipped": -Infinity}')  # as in a scheduler's configuration
     assert read_json(path, finite=False) == {"lambda_min_clipped": float("-inf")}
+    path.write_text('{"a": [12345678901234567890, -3, 0.1, 1e-400, -0, 2e3]}')
+    assert [repr(number) for number in read_json(path)["a"]] == [
+        "12345678901234567890",
+        "-3",
+        "0.1",
+        "0.0",
+        "0",
+        "2000.0",
+    ]
     assert parse_json("[" + "[]," * 500 + "[]]", "many, none in another")[0] == []
 
 

@@ -12,12 +12,13 @@ import pytest
 import torch
 from kept_workers import Kept, without_toy
 from split_runs import command
-from test_parcels import held, nowhere
-from tiny_runs import differences, lora_tensors, metrics
+from test_parcels import nowhere
+from tiny_runs import differences, lora_tensors, metrics, model_tensors
 
 import flowrl.runtime.cluster
 from flowrl.cli import main
 from flowrl.pipelines.weights.parallelize import denoiser_bytes
+from flowrl.pipelines.weights.trained_weights import Held
 from flowrl.runtime.cluster import connect, disconnect
 from flowrl.training.draws import EvalRequest, Request
 from flowrl.trajectory import Conditioning
@@ -50,19 +51,37 @@ def test_a_worker_gets_pieces_of_equally_many_calls() -> None:
 
 
 @pytest.mark.parametrize(("place", "number"), [(0, 1), (0, 2), (1, 2), (2, 4), (3, 4)])
-def test_each_process_takes_its_rows_alone(place: int, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also of weights in bundles that begin within rows, and of what a process has no row of."""
+@pytest.mark.parametrize("learners", [1, 2, 3])
+def test_each_process_takes_its_rows_alone(
+    place: int, number: int, learners: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also of weights in bundles that begin within rows, of what a process has no row of, and of learners whose parts
+    begin elsewhere."""
     monkeypatch.setattr(parcels, "BUNDLE", 256)
     whole = {"a": torch.randn(50, 3), "b": torch.randn(1), "c": torch.randn(6, 2, 2).bfloat16()}
-    part, memory = lay_down(held(whole), [], nowhere)
-    assert memory is not None
-    first = {one.data_ptr(): min(place * -(-len(one) // number), len(one)) for one in whole.values()}
-    mine = {one.data_ptr(): one[first[one.data_ptr()] :][: -(-len(one) // number)] for one in whole.values()}
-    own = {place: torch.full_like(rows, torch.nan) for place, rows in mine.items()}
-    monkeypatch.setattr(parcels, "own_part", lambda one: own[one.data_ptr()])
+
+    def rows_of(one: torch.Tensor, place: int, number: int) -> tuple[int, torch.Tensor]:
+        each = -(-len(one) // number)
+        return min(place * each, len(one)), one[place * each :][:each]
+
+    parts = []
+    for learner in range(learners):
+        dealt = {name: rows_of(one, learner, learners) for name, one in whole.items()}
+        own = {
+            name: Held(
+                values=rows, dtype=rows.dtype, shape=tuple(whole[name].shape), first=first * whole[name][0].numel()
+            )
+            for name, (first, rows) in dealt.items()
+        }
+        parts.append(lay_down(own, [], nowhere))
+    first, mine = {}, {}
+    for one in whole.values():
+        first[one.data_ptr()], mine[one.data_ptr()] = rows_of(one, place, number)
+    taken = {key: torch.full_like(rows, torch.nan) for key, rows in mine.items()}
+    monkeypatch.setattr(parcels, "own_part", lambda one: taken[one.data_ptr()])
     monkeypatch.setattr(parcels, "first_held", lambda one: first[one.data_ptr()] * one[0].numel())
-    read([part], whole)
-    assert all(torch.equal(own[key], rows) for key, rows in mine.items())
+    read([part for part, _ in parts], whole)
+    assert all(torch.equal(taken[key], rows) for key, rows in mine.items())
 
 
 # ---- answers ---------------------------------------------------------------------------------------------------------
@@ -183,6 +202,7 @@ def there() -> Iterator[None]:
 RUNS = {
     "sd3": ("num_iterations=3", "sampler.guidance_scale=3"),
     "flux": ("pipeline.dtype=bfloat16", "pipeline.quantize=int8", "credit.method=g2rpo", "sampler.kernel=cps"),
+    "wan": ("pipeline.dtype=bfloat16", "policy.train=full", "policy.lora_rank=null"),
 }
 
 
@@ -195,15 +215,16 @@ def rows(run: Path) -> list[dict[str, Any]]:
 def test_two_processes_draw_what_the_learner_would_have_drawn(
     family: str, there: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A process that dies in the middle; codes and branches. Of three batches of an evaluation the last is one
-    process's alone."""
+    """A process that dies in the middle; codes and branches; all weights of two experts. Of three batches of an
+    evaluation the last is one process's alone."""
     settings = (*RUNS[family], "threads=1", "eval_every=1")
     assert main(["train", *command(tmp_path, family, "grpo", tmp_path / "here", *settings)]) == 0
     monkeypatch.setattr(Kept, "dies_at", 3 if family == "sd3" else None)
     more = ("workers.rollouts=1", "workers.shard=2")
     assert main(["train", *command(tmp_path, family, "grpo", tmp_path / "there", *settings, *more)]) == 0
     assert rows(tmp_path / "here") == rows(tmp_path / "there")
-    assert differences(lora_tensors(tmp_path / "here"), lora_tensors(tmp_path / "there")) == 0
+    shipped = model_tensors if family == "wan" else lora_tensors
+    assert differences(shipped(tmp_path / "here"), shipped(tmp_path / "there")) == 0
     assert Kept.dies_at is None
     assert ("was lost (its process ended)" in capsys.readouterr().err) is (family == "sd3")
 

@@ -27,6 +27,8 @@ ALSO = (
 )
 """Classes of the page's table of tried ones that its file of results does not have."""
 REFUSED_AT_LOAD = ("LattePipeline",)
+GUARDED = "Cosmos"
+"""How the names of classes begin that stock cannot make without NVIDIA's guardrail."""
 REFUSALS = {
     "has no ": "no family, and its call or class lacks what the generic route passes in",
     "begins at ": "begins at a given image (`strength`)",
@@ -62,6 +64,8 @@ def outcome(name: str, tried: set[str]) -> str:
     except ValueError as error:
         said = str(error).split("cannot train, it ", 1)[1]
         return "refused: " + next(words for start, words in REFUSALS.items() if said.startswith(start))
+    if name.startswith(GUARDED):
+        return "refused at load: stock cannot be made without NVIDIA's guardrail"
     if name in REFUSED_AT_LOAD:
         return "refused by the test at load"
     return "generic route, tried here" if name in tried else "generic route by its call, not tried"

@@ -12,11 +12,13 @@ pytestmark = pytest.mark.slow  # diffusers imports each class
 
 
 def test_each_outcome_is_that_of_loading_a_folder_of_the_class() -> None:
-    found = {name: outcome(f"{name}Pipeline", {"AuraFlowPipeline"}) for name in ("Flux", "AuraFlow", "Latte", "DDPM")}
+    names = ("Flux", "AuraFlow", "Latte", "CosmosTextToWorld", "DDPM")
+    found = {name: outcome(f"{name}Pipeline", {"AuraFlowPipeline"}) for name in names}
     assert found == {
         "Flux": "a family loads it",
         "AuraFlow": "generic route, tried here",
         "Latte": "refused by the test at load",
+        "CosmosTextToWorld": "refused at load: stock cannot be made without NVIDIA's guardrail",
         "DDPM": "refused: no family, and its call or class lacks what the generic route passes in",
     }
 

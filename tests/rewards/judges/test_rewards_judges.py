@@ -90,6 +90,7 @@ def test_templates_refuse_what_cannot_work(tmp_path: Path) -> None:
         ('{"score": [20]}', None),
         ('{"score": [20, "x"]}', None),
         ('{"score": [20, true]}', None),
+        (f'{{"score": [20, {10**400}]}}', None),
         ("20 and 18", None),
         ("", None),
     ],

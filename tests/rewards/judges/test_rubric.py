@@ -368,6 +368,8 @@ def test_pairs_refused(tmp_path: Path) -> None:
     cases: list[tuple[list[Any], str]] = [
         ([good, {"prompt": "p", "winner": "a.png"}], "line 2: needs an object with prompt, winner and loser"),
         ([good | {"margin": "x"}], "line 1: margin must be a finite number"),
+        ([good | {"margin": 10**400}], "line 1: 100000000... is beyond 1e308"),
+        ([good | {"source": ["a.png"]}], "line 1: there is no image .*the source"),
         ([good, good | {"loser": "c.png"}], r"line 2: there is no image .*c\.png"),
     ]
     file = tmp_path / "p.jsonl"
@@ -375,6 +377,9 @@ def test_pairs_refused(tmp_path: Path) -> None:
         file.write_text("\n".join(map(json.dumps, rows)))
         with pytest.raises(ValueError, match=message):
             read_pairs(file)
+    file.write_text(json.dumps(good | {"margin": None, "source": None}))
+    (row,) = read_pairs(file)
+    assert (row.margin, row.record["source"]) == (1.0, None), "as if neither was there"
     file.write_text("{")
     with pytest.raises(ValueError, match=r"p\.jsonl, line 1: not valid JSON"):
         read_pairs(file)

@@ -151,9 +151,9 @@ PNG = file_of(Image.fromarray(noise(16, 16, 3)))
 REFUSED: list[tuple[bytes, int, str]] = [
     (b"", 422, "not valid JSON"),
     (b'{"schema": 1, "items": [', 422, "not valid JSON"),
-    (b"[" * 100_000, 422, "not valid JSON"),
-    (b"\xff\xfe\xfa", 422, "not valid JSON"),
-    (pickle.dumps({"images": []}), 422, "not valid JSON"),
+    (b"[" * 100_000, 422, "the body cannot be read .its JSON: brackets are nested more than 100 deep"),
+    (b"\xff\xfe\xfa", 422, "the body cannot be read .'utf-8' codec"),
+    (pickle.dumps({"images": []}), 422, "'utf-8' codec"),
     (b"[]", 422, "the request must be a mapping, got list"),
     (b"7", 422, "the request must be a mapping, got 7"),
     (body_of(schema=2), 422, "schema must be 1, got 2"),
@@ -167,15 +167,16 @@ REFUSED: list[tuple[bytes, int, str]] = [
     (body_of({"id": None}), 422, r"items\[0\]\.id must be a whole number of 64 bits, got None"),
     (body_of({"id": True}), 422, "got True"),
     (body_of({"id": 2**63}), 422, "64 bits"),
-    (body_of({"id": 10**4000}), 422, r"64 bits, got 1000.*\.\.\."),
+    (body_of({"id": 10**4000}), 422, r"100000000\.\.\. is beyond 1e308: write a smaller number"),
+    (body_of({"id": 10**300}), 422, r"64 bits, got 1000.*\.\.\."),
     (body_of({"prompt": None}), 422, "prompt must be text, got None"),
-    (body_of({"prompt": "\ud800"}), 422, "prompt must be text"),
-    (body_of({"\ud800": 1}), 422, r"unknown key \?"),
+    (body_of({"prompt": "\ud800"}), 422, r"\\ud800 is half a character"),
+    (body_of({"\ud800": 1}), 422, r"\\ud800 is half a character"),
     (body_of({"metadata": [1]}), 422, "metadata must be a mapping, got list"),
     (body_of({"fps": 0}), 422, "fps must be a positive number, got 0"),
     (body_of({"fps": True}), 422, "fps must be a positive number"),
-    (body_of({"fps": 3}).replace(b"3}", b"1e999}"), 422, "got inf"),
-    (body_of({"fps": 3}).replace(b"3}", b"NaN}"), 422, "NaN is not JSON"),
+    (body_of({"fps": 3}).replace(b"3}", b"1e999}"), 422, "1e999... is beyond 1e308"),
+    (body_of({"fps": 3}).replace(b"3}", b"NaN}"), 422, "JSON knows no NaN: write a number, or null"),
     (body_of({"images": None}), 422, "one image in images, or frames, got 0 images"),
     (body_of({"images": [encode_image(RED)] * 2}), 422, "got 2 images"),
     (body_of({"images": "abc"}), 422, "images must be a list of images, got abc"),
@@ -392,12 +393,12 @@ def test_json_of_many_values_is_not_read() -> None:
         decode_request(b'{"items": [' + b"[]," * 1_000_001 + b"[]]}", Limits())
     assert refused.value.status == 413
     assert time.process_time() - begun < 1
-    with pytest.raises(WireError, match="not valid JSON"):
+    with pytest.raises(WireError, match="nested more than 100 deep"):
         decode_request(b"[" * 500_000, Limits())
 
 
 def test_a_key_that_stands_twice_is_refused() -> None:
-    with pytest.raises(WireError, match="a mapping has a key twice") as refused:
+    with pytest.raises(WireError, match="names 'prompt' twice: keep one of them") as refused:
         decode_request(b'{"items": [{"id": 0, "prompt": "one", "prompt": "two", "images": []}]}', Limits())
     assert refused.value.status == 422
 

@@ -3,7 +3,8 @@
     python tests/trials/claims/methods_2026.py runs/methods_2026 --out docs/research/methods/methods_2026.json
     python tests/trials/claims/methods_2026.py runs/votes --out docs/research/methods/methods_2026.json --parts votes
 
-The second command trains some parts alone, and adds their figures to a file that has the others.
+The second command trains some parts alone, and adds their figures to a file that has the others. With `--seeds` it
+trains some seeds alone, beside those that the file has.
 
 The plan, committed before the first of these trainings:
 
@@ -34,6 +35,13 @@ iteration tell, beside the pair, how many votes each side needs until its score 
 the same number of votes in pairs of images, in place of groups of four. Pairs are corrected again, over all that are
 measured by then. The other seeds were to have these evaluations too, until the machine turned out to be shared: that
 was cut when the first seed was done.
+
+Two of the three seeds of `votes` were trained in that time. How the rest is run, fixed before it began: the third seed,
+then `votes_2`. The trainings of the first two seeds are gone, and their figures stay as they were recorded. A pair with
+a seed that has figures and no images has its interval over seeds alone. The two seeds are then trained once more: if
+every score is the recorded one, their images complete the planned interval; if not, nothing of them counts. What became
+of it: `votes` with seed 1 had the recorded score at all four evaluations, and the others were stopped, since other work
+had nearly all of the machine. So nothing of them counts.
 
 What became of it: `by_image` turned out to be another control than was meant. Advantages are taken among the images of
 a prompt that share a step, so that a draw for each image leaves groups of one or two; its pair is not judged.
@@ -195,8 +203,7 @@ def train(folder: Path, name: str, seed: int, *, rate: Sequence[str] = (), more:
         config, *words = (filled(word, places) for word in side.words)
         words = [*COMMON, *words, *(rate if side.rated else ()), *more, f"seed={seed}"]
         if side.flips is not None:
-            voted = train_by_votes(run, side.flips, typed_settings(words))
-            write_atomically(votes_of(run), json.dumps(voted) + "\n")
+            train_by_votes(run, side.flips, typed_settings(words))
         else:
             with one_step_an_image() if name == "by_image" else nullcontext():
                 trained = flowrl.train(config, out=str(run), show=False, **typed_settings(words))
@@ -206,9 +213,10 @@ def train(folder: Path, name: str, seed: int, *, rate: Sequence[str] = (), more:
     return read_run(run)
 
 
-def votes_of(run: Path) -> Path:
-    """Where the number of a training's votes stands."""
-    return run.with_name(f"{run.name}.votes.json")
+def finished(folder: Path, name: str) -> dict[int, RunData]:
+    """The finished trainings of a side, by seed."""
+    places = ((seed, folder / f"{name}-s{seed}") for seed in SEEDS)
+    return {seed: read_run(place) for seed, place in places if (place / "summary.json").exists()}
 
 
 def filled(word: str, places: Mapping[str, str]) -> str:
@@ -292,24 +300,36 @@ def numbers(found: Estimate) -> dict[str, Any]:
     return dict(zip(("mean", "low", "high", "p", "detectable"), kept, strict=True))
 
 
-def pair_of(first: Sequence[RunData], second: Sequence[RunData], metric: str) -> tuple[list[float], Estimate]:
+def over_seeds(values: Sequence[float]) -> Estimate:
+    """The mean of one number a seed, with Student's interval over seeds."""
+    column = np.array(values, dtype=np.float64)[:, None]
+    return estimate_of({"": (column, np.zeros(1, dtype=np.int64))}, None, by_task=True)
+
+
+def pair_of(first: Mapping[int, RunData], second: Mapping[int, RunData], metric: str) -> tuple[list[float], Estimate]:
     """The first side less the second: of each seed, and over seeds and prompts."""
     if metric == GRADIENT:
-        seeds = [wobble(a) - wobble(b) for a, b in zip(first, second, strict=True)]
-        values = np.array(seeds, dtype=np.float64)[:, None]
-        return seeds, estimate_of({"": (values, np.zeros(1, dtype=np.int64))}, None, by_task=True)
-    one, other = (
-        {seed: images(run, metric) for seed, run in zip(SEEDS, side, strict=True)} for side in (first, second)
-    )
+        seeds = [wobble(first[seed]) - wobble(second[seed]) for seed in first]
+        return seeds, over_seeds(seeds)
+    one, other = ({seed: images(side[seed], metric) for seed in first} for side in (first, second))
     by_task = metric == SCORE
-    seeds = [crossed_difference({0: other[seed]}, {0: one[seed]}, by_task=by_task).mean for seed in SEEDS]
+    seeds = [crossed_difference({0: other[seed]}, {0: one[seed]}, by_task=by_task).mean for seed in first]
     return seeds, crossed_difference(other, one, by_task=by_task)
 
 
-def side_of(runs: Sequence[RunData], metrics: Sequence[str], before: RunData | None) -> dict[str, Any]:
+def recorded_pair(first: Mapping[str, Any], second: Mapping[str, Any]) -> tuple[list[float], Estimate]:
+    """The first side less the second, by the scores that their sides have of the same seeds."""
+    one, other = (dict(zip(side["seeds"], side[SCORE]["each_seed"], strict=True)) for side in (first, second))
+    seeds = [one[seed] - other[seed] for seed in one if seed in other]
+    return seeds, over_seeds(seeds)
+
+
+def side_of(by_seed: Mapping[int, RunData], metrics: Sequence[str], before: RunData | None) -> dict[str, Any]:
     """A side's own figures: what it spent, each seed's scores, and gains over the model `before` training."""
+    runs = list(by_seed.values())
     last = [run.train[-1] for run in runs]
     found: dict[str, Any] = {
+        "seeds": list(by_seed),
         "nfe": fmean(row["nfe/total"] for row in last),
         "commits": sorted({str(run.manifest.get("git_commit")) for run in runs}),
         "iterations": fmean(run.done for run in runs),
@@ -326,8 +346,8 @@ def side_of(runs: Sequence[RunData], metrics: Sequence[str], before: RunData | N
         found[metric] = {"each_seed": [crossed_estimate([images(run, metric)], by_task=by_task).mean for run in runs]}
         if before is not None:
             sides = (
-                dict.fromkeys(SEEDS, images(before, metric, 0)),
-                {seed: images(run, metric) for seed, run in zip(SEEDS, runs, strict=True)},
+                dict.fromkeys(by_seed, images(before, metric, 0)),
+                {seed: images(run, metric) for seed, run in by_seed.items()},
             )
             found[metric]["gain"] = numbers(crossed_difference(*sides, by_task=by_task))
     return found
@@ -351,51 +371,75 @@ def kept(folder: Path, before: RunData) -> dict[str, list[dict[str, float]]]:
     }
 
 
-def votes(folder: Path, name: str, curve: Sequence[Sequence[float]]) -> dict[str, Any]:
-    """The votes of a side's trainings, how many were wrong, and how many the score of its first seed took to rise by
-    `RISE`; null where it never did."""
-    counted = [json.loads(votes_of(folder / f"{name}-s{seed}").read_text(encoding="utf-8")) for seed in SEEDS]
+def votes(folder: Path, name: str, seeds: Sequence[int], curve: Sequence[Sequence[float]] | None) -> dict[str, Any]:
+    """The votes of a side's trainings, how many were wrong, and, if the first seed was watched, how many its score took
+    to rise by `RISE`; null where it never did."""
+    counted = [json.loads((folder / f"{name}-s{seed}.votes.json").read_text(encoding="utf-8")) for seed in seeds]
+    if curve is None:
+        return {"votes": counted}
     at, score = zip(*curve, strict=True)
     needed = cost_to_reach([16 * iteration for iteration in at], score, score[0] + RISE)
     return {"votes": counted, "votes_to_rise": needed if math.isfinite(needed) else None}
 
 
-def report(folder: Path, facts: dict[str, Any], out: Path, *, added: Sequence[str] = ()) -> None:
-    """Writes the figures of all pairs whose trainings are finished; if parts are `added`, beside those of `out`."""
-    done = {
-        name: [read_run(folder / f"{name}-s{seed}") for seed in SEEDS]
-        for name in SIDES
-        if all((folder / f"{name}-s{seed}" / "summary.json").exists() for seed in SEEDS)
-    }
+def beside(recorded: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]:
+    """A side's recorded figures with those of the seeds that are on the disk."""
+    old_seeds = recorded.get("seeds", SEEDS[: len(recorded[SCORE]["each_seed"])])
+    old = {seed: (recorded, i) for i, seed in enumerate(old_seeds)}
+    new = {seed: (found, i) for i, seed in enumerate(found["seeds"])}
+    places = dict(sorted((old | new).items()))
+    scores = {seed: side[SCORE]["each_seed"][i] for seed, (side, i) in places.items()}
+    for seed in old:
+        if not math.isclose(scores[seed], recorded[SCORE]["each_seed"][old[seed][1]]):
+            raise SystemExit(f"seed {seed} has another score than was recorded: take its training off the disk")
+    joined = {**recorded, **found, "seeds": list(places), "commits": sorted({*recorded["commits"], *found["commits"]})}
+    for key in ("nfe", "iterations", "seconds"):
+        joined[key] = fmean(side[key] for side, _ in places.values())
+    for key in ("wobble", "drift", "dead_groups", "votes"):
+        joined[key] = [side[key][i] for side, i in places.values()]
+    if len(new) < len(places):
+        start = joined["curve"][0][1]
+        gained = over_seeds([score - start for score in scores.values()])
+        joined[SCORE] = {"each_seed": list(scores.values()), "gain": numbers(gained)}
+    return joined
+
+
+def report(
+    folder: Path, facts: dict[str, Any], out: Path, *, added: Sequence[str] = (), seeds: Sequence[int] = SEEDS
+) -> None:
+    """Writes the figures of what is finished; if parts are `added`, beside the pairs and the seeds of `out`."""
+    done = {name: runs for name in SIDES if (runs := finished(folder, name))}
     screen, half = (
         read_run(place) if (place := folder / name).exists() else None
         for name in (f"screen-s{SCREEN_SEED}", f"summed-s{SEEDS[0]}")
     )
     earlier = json.loads(out.read_text(encoding="utf-8")) if added else dict[str, Any]()
-    pairs, effects = (dict(earlier.get(key, {})) for key in ("pairs", "effects"))
-    for name, (first, second, metric) in OUTCOMES.items():
-        if first in done and second in done:
-            seeds, found = pair_of(done[first], done[second], metric)
-            pairs[name] = {"sides": [first, second], "metric": metric, **numbers(found), "each_seed": seeds}
-            effects[name] = {"per_seed": seeds}
-    corrected = holm({name: pair["p"] for name, pair in pairs.items()})
-    sides = dict(earlier.get("sides", {}))
+    sides, pairs, effects = (dict(earlier.get(key, {})) for key in ("sides", "pairs", "effects"))
     for name, runs in done.items():
         halves, steps = name in PARTS["routes"], name.startswith("by_")  # these have images of their own
         voted = SIDES[name].flips is not None
         metrics = [BOTH, f"{REWARD}left", f"{REWARD}right"] if halves else [SCORE]
-        sides[name] = {"settings": " ".join(SIDES[name].words), "rated": SIDES[name].rated}
-        sides[name] |= side_of(runs, metrics, half if halves else None if steps or voted else screen)
+        side: dict[str, Any] = {"settings": " ".join(SIDES[name].words), "rated": SIDES[name].rated}
+        side |= side_of(runs, metrics, half if halves else None if steps or voted else screen)
         if voted:
-            sides[name] |= votes(folder, name, sides[name]["curve"])
-    entry = {"parts": list(added), "seeds": list(SEEDS), **origin()}
+            side |= votes(folder, name, list(runs), side.get("curve"))
+        sides[name] = beside(sides[name], side) if name in sides else side
+    for name, (first, second, metric) in OUTCOMES.items():
+        if done.keys() & {first, second} and sides.keys() >= {first, second}:
+            one, other = done.get(first, {}), done.get(second, {})
+            on_disk = one.keys() == other.keys() == {*sides[first]["seeds"], *sides[second]["seeds"]}
+            each, found = pair_of(one, other, metric) if on_disk else recorded_pair(sides[first], sides[second])
+            pairs[name] = {"sides": [first, second], "metric": metric, **numbers(found), "each_seed": each}
+            effects[name] = {"per_seed": each}
+    corrected = holm({name: pair["p"] for name, pair in pairs.items()})
+    entry = {"parts": list(added), "seeds": list(seeds), **origin()}
     made = {"added": [*earlier.get("added", ()), entry]} if added else origin()
     written = (
         earlier
         | made
         | facts
         | {
-            "seeds": earlier.get("seeds", list(SEEDS)),
+            "seeds": earlier.get("seeds", list(seeds)),
             "common": " ".join(COMMON),
             "sides": sides,
             "pairs": {name: pair | {"holm": corrected[name]} for name, pair in pairs.items()},
@@ -407,9 +451,9 @@ def report(folder: Path, facts: dict[str, Any], out: Path, *, added: Sequence[st
     write_atomically(out, json.dumps(written, indent=1) + "\n")
 
 
-def screened(folder: Path) -> dict[str, Any]:
+def screened(folder: Path, seeds: Sequence[int]) -> dict[str, Any]:
     """Trains the two halves and the screen, and says what the screen found."""
-    for seed in SEEDS:
+    for seed in seeds:
         for name in PARTS["routes"]:
             first = seed == SEEDS[0] and name == "summed"
             train(folder, name, seed, more=["eval.initial=true"] if first else ())
@@ -421,7 +465,6 @@ def screened(folder: Path) -> dict[str, Any]:
 
 def main() -> None:
     """Trains what is not there, side by side and seed by seed, and writes the figures after each part."""
-    global SEEDS
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", type=Path)
     parser.add_argument("--out", type=Path, required=True)
@@ -429,23 +472,22 @@ def main() -> None:
         "--report-only", action="store_true", help="write the figures of what is finished, train nothing"
     )
     parser.add_argument("--parts", nargs="+", choices=list(PARTS), help="train these alone, and add them to --out")
-    parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS, help="these alone, where the time ended first")
+    parser.add_argument("--seeds", type=int, nargs="+", choices=SEEDS, default=SEEDS, help="train these alone")
     given = parser.parse_args()
-    SEEDS = tuple(given.seeds)
     folder = given.runs.resolve()
     prepare(folder)
-    facts = {} if given.parts else screened(folder)
+    facts = {} if given.parts else screened(folder, given.seeds)
     screen = facts["screen"] if facts else json.loads(given.out.read_text(encoding="utf-8"))["screen"]
     rate = screen["rate"] if isinstance(screen["rate"], list) else []
     for part in given.parts or [name for name in PARTS if name != "routes"]:
-        for seed in () if given.report_only else SEEDS:
+        for seed in () if given.report_only else given.seeds:
             for name in PARTS[part]:
                 watched = SIDES[name].flips is not None and seed == SEEDS[0]
                 train(folder, name, seed, rate=rate, more=WATCHED if watched else ())
         if not given.parts:
             report(folder, facts, given.out)
     if given.parts:
-        report(folder, facts, given.out, added=given.parts)
+        report(folder, facts, given.out, added=given.parts, seeds=given.seeds)
 
 
 if __name__ == "__main__":

@@ -51,8 +51,11 @@ def vote(address: str, flips: float, seed: int, ended: threading.Event, counts: 
 
 
 def train(folder: Path, flips: float, settings: dict[str, Any]) -> dict[str, Any]:
-    """One training with its voter; a finished folder is taken as it is."""
+    """The votes of one training with its voter, counted; a finished training is taken as it is, with its counts."""
     counts, opening = {"votes": 0, "wrong": 0}, VotesReward.open
+    kept = folder.with_name(f"{folder.name}.votes.json")
+    if (folder / "summary.json").exists():
+        return dict(json.loads(kept.read_text(encoding="utf-8")))
 
     def open_page(reward: VotesReward, path: Path, iterations: int, closing: ExitStack) -> None:
         opening(reward, path, iterations, closing)
@@ -63,19 +66,19 @@ def train(folder: Path, flips: float, settings: dict[str, Any]) -> dict[str, Any
         closing.callback(voter.join)
         closing.callback(ended.set)
 
-    if not (folder / "summary.json").exists():
-        VotesReward.open = open_page  # type: ignore[method-assign, assignment]
-        try:
-            flowrl.train("tiny_votes", out=str(folder), show=False, **settings)
-        finally:
-            VotesReward.open = opening  # type: ignore[method-assign]
+    VotesReward.open = open_page  # type: ignore[method-assign, assignment]
+    try:
+        trained = flowrl.train("tiny_votes", out=str(folder), show=False, **settings)
+    finally:
+        VotesReward.open = opening  # type: ignore[method-assign]
+    if not trained.finished:
+        raise SystemExit(f"{folder} was stopped: remove it, and train again")
+    write_atomically(kept, json.dumps(counts) + "\n")
     return counts
 
 
 def gain(folder: Path) -> dict[str, Any]:
     """The held-out verdict before and after, and their difference with its interval over prompts."""
-    if not (folder / "summary.json").exists():
-        raise SystemExit(f"{folder} was stopped before its last evaluation: flowrl train resume={folder}, then again")
     first, last = (
         np.array([json.loads(line)["correct"] for line in path.read_text().splitlines()], dtype=np.float64)
         for path in (sorted((folder / "eval").glob("*.jsonl"))[place] for place in (0, -1))

@@ -50,10 +50,11 @@ from flowrl.training.learner import GradientSum  # noqa: E402
 WIDER: Mapping[str, Mapping[str, int]] = {
     "sd3": {"num_attention_heads": 12, "caption_projection_dim": 384, "num_layers": 4},
     "flux": {"num_attention_heads": 12, "num_layers": 3, "num_single_layers": 3},
+    "qwen_image": {"num_attention_heads": 24, "num_layers": 3},
     "wan": {"num_attention_heads": 16, "num_layers": 3, "ffn_dim": 768},
 }
 """What a network is beside the tiny one: at least three blocks of the largest kind, as every real network has."""
-SIZES = {"sd3": (16, 16, None), "flux": (16, 16, None), "wan": (16, 16, 5)}
+SIZES = {"sd3": (16, 16, None), "flux": (16, 16, None), "qwen_image": (16, 16, None), "wan": (16, 16, 5)}
 RANK = 4
 CASTS = ("fsdp::chunk_cat_mixed_dtype",)
 """Puts gradients together; on a CPU it first casts those of a block in float32, if they are of two dtypes."""
@@ -76,17 +77,11 @@ def call_of(name: str, model: str) -> dict[str, Any]:
 
 
 def network_of(name: str, model: str, dtype: torch.dtype) -> nn.Module:
-    """One expert, with numbers in its weights, as it is before it is split."""
+    """One expert, with numbers in its weights and tables, as it is before it is split."""
     meta: Any = family(name).meta_denoiser(model)
     found: Any = first_expert(meta)
-    nn.Module.to(found, dtype)
-    found = found.to_empty(device="cpu")
-    for place, weight in enumerate(found.parameters()):
-        weight.data.copy_(torch.linspace(-0.1, 0.1, weight.numel()).roll(place).view_as(weight))
-    for table in found.buffers():
-        table.zero_()
-    network: nn.Module = found.requires_grad_(False)
-    return network
+    network: nn.Module = type(found).from_config(found.config)
+    return nn.Module.to(network, dtype).requires_grad_(False)
 
 
 def planned(name: str, model: str, dtype: torch.dtype, number: int, *, full: bool) -> dict[str, dict[str, int]]:
