@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Executor
 from contextvars import copy_context
@@ -12,7 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from flowrl.config.rewards import RewardConfig, check_weights
+from flowrl.config.rewards import RewardConfig, check_weights, unique_keys
 from flowrl.config.sections import Precision
 from flowrl.rewards.base import (
     KINDS,
@@ -73,11 +72,6 @@ class WeightedSum:
     def rewards(self) -> tuple[Reward, ...]:
         """The rewards, in the order of the configuration."""
         return tuple(term.reward for term in self.terms)
-
-    @property
-    def weights(self) -> tuple[float, ...]:
-        """The weight of each reward."""
-        return tuple(term.weight for term in self.terms)
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -231,21 +225,6 @@ def close_gates(total_B: Tensor, closed_B: Tensor, group_B: Tensor) -> Tensor:
     return result
 
 
-def weighted_sum(
-    rewards: Sequence[Reward], weights: Sequence[float], labels: Sequence[str | None] | None = None
-) -> WeightedSum:
-    """Sums existing rewards, each with a weight and perhaps a label; see `sum_of`. Raises ValueError: as
-    `sum_of`, or if the lengths differ or a weight is not finite."""
-    if not rewards or len(rewards) != len(weights):
-        raise ValueError(f"each reward needs one weight, got {len(rewards)} rewards and {len(weights)} weights.")
-    if not all(math.isfinite(weight) for weight in weights):
-        raise ValueError(f"weights must be finite, got {list(weights)}.")
-    members = zip(rewards, weights, labels or [None] * len(rewards), strict=True)
-    return sum_of(
-        [(one, RewardConfig(name=one.name, weight=float(weight), label=label)) for one, weight, label in members]
-    )
-
-
 def sum_of(
     members: Sequence[tuple[Reward, RewardConfig]], *, merge: Merge = "sum", partial: Partial = "drop"
 ) -> WeightedSum:
@@ -266,22 +245,6 @@ def sum_of(
             raise ValueError(f"reward {reward.name!r}: kind must be one of {', '.join(KINDS)}, got {reward.kind!r}.")
         terms.append(Term(reward=reward, key=key, entry=entry))
     return WeightedSum(terms=tuple(terms), merge=merge, partial=partial)
-
-
-def unique_keys(names: Sequence[str]) -> list[str]:
-    """Labels or names of rewards as the log calls them; a repeated one becomes `<name>_2`, `<name>_3`, ….
-
-    >>> unique_keys(["geneval", "ocr", "geneval"])
-    ['geneval', 'ocr', 'geneval_2']
-    """
-    keys: list[str] = []
-    for name in names:
-        key, number = name, 1
-        while key in keys or (number > 1 and key in names):  # `a_2` may also be some reward's own name
-            number += 1
-            key = f"{name}_{number}"
-        keys.append(key)
-    return keys
 
 
 def build_weighted_sum(

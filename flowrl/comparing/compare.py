@@ -154,6 +154,8 @@ def compare(
     check_counts(evals=evals, jobs=jobs)
     folder = Path(out)
     known = read_journal(folder)
+    if report_only and not known:
+        raise ValueError(f"{folder} holds no comparison ({JOURNAL}): leave `report_only` out to start one")
     words = [*map(str, several(configs)), *setting_words(settings)]
     question = ask(words, known, budget=budget, num_seeds=num_seeds, evals=evals)
     if targets is not None and not isinstance(targets, str):
@@ -162,8 +164,6 @@ def compare(
     view = {**known.get("view", {}), **{key: value for key, value in given.items() if value is not None}}
     if view.get("baseline") not in (None, *question.methods):
         raise ValueError(f"`baseline`: {unknown_name('method', view['baseline'], question.methods)}")
-    if report_only and not known:
-        raise ValueError(f"{folder} holds no comparison ({JOURNAL}): leave `report_only` out to start one")
     failed: tuple[str, ...] = ()
     if not report_only:
         refuse_unwritable(folder)

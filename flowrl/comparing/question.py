@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from flowrl.config.base import read_with_base
+from flowrl.config.rewards import each_once, unique_keys
 from flowrl.config.spelling import closest
 from flowrl.config.train import TrainConfig, find_config, load_config
 from flowrl.rewards import aspects_of
@@ -139,9 +140,8 @@ def settings_of(question: ComparisonQuestion, method: str, seed: int) -> TrainCo
 def evaluated_rewards(config: TrainConfig) -> tuple[str, ...]:
     """Names of a run's `flowrl.training.parts.evaluation_rewards`; the second of one name gets a number."""
     trained = [entry for entry in config.rewards if "groups" not in aspects_of(entry.name)]
-    entries = [*trained, *config.eval.rewards]
-    names = [entry.called for entry in entries]
-    found = [f"{name}_{same + 1}" if (same := names[:k].count(name)) else name for k, name in enumerate(names)]
+    entries = each_once([*trained, *config.eval.rewards])
+    found = unique_keys([entry.called for entry in entries])
     own_name = {"geneval"} & {entry.name for entry in entries}  # of its score, whatever the reward's label is
     return (*found, *own_name.difference(found))
 

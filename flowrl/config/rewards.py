@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Literal
@@ -171,3 +171,35 @@ def check_rewards(rewards: Sequence[RewardConfig], *, needed: bool = True) -> No
                     f"rewards.{index} and rewards.{earlier} are the same reward, "
                     f"'{reward.called}', with the same options: remove one and add up the weights"
                 )
+
+
+def unique_keys(names: Sequence[str]) -> list[str]:
+    """Labels or names of rewards as the log calls them; a repeated one becomes `<name>_2`, `<name>_3`, …."""
+    keys: list[str] = []
+    for name in names:
+        key, number = name, 1
+        while key in keys or (number > 1 and key in names):  # `a_2` may also be some reward's own name
+            number += 1
+            key = f"{name}_{number}"
+        keys.append(key)
+    return keys
+
+
+def each_once(entries: Sequence[RewardConfig]) -> list[RewardConfig]:
+    """Rewards without those that give the values of an earlier one, and differ in its part of the sum alone."""
+    values = [(one.called, one.name, one.file, one.function, one.options, one.frames) for one in entries]
+    return [one for k, one in enumerate(entries) if values[k] not in values[:k]]
+
+
+def told_apart(config: Mapping[str, Any]) -> dict[str, str]:
+    """Keys of a configuration's rewards in evaluations -> how readers see them: with the first option that namesakes
+    have otherwise, such as `geneval_2 (credit: official)`."""
+    entries = [*(config.get("rewards") or ()), *((config.get("eval") or {}).get("rewards") or ())]
+    facts = [(one.get("label") or one.get("name") or one.get("function"), one.get("options") or {}) for one in entries]
+    facts = [fact for k, fact in enumerate(facts) if fact not in facts[:k]]
+    told = dict[str, str]()
+    for key, (name, options) in zip(unique_keys([str(name) for name, _ in facts]), facts, strict=True):
+        same = [other for called, other in facts if called == name]
+        own = [f"{word}: {value}" for word, value in options.items() if any(one.get(word) != value for one in same)]
+        told[key] = f"{key} ({own[0]})" if own else key
+    return told

@@ -214,18 +214,24 @@ def _owner_of_lora(model: str, lora: Path | None) -> tuple[str, Path | None]:
     said = read_json(card, finite=False) if card.is_file() else {}
     named = said.get("base_model_name_or_path")
     if not named:
-        raise ValueError(f"{model} is a LoRA that does not name its base model: give that one, and `lora` {model}")
+        raise ValueError(
+            f"{model} is a LoRA that does not name its base model: give that one, and `lora` {model}, or a {CARD}"
+        )
     return at_revision(str(named), said.get("revision")), folder
 
 
-def lora_of(source: Source, model: str, command: str) -> Path:
-    """The LoRA of a model, for a `command` that needs one, which the message names. Raises ValueError: it has none."""
-    if source.lora is not None:
-        return source.lora
-    if source.trained_from is not None:
-        raise ValueError(
-            f"{model} trained all weights: {source.model} is a stock folder already, and there is no LoRA to {command}"
-        )
+def find_lora(model: str, command: str, sampling: SamplingOptions | None = None) -> tuple[Source, Path]:
+    """`find_source` of a model and its LoRA, for a `command` that needs one, which the message names. Raises
+    ValueError: it has none, or `find_source` refuses it."""
+    from flowrl.pipelines.places.lora_places import is_lora
+
+    place = Path(model).expanduser()
+    if not place.exists() or is_lora(place) or (place / "config.yaml").is_file() or place.name == MODEL:
+        source = find_source(model, sampling=sampling)
+        if source.lora is not None:
+            return source, source.lora
+        if source.trained_from is not None:
+            raise ValueError(f"{model} trained all weights, no LoRA to {command}: share {source.model} by 'hf upload'")
     raise ValueError(f"{model} has no LoRA: give a run folder, or the folder of a LoRA that a run wrote")
 
 

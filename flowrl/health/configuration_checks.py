@@ -17,6 +17,7 @@ import torch
 
 from flowrl.config.base import SETTINGS, named_config
 from flowrl.config.overrides import Settings
+from flowrl.config.rewards import unique_keys
 from flowrl.config.train import ConfigError, TrainConfig, load_config, location_of
 from flowrl.health.diagnosis import Check, Examination, divided, faulty
 from flowrl.health.machine_checks import disk_check
@@ -188,8 +189,9 @@ def _licences(models: Sequence[str], *, offline: bool) -> Iterator[Check]:
 
 def _rewards(config: TrainConfig, prompts: Sequence[Prompt], *, offline: bool) -> Iterator[Check]:
     """Asks reward servers about two images; checks of other rewards whether their models are here."""
+    names = unique_keys([entry.called for entry in config.rewards])
     for number, entry in enumerate((*config.rewards, *config.eval.rewards)):
-        name = f"{'eval ' if number >= len(config.rewards) else ''}reward {entry.called}"
+        name = f"reward {names[number]}" if number < len(names) else f"eval reward {entry.called}"
         try:
             checked = check_reward(entry)
             if (addresses_of(entry.name or "") and not asks_people(entry.name)) or _asks_judge(entry.options):

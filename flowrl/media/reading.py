@@ -7,6 +7,7 @@ Images are turned by their EXIF orientation; transparent ones get a white backgr
 from __future__ import annotations
 
 import struct
+import warnings
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ from PIL import Image, ImageOps, TiffImagePlugin
 
 from flowrl.runtime.shapes import UInt8
 
+warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)  # twice as many pixels are an error
 BROKEN = (
     OSError, SyntaxError, ValueError, TypeError, LookupError, ArithmeticError, EOFError, struct.error, zlib.error,
     Image.DecompressionBombError,

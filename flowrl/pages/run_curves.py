@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 
+from flowrl.config.rewards import told_apart
 from flowrl.rendering import markup
 from flowrl.rendering.bars import forest_of_two
 from flowrl.rendering.charts import Series, legend, line_chart, smooth, smooth_series, thin
@@ -206,12 +207,13 @@ def _reward_figures(run: RunData, held: HeldOut | None) -> list[str]:
     if held is not None:  # GenEval's score is also a reward's, under another name: once is enough
         keys = [key for key in keys if not np.array_equal(column(run.evaluations, key), column(run.evaluations, shown))]
     members = [key for key in keys_below(run.train, "reward/") if key.count("/") == 1]
-    figures = []
+    figures, told = [], told_apart(run.config)
     for key in keys + (members if len(members) > 1 else []):
         evaluated = key.startswith("eval/")
         x, y = column(run.evaluations if evaluated else run.train, key)
         if len(y):
             name = key.split("reward/", 1)[1]
+            name = told.get(name, name)
             title = f"{run.held_word.capitalize() if evaluated else 'Training'} reward: {name}"
             series = evaluation_series(run, key, name, color=3) if evaluated else smooth_series(name, x, y, color=3)
             text = f"{title}, from {number(y[0])} to {number(y[-1])}"

@@ -14,19 +14,18 @@ from torch import Tensor
 
 from flowrl.config.locations import hub_id, split_revision
 from flowrl.config.options import unknown_name
-from flowrl.generation.models import Model, Source, check_source, find_source, label_of, lora_of, place_of
+from flowrl.generation.models import Model, Source, check_source, find_lora, label_of, place_of
 from flowrl.generation.sampling_options import SamplingOptions
 from flowrl.pipelines import stock_of
 from flowrl.pipelines.places.lora_places import LORA_FILE
 from flowrl.pipelines.weights.lora import VARIANTS
 from flowrl.publishing import lora_exports
-from flowrl.runtime.files import refuse_foreign, replacing, write_atomically
+from flowrl.runtime.files import replacing, write_atomically
 from flowrl.runtime.public import public
 from flowrl.training.parts import DTYPES
 
 FORMS = ("diffusers", "comfyui", "kohya", "peft")
 MARK = {"format": "pt", "made_by": "flowrl export"}
-"""Metadata by which a written file is recognised."""
 NOISE = {"": "", "transformer": "_high_noise", "transformer_2": "_low_noise"}
 """Name endings of the files for the experts of Wan 2.2."""
 
@@ -62,25 +61,20 @@ def export(
     if form not in FORMS:
         raise ValueError(unknown_name("form", form, FORMS))
     place = place_of(model)
-    source = find_source(place, sampling=SamplingOptions(dtype=dtype))
-    lora = lora_of(source, place, "export")
+    source, lora = find_lora(place, "export", SamplingOptions(dtype=dtype))
     check_source(source)
     loras = lora_exports.finite_loras(lora, stock_of(source.family, source.model))
     folder = Path(out or Path(place) / f"export-{form}")
+    if folder.suffix == ".safetensors":
+        raise ValueError(f"`out` is the folder of the files, whose names follow from the form: give {folder.parent}")
     files = files_of_form(loras, form, source, label_of(place))
-    for name in files:
-        weights = (folder / name).with_name("adapter_model.safetensors") if name.endswith(".json") else folder / name
-        own = weights.is_file()
-        if own:
-            with weights.open("rb") as file:
-                own = b"flowrl export" in file.read(2**20)  # the header names who wrote it
-        refuse_foreign(folder / name, own=own, flag="`out`")
     for name, content in files.items():
         path = folder / name
-        if path.is_file() and path.stat().st_size and not _holds(path, content, DTYPES[source.dtype]):
+        full = path.exists() and not (path.is_file() and path.stat().st_size == 0)
+        if full and not (path.is_file() and _holds(path, content, DTYPES[source.dtype])):
             raise ValueError(
-                f"{path} exists already and holds another LoRA than {place} has now: give another `out`, or move "
-                "it away"
+                f"{path} is there already and holds another LoRA than {place} has now, or something else, so it will "
+                "not be overwritten: give another `out`, or move it away"
             )
     written = {}
     for name, content in files.items():

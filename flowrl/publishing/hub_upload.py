@@ -17,15 +17,17 @@ def check_target(repository: str | None, *, update: bool, public: bool, dry_run:
     hub id, no token, no internet, or the repository exists and is not what you asked for."""
     if repository is None and (public or update):
         raise ValueError("`public` and `update` are for uploads: say where to with `to` OWNER/NAME")
-    if repository is None or dry_run:
+    if repository is None:
+        return
+    if not _ID.fullmatch(repository) or Path(repository).exists():
+        raise ValueError(
+            f"`to` is the name of a repository on the hub, OWNER/NAME such as me/foxes, got {repository!r}: to write a "
+            "folder of this machine, leave `to` out (flowrl push RUN FOLDER)"
+        )
+    if dry_run:
         return
     from huggingface_hub import constants, errors, get_token
 
-    if not _ID.fullmatch(repository) or Path(repository).exists():
-        raise ValueError(
-            f"`to` {repository} is not the name of a repository on the hub, OWNER/NAME: give a folder of this machine "
-            f"without `to` (flowrl push RUN {repository})"
-        )
     if constants.is_offline_mode():
         raise ValueError("`to` uploads, and HF_HUB_OFFLINE is set: unset it, or leave `to` out")
     if not get_token():

@@ -11,6 +11,7 @@ computed in float32 and rounded once to the dtype that W has. Every other tensor
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from flowrl.config.train import model_location
-from flowrl.generation.models import SAMPLING, Model, Source, check_source, find_source, lora_of, place_of
+from flowrl.generation.models import SAMPLING, Model, Source, check_source, find_lora, place_of
 from flowrl.pipelines import stock_of
 from flowrl.pipelines.places.hub_files import INDEX
 from flowrl.pipelines.places.model_folders import SMALL, stock_folder, take_frozen
@@ -60,13 +61,12 @@ def merge(
             quantised or of another layout, or the folder is taken.
     """
     names, out = [place_of(one) for one in (model, *also)], Path(out)
-    sources = [find_source(name) for name in names]
-    places = [lora_of(source, name, "merge") for source, name in zip(sources, names, strict=True)]
+    sources, places = zip(*(find_lora(name, "merge") for name in names), strict=True)
     check_trained(sources, names, base, unquantised=unquantised)
     source = sources[0]
     if is_taken(out):
         raise ValueError(f"{out} exists already: give a folder that does not")
-    location = str(base) if base is not None else model_location(source.model)
+    location = model_location(source.model if base is None else str(base))
     if is_single_file(location):
         raise ValueError(
             f"{location} is a single file: save it as a folder first (DiffusionPipeline.from_single_file, then "
@@ -106,8 +106,8 @@ def added(read: Sequence[Mapping[str, SavedLora]], weights: Sequence[float] | No
     """One LoRA for each network, of several and their weights; None averages them. Raises ValueError: there are more
     or fewer weights, or the LoRAs are for other networks."""
     shares = [1 / len(read)] * len(read) if weights is None else list(weights)
-    if len(shares) != len(read):
-        raise ValueError(f"`weights` are one for each of the {len(read)} LoRAs, got {len(shares)}")
+    if len(shares) != len(read) or not all(map(math.isfinite, shares)) or not any(shares):
+        raise ValueError(f"`weights` are one for each of the {len(read)} LoRAs, finite and not all 0, got {shares}")
     if any(one.keys() != read[0].keys() for one in read):
         raise ValueError("the LoRAs are for other networks of a model: merge those of one base")
     return {part: joined([one[part] for one in read], shares) for part in read[0]}

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from flowrl.config.readers import is_read
+from flowrl.config.rewards import unique_keys
 from flowrl.generation.models import Source
 from flowrl.pipelines.places.known_checkpoints import tables
 from flowrl.pipelines.places.lora_places import LORA_FILE
@@ -17,7 +18,6 @@ from flowrl.publishing.base_licences import Terms
 from flowrl.publishing.model_index import INDEX, dump_yaml
 from flowrl.rendering.markup import estimate, moment, plural
 from flowrl.rewards import reproduction_of
-from flowrl.rewards.compose import unique_keys
 from flowrl.runs.held_out_result import HeldOut, conclusion
 from flowrl.runs.run_data import RunData
 from flowrl.runtime.files import read_text

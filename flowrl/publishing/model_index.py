@@ -49,18 +49,23 @@ def add_to_card(path: Path, name: str, entries: Sequence[BoardEntry]) -> tuple[s
     if path.exists():
         read_text(path)  # says what is wrong with it
         text = path.read_bytes().decode("utf-8")  # with its mark and line ends as they are
-    head, front, rest = split_front(text, str(path))
-    known = _mapping(front, str(path))
-    index = merge_index(known.get(INDEX), model_index(name, entries), str(path))
-    block = dump_yaml({INDEX: index})
-    changed = _replace_block(front, block.replace("\n", "\r\n") if "\r\n" in head + front else block, str(path))
-    if _mapping(changed, str(path)) != {**known, INDEX: yaml.safe_load(block)[INDEX]}:
+    changed, block = text_with(text, name, entries, str(path))
+    write_atomically(path, changed)
+    return block, sum(len(numbers_of(entry)) for entry in entries)
+
+
+def text_with(text: str, name: str, entries: Sequence[BoardEntry], place: str) -> tuple[str, str]:
+    """The text of a card with evaluations, and the block in it; errors as in `add_to_card` name the `place`."""
+    head, front, rest = split_front(text, place)
+    known = _mapping(front, place)
+    block = dump_yaml({INDEX: merge_index(known.get(INDEX), model_index(name, entries), place)})
+    changed = _replace_block(front, block.replace("\n", "\r\n") if "\r\n" in head + front else block, place)
+    if _mapping(changed, place) != {**known, INDEX: yaml.safe_load(block)[INDEX]}:
         raise ValueError(
-            f"{path}: its front matter is written in a way that cannot be changed without loss (such as anchors in "
+            f"{place}: its front matter is written in a way that cannot be changed without loss (such as anchors in "
             f"{INDEX} that other keys use); add this by hand:\n{block}"
         )
-    write_atomically(path, head + changed + rest)
-    return block, sum(len(numbers_of(entry)) for entry in entries)
+    return head + changed + rest, block
 
 
 def model_index(name: str, entries: Sequence[BoardEntry]) -> list[Block]:

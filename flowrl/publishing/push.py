@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,14 +12,14 @@ from safetensors.torch import save
 from flowrl.config.bounds import check_counts
 from flowrl.config.locations import hub_id
 from flowrl.evaluation.board.board import of_one_model
-from flowrl.generation.models import Model, Source, Words, check_source, find_source, lora_of, place_of, several
+from flowrl.generation.models import Model, Source, Words, check_source, find_lora, place_of, several
 from flowrl.pipelines import stock_of
 from flowrl.publishing.base_licences import terms_of
 from flowrl.publishing.export import Content, files_of_form
 from flowrl.publishing.hub_upload import check_target, upload
 from flowrl.publishing.lora_exports import SavedLora, finite_loras
 from flowrl.publishing.model_card import RunCard, settings_without_places, task_of_run
-from flowrl.publishing.model_index import add_to_card
+from flowrl.publishing.model_index import text_with
 from flowrl.publishing.shared_files import README, Shared, image_files, list_files, write_files
 from flowrl.runs.held_out_result import held_out
 from flowrl.runs.run_data import read_run
@@ -76,11 +75,7 @@ def push(
     check_counts(pairs=pairs)
     place = Path(place_of(run))
     data = read_run(place)
-    source = find_source(str(place))
-    try:
-        lora = lora_of(source, str(place), "push")
-    except ValueError as error:
-        raise ValueError(f"{error}; 'hf upload OWNER/NAME FOLDER' uploads one") from error
+    source, lora = find_lora(str(place), "push")
     check_source(source)
     if (place / "lora.diverged").exists():
         print(f"note: {place} diverged; what is shared is its last LoRA whose images were finite")
@@ -95,7 +90,9 @@ def push(
         name=name, run=data, source=source, base=base, terms=terms_of(base or source.model, licence),
         held=held_out(data), images=images, comfyui=comfyui, task=task_of_run(data),
     )  # fmt: skip
-    text = _add_benchmarks(card.text(), name, list(map(str, several(results))))
+    text, measured = card.text(), [*map(str, several(results))]
+    if measured:
+        text, _ = text_with(text, name, of_one_model(measured)[1], README)
     config = yaml.safe_dump(settings_without_places(dict(data.config)), sort_keys=False, allow_unicode=True)
     files = [
         Shared(name=README, content=text.encode()),
@@ -104,19 +101,19 @@ def push(
         Shared(name="config.yaml", content=config.encode()),
         *sampled,
     ]
-    print(f"{'would be ' if dry_run else ''}shared of {place}:")
-    print(list_files(files))
     if to is not None and card.terms is None:
         raise ValueError(
             f"the licence of {source.model} is not known here: read it, then state that of the LoRA with `licence` ID"
         )
-    sizes = {file.name: file.size for file in files}
+    if not data.finished:
+        print(f"note: {place} has not finished, and the card says so")
+    sizes, listed = {file.name: file.size for file in files}, f"shared of {place}:\n{list_files(files)}"
     if dry_run:
-        print("nothing was written or sent")
+        print(f"would be {listed}\nnothing was written or sent")
         return SharedRun(files=sizes, folder=None, address=None)
     folder, address = Path(folder or place / "share"), None
     write_files(folder, files)
-    print(f"wrote {folder}")
+    print(f"{listed}\nwrote {folder}")
     if to is not None:
         address = upload(to, files, public=public)
         print(f"uploaded to {address}, {'public' if public else 'private'}")
@@ -145,14 +142,3 @@ def _comfyui(loras: dict[str, SavedLora], source: Source, name: str) -> tuple[st
         f"ComfyUI: put {names} into `ComfyUI/models/loras/`, and the node `LoraLoaderModelOnly` between the loader of "
         f"the base model and the sampler, at strength 1{more}."
     ), files
-
-
-def _add_benchmarks(text: str, name: str, results: Sequence[str]) -> str:
-    """Adds finished evaluations, which must be of one model, to the card's metadata."""
-    if not results:
-        return text
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / README
-        path.write_text(text, encoding="utf-8")
-        add_to_card(path, name, of_one_model(results)[1])
-        return path.read_text(encoding="utf-8")

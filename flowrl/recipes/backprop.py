@@ -162,8 +162,7 @@ def refuse_broken_chain(config: TrainConfig) -> None:
 
 def check_reward(reward: WeightedSum) -> None:
     """Refuses rewards whose lack of a gradient only shows after loading."""
-    members = zip(reward.keys, reward.rewards, reward.weights, strict=True)
-    wrong = [key for key, member, weight in members if weight and not member.differentiable]
+    wrong = [term.key for term in reward.terms if term.weight and not term.reward.differentiable]
     if wrong:
         raise ValueError(_no_gradient(f"reward {', '.join(wrong)}"))
     if reward.kind not in ("pointwise", "remote"):

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from flowrl.benchmarks.geneval.metadata import TASKS
+from flowrl.config.rewards import told_apart
 from flowrl.runs.evaluation_rows import GENEVAL, REWARD, SCORE, main_metric, score_interval, score_rows
 from flowrl.runs.run_data import Row, RunData, column, keys_below
 from flowrl.statistics.bootstrap import Interval, point
@@ -51,14 +52,14 @@ def held_out(run: RunData) -> HeldOut | None:
     images = [run.image_rows.get(first, ()), run.image_rows.get(last, ()) if last > first else ()]
     before, after = (score_rows(found, metric) for found in images)
     pair = partners(before, after)
-    is_score, again = metric == SCORE, last > first
+    is_score, again, name = metric == SCORE, last > first, metric.removeprefix(REWARD)
     tasks: list[Mapping[str, Interval]] = [{}, {}, {}]
     if is_score:
         tasks[0], tasks[1] = _tasks(rows[0], before), _tasks(rows[-1], after) if again else {}
         tasks[2] = task_scores(pair[1], base=pair[0]) if pair[0] else {}
     return HeldOut(
         metric=metric,
-        label="GenEval score" if is_score else f"reward {metric.removeprefix(REWARD)}",
+        label="GenEval score" if is_score else f"reward {told_apart(run.config).get(name, name)}",
         first=first,
         last=last,
         before=_interval(rows[0], metric, before),

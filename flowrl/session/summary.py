@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import math
 import shlex
+import textwrap
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from flowrl.benchmarks.geneval.metadata import TASKS
+from flowrl.config.rewards import told_apart
 from flowrl.config.train import TrainConfig, resolve_path
 from flowrl.prompts.loading import load_prompts
 from flowrl.prompts.overlap import held_out_or_shared
@@ -48,7 +51,8 @@ def summarise(folder: Path, config: TrainConfig, report: Path | None, *, finishe
     if len(numbers) > 1:
         sides = read_rows(folder, numbers[0]), read_rows(folder, numbers[-1])
         table, scores = _scores(*sides, word.capitalize())
-        more, found = _held_out_rewards(*sides, rows, word.capitalize(), besides_geneval=bool(table))
+        told = told_apart(asdict(config))
+        more, found = _held_out_rewards(*sides, rows, word.capitalize(), told, besides_geneval=bool(table))
         lines, scores = [*lines, *table, *more], scores | found
     if rewards:  # training on pairs of files has none
         lines = [*lines, f"Mean training reward {' -> '.join(map(_number, rewards[:1] + rewards[1:][-1:]))}"]
@@ -93,10 +97,10 @@ def _number(value: float | None) -> str:
 
 
 def _held_out_rewards(
-    before: list[Row], after: list[Row], rows: list[dict[str, Any]], word: str, *, besides_geneval: bool
+    before: list[Row], after: list[Row], rows: list[Row], word: str, told: Mapping[str, str], *, besides_geneval: bool
 ) -> tuple[list[str], dict[str, Any]]:
-    """First and last evaluation of every reward and their difference over prompts, which are called `word`. GenEval's
-    may be left out, because its verdicts have a table of their own."""
+    """First and last evaluation of every reward and their difference over prompts, which are called `word`; rewards
+    are `told` apart. GenEval's may be left out, because its verdicts have a table of their own."""
     names = [
         key.removeprefix("eval/reward/").removesuffix("_low")
         for key in next((row for row in rows if any(key.startswith("eval/reward/") for key in row)), {})
@@ -115,10 +119,12 @@ def _held_out_rewards(
         bounds = f"{change.low:+.3g} to {change.high:+.3g}" if change.known else "-"
         if reason:
             reasons.setdefault(reason, []).append(name)
-        cells.append((name, _cell(start, ".4g"), _cell(end, ".4g"), _cell(change.mean, "+.3g"), f"({bounds})"))
+        figures = _cell(start, ".4g"), _cell(end, ".4g"), _cell(change.mean, "+.3g"), f"({bounds})"
+        cells.append((told.get(name, name), *figures))
         found[name] = {"before": start, "after": end, "change": change}
     lines += align(("reward", "before", "after", "change", "95 % interval"), cells, "  ").splitlines()
-    lines += [f"  No interval for {', '.join(those)}: {reason}" for reason, those in reasons.items()]
+    notes = [f"No interval for {', '.join(those)}: {reason}" for reason, those in reasons.items()]
+    lines += [f"  {line}" for note in notes for line in textwrap.wrap(note, 78)]
     return [*lines, ""], {"rewards": found}
 
 

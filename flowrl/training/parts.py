@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from flowrl.config.rewards import RewardConfig
+from flowrl.config.rewards import RewardConfig, each_once
 from flowrl.config.sections import PipelineConfig, PolicyConfig, PromptsConfig, SamplerConfig
 from flowrl.config.train import TrainConfig, location_of, resolve_path
 from flowrl.pipelines import GENERIC, ModelFamily, Pipeline, family_for, family_name, stock_of
@@ -26,7 +26,7 @@ from flowrl.rewards import Reward
 from flowrl.rewards.actors import ray_rewards
 from flowrl.rewards.base.specs import CheckedReward
 from flowrl.rewards.base.text_limits import cut_line
-from flowrl.rewards.compose import Merge, WeightedSum, build_weighted_sum, sum_of, weighted_sum
+from flowrl.rewards.compose import Merge, WeightedSum, build_weighted_sum, sum_of
 from flowrl.runtime.capabilities import this_machine
 from flowrl.runtime.extras import check_extra
 from flowrl.runtime.precision import refuse_unable
@@ -274,24 +274,23 @@ def _members(
 
 
 def evaluation_rewards(ready: Ready, reward: WeightedSum, device: torch.device) -> WeightedSum | None:
-    """What evaluations measure: trained rewards that judge single images, and those of `eval.rewards`. A reward that
-    compares a group's images says nothing about a model: its mean is the same for every model."""
-    more: WeightedSum | None = None
+    """What evaluations measure, each once: trained rewards that judge single images, and those of `eval.rewards`. A
+    reward that compares a group's images says nothing about a model: its mean is the same for every model."""
+    trained = [term for term in reward.terms if term.reward.kind not in ("groupwise", "pairwise")]
+    kept = {id(one) for one in each_once([one.entry for one in (*trained, *ready.measured)])}
+    terms = [term for term in trained if id(term.entry) in kept]
+    measured = [one for one in ready.measured if id(one.entry) in kept]
     workers = next(
         (term.reward.workers for term in reward.terms if isinstance(term.reward, ray_rewards.WorkerReward)), None
     )
-    if ready.measured and workers is not None:
-        more = sum_of(_members(ready.measured, workers, device))
-    elif ready.measured:
-        rests = "rewards" in ready.config.pipeline.offload
-        more = build_weighted_sum(ready.measured, device=device, rests=rests)
-    trained = [term for term in reward.terms if term.reward.kind not in ("groupwise", "pairwise")]
-    terms = [*trained, *(more.terms if more else ())]
-    labels = [term.entry.label for term in terms]
+    if measured and workers is not None:
+        terms += sum_of(_members(measured, workers, device)).terms
+    elif measured:
+        terms += build_weighted_sum(measured, device=device, rests="rewards" in ready.config.pipeline.offload).terms
     if not terms:
         return None
-    made = weighted_sum([term.reward for term in terms], [1.0] * len(terms), labels)
-    return replace(made, dtype=ready.config.reward_dtype)
+    plain = [(term.reward, RewardConfig(name=term.reward.name, label=term.entry.label)) for term in terms]
+    return replace(sum_of(plain), dtype=ready.config.reward_dtype)
 
 
 def sampler_of(

@@ -12,6 +12,7 @@ from flowrl.advantages.normalise import set_statistics
 from flowrl.rewards import ABSENT
 from flowrl.runs.vital_signs import COMPARED, EQUAL, EQUAL_LIMIT, alarm
 
+_SAID = {"not_finite": " (NaN or infinity)", "garbage": " (a reply of another form)", "bad_value": " (no number)"}
 WINDOW = 10  # iterations over which to count failed images
 CONSTANT_LIMIT = 3  # iterations in a row whose images all got the same reward before the run stops
 _ALIKE = 12  # images, beyond the first of their groups, that must agree to rule out chance
@@ -46,10 +47,7 @@ class RewardWatch:
         recent = self.counters["failed"] = history[-WINDOW:]
         if len(values) + absent == 0 or too_many_failures(recent, self.max_invalid_ratio):
             failed, scored = (sum(column) for column in zip(*recent, strict=True))
-            reasons = [
-                f"{word} {count}{' (NaN or infinity)' * word.endswith('not_finite')}"
-                for word, count in errors.most_common()
-            ]
+            reasons = [f"{word} {many}{_SAID.get(word.rpartition('/')[2], '')}" for word, many in errors.most_common()]
             why = ", ".join(reasons) or "no reason was given"
             images = f"scored images ({drawn}, and completions on their way)" if drawn else "images"
             last = "iteration" if len(recent) == 1 else f"{len(recent)} iterations"

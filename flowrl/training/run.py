@@ -112,7 +112,7 @@ class Run:
         # `rank`-th, and the first of each speaks for it.
         self.rank, within = divmod(self.accelerator.process_index, self.layout.context)
         self.world, self.first = self.layout.data, within == 0
-        self.folder, self.started, self.parts, self.rollouts = folder, time.time(), parts, rollouts
+        self.folder, self.parts, self.rollouts = folder, parts, rollouts
         self._watcher, self._last_row = watcher, dict[str, Any]()
         self.stop_requested = False
         self.begun = False  # whether the folder of a continued run may have changed

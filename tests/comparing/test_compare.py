@@ -281,6 +281,8 @@ def test_a_folder_of_something_else_is_refused(
     assert compare("tiny_slow.yaml", *BUDGET, "--out", "mine") == 1
     assert "holds no comparison" in capsys.readouterr().err
     assert [path.name for path in (tiny.folder / "mine").iterdir()] == ["thesis.txt"]
+    assert compare("--report-only", "--out", "nothing") == 1
+    assert "nothing holds no comparison" in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -344,7 +346,9 @@ def test_methods_without_a_common_number_are_refused_before_any_starts(
 def test_what_evaluations_measure_is_what_a_run_logs(tiny: TinyRuns) -> None:
     more = [{"name": name} for name in ("jpeg_compressibility", "jpeg_incompressibility")]
     config = yaml.safe_load((tiny.folder / "tiny_slow.yaml").read_text())
-    config["eval"] |= {"rewards": [*more, more[0] | {"options": {"scale": "ddpo"}}, more[0] | {"label": "third"}]}
+    config["eval"] |= {
+        "rewards": [config["rewards"][0], *more, more[0] | {"options": {"scale": "ddpo"}}, more[0] | {"label": "third"}]
+    }
     path, out = write(tiny.folder / "several.yaml", config), tiny.folder / "logged"
     assert main(["train", str(path), f"out={out}", "num_iterations=1", "eval_every=1"]) == 0
     row = next(row for row in metrics(out) if "eval/reward/third" in row)
@@ -353,6 +357,7 @@ def test_what_evaluations_measure_is_what_a_run_logs(tiny: TinyRuns) -> None:
     measured = evaluated_rewards(load_config(path))
     assert set(measured) == names
     assert measured[-2] == "jpeg_compressibility_2"
+    assert "brightness_2" not in measured, "trained on with the same options: once is enough"
 
 
 @pytest.mark.parametrize("setting", [

@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from PIL import Image
 from torch import Tensor
 
+from flowrl.config.rewards import RewardConfig
 from flowrl.rewards import Reward, RewardInputs
 from flowrl.rewards.base.outputs import check_output
+from flowrl.rewards.compose import WeightedSum, sum_of
+
+
+def weighted_sum(
+    rewards: Sequence[Reward], weights: Sequence[float], labels: Sequence[str | None] | None = None
+) -> WeightedSum:
+    """Sums existing rewards, each with a weight and perhaps a label."""
+    members = zip(rewards, weights, labels or [None] * len(rewards), strict=True)
+    return sum_of([(one, RewardConfig(name=one.name, weight=weight, label=label)) for one, weight, label in members])
 
 
 def inputs_of(

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import io
 import os
 import struct
+import warnings
 import zlib
 from pathlib import Path
 
@@ -13,6 +15,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from flowrl.media import reading
 from flowrl.media.images import as_tensor
 from flowrl.media.reading import as_rgb, image_size, read_image, read_rgb
 
@@ -188,3 +191,19 @@ def test_nobody_else_opens_or_converts_images() -> None:
 )  # fmt: skip
 def test_the_look_for_other_readers_finds_them(source: str) -> None:
     assert strange(ast.parse(source))
+
+
+def test_very_many_pixels_are_read_without_a_word_and_twice_as_many_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pillow's own limits, which are too large for a test."""
+    path = tmp_path / "large.png"
+    Image.new("RGB", (12, 10)).save(path)
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
+    with warnings.catch_warnings(record=True) as told:
+        importlib.reload(reading)
+        assert reading.image_size(path) == (12, 10)
+    assert told == []
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 50)
+    with pytest.raises(ValueError, match=r"large\.png cannot be read as an image"):
+        read_image(path)

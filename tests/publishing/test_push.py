@@ -125,15 +125,18 @@ def test_what_cannot_be_shared_is_refused(
 ) -> None:
     (tmp_path / "README.md").write_text("# mine\n")
     assert push(run, tmp_path) == 1
-    assert "will not be overwritten" in capsys.readouterr().err
+    said = capsys.readouterr()
+    assert "will not be overwritten" in said.err
+    assert "shared of" not in said.out, "nothing was"
     assert [path.name for path in tmp_path.iterdir()] == ["README.md"]
     monkeypatch.setattr("huggingface_hub.get_token", lambda: None)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     out = tmp_path / "out"
     assert push(run, out, "--to", "me/first") == 1
     assert "there is no token: set HF_TOKEN" in capsys.readouterr().err
-    assert push(run, out, "--to", "./first") == 1
-    assert "without --to" in capsys.readouterr().err
+    for name in ("./first", "first", "", "a/b/c"):
+        assert push(run, out, "--dry-run", "--to", name) == 1
+        assert f"OWNER/NAME such as me/foxes, got '{name}'" in capsys.readouterr().err
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     assert push(run, out, "--to", "me/first") == 1
     assert "HF_HUB_OFFLINE is set" in capsys.readouterr().err
@@ -249,8 +252,23 @@ def test_the_commands_merge_and_export_take_a_run(
     assert (merged.num_steps, merged.guidance_scale) == (drawn.num_steps, drawn.guidance_scale)
     assert main(["merge", str(run), str(tmp_path / "merged")]) == 1
     assert "exists already" in capsys.readouterr().err
+    for given, said in [
+        ((run, tmp_path / "b", "--also", run, "--weights", "nan", "1"), "finite and not all 0, got [nan, 1.0]"),
+        ((run, tmp_path / "b", "--weights", "0"), "not all 0, got [0.0]"),
+        ((run, tmp_path / "b", "--weights", "1", "2"), "the 1 LoRAs, finite and not all 0, got [1.0, 2.0]"),
+        ((tmp_path, tmp_path / "b"), f"{tmp_path} has no LoRA: give a run folder"),
+        ((run, tmp_path / "b", "--base", "asset:tiny-kontext"), "tiny-kontext"),
+    ]:
+        assert main(["merge", *map(str, given)]) == 1
+        assert said in " ".join(capsys.readouterr().err.split())
+        assert not (tmp_path / "b").exists()
     assert main(["export", str(run), "--format", "kohya"]) == 1
     assert "not written for sd3" in capsys.readouterr().err
+    assert main(["export", str(run), "--format", "peft", "--out", str(tmp_path / "my.safetensors")]) == 1
+    assert (
+        f"--out is the folder of the files, whose names follow from the form: give {tmp_path}"
+        in capsys.readouterr().err
+    )
     text = (run / "config.yaml").read_text().replace("quantize: none", "quantize: int8")
     (tmp_path / "config.yaml").write_text(text)
     (tmp_path / "lora").symlink_to(run / "lora")

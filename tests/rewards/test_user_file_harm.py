@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from reward_inputs import inputs_of, random_images
+from reward_inputs import inputs_of, random_images, weighted_sum
 from toy_pipeline import write_toy
 
 from flowrl.cli import main
@@ -21,7 +21,6 @@ from flowrl.rewards import Reward, RewardOutput
 from flowrl.rewards.base import user_code as user_code_module
 from flowrl.rewards.base.user_file import user_file_options
 from flowrl.rewards.comparing.comparators import FileComparator
-from flowrl.rewards.compose import weighted_sum
 
 Make = Callable[..., Reward]
 

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 import torch
+from reward_inputs import weighted_sum
 from toy_pipeline import write_toy
 
 from flowrl.cli import main
 from flowrl.pipelines import PIPELINES
 from flowrl.pipelines.families.sd3 import FAMILY
 from flowrl.rewards import FunctionReward, RewardInputs, RewardOutput
-from flowrl.rewards.compose import weighted_sum
 from flowrl.rewards.judges import local_chat
 from flowrl.runtime.precision import arithmetic, network_autocast, refuse_unable
 

@@ -59,8 +59,27 @@ def test_held_out_rewards_are_compared_by_the_samples_that_were_scored_both_time
 def test_a_reward_that_changed_alike_everywhere_has_no_interval_and_the_reason_is_told(folder: Path) -> None:
     evaluation(folder, 4, [0.5, 1.5, 1.0, 3.0, 0.75, None])
     shown = summarise(folder, load_config(find_config("tiny_grpo_geneval")), folder / "report.html", finished=True)
-    assert "No interval for brightness: all values of a task agree, which leaves their spread unknown" in shown
+    assert "No interval for brightness: all values of a task agree, which leaves their spread unknown" in " ".join(
+        shown.split()
+    )
     assert summary(folder)["rewards"]["brightness"]["change"] == {"mean": 0.5, "low": None, "high": None}
+    assert max(len(line) for line in shown.splitlines() if str(folder) not in line) <= 80
+
+
+def test_rewards_of_one_name_are_told_apart_within_80_columns(folder: Path) -> None:
+    """The configuration has `geneval` twice, with two kinds of credit."""
+    for file in (folder / "eval").glob("*.jsonl"):
+        rows = [json.loads(line) for line in file.read_text().splitlines()]
+        both = [row | {"rewards": {"geneval": 1.0, "geneval_2": row["rewards"]["brightness"]}} for row in rows]
+        file.write_text("".join(json.dumps(row) + "\n" for row in both))
+    low = {f"eval/reward/{name}_low": 0.4 for name in ("geneval", "geneval_2")}
+    (folder / "metrics.jsonl").write_text(json.dumps({"iteration": 0} | low) + "\n")
+    lines = words_of(folder, finished=True).splitlines()
+    assert [line[2:32].rstrip() for line in lines if "(credit: " in line] == [
+        "geneval (credit: graded)",
+        "geneval_2 (credit: official)",
+    ]
+    assert max(len(line) for line in lines if str(folder) not in line) <= 80
 
 
 def test_a_reward_of_ones_own_is_told_beside_the_geneval_score(folder: Path) -> None:
@@ -96,7 +115,7 @@ def test_a_reward_without_any_score_says_so(folder: Path) -> None:
     shown = summarise(folder, load_config(find_config("tiny_grpo_geneval")), folder / "report.html", finished=False)
     row = next(line for line in shown.splitlines() if "brightness" in line)
     assert row.split() == ["brightness", "-", "-", "-", "(-)"]
-    assert "No interval for brightness: there are no image rows of both evaluations to pair" in shown
+    assert "No interval for brightness: there are no image rows of both evaluations to pair" in " ".join(shown.split())
     assert "nan" not in shown
 
 

@@ -49,11 +49,14 @@ def test_more_failures_than_allowed_stop_the_run() -> None:
 
 def test_completions_are_told_apart_from_images_and_nan_by_its_name() -> None:
     """4 images of 2 prompts with 5 completions each: who reads "24 of 24 images" looks for them in vain."""
-    nan = Counter({"mine/not_finite": 24})
+    nan = Counter({"mine/not_finite": 24, "remote/garbage": 2, "remote/timeout": 1})
     said = watch().complaint(torch.full((24,), torch.nan), 0, nan, "2 prompts x 2 images")
     assert "24 of 24 scored images (2 prompts x 2 images, and completions on their way) got no valid reward" in said
     assert "(24 of 24 in the last iteration;" in said
-    assert "mine/not_finite 24 (NaN or infinity). Fix" in said
+    assert (
+        "mine/not_finite 24 (NaN or infinity), remote/garbage 2 (a reply of another form), remote/timeout 1. Fix"
+        in said
+    )
 
 
 def test_an_iteration_without_any_reward_stops_the_run() -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from reward_inputs import weighted_sum
 from tiny_runs import metrics, state
 from torch import Tensor
 from toy_pipeline import PROMPTS, QuickRun, Toy, reward_list, toy_config, write_toy
@@ -20,7 +21,7 @@ from toy_pipeline import PROMPTS, QuickRun, Toy, reward_list, toy_config, write_
 from flowrl.cli import main
 from flowrl.pipelines import PIPELINES
 from flowrl.rewards import FunctionReward, RewardInputs, RewardOutput
-from flowrl.rewards.compose import WeightedSum, weighted_sum
+from flowrl.rewards.compose import WeightedSum
 from flowrl.runtime.randomness import counter_normal
 from flowrl.training import parts
 from flowrl.training import scoring as scoring_module

@@ -12,6 +12,7 @@ import os
 import threading
 import traceback
 from collections.abc import Mapping, Sequence
+from contextlib import redirect_stderr
 from pathlib import Path
 from typing import Any
 
@@ -219,7 +220,9 @@ def check_wandb(mode: str) -> None:
             f"logging.wandb={mode} needs the package wandb, which is not installed: in flowrl's folder, pip "
             "install -e '.[wandb]', or logging.wandb=none"
         ) from None
-    if mode == "online" and not (os.environ.get("WANDB_API_KEY") or wandb.api.api_key):
+    with redirect_stderr(io.StringIO()):  # on which it calls its own way to ask deprecated
+        key = mode == "online" and (os.environ.get("WANDB_API_KEY") or wandb.api.api_key)
+    if mode == "online" and not key:
         raise ValueError(
             "logging.wandb=online has no key: run 'wandb login', or set WANDB_API_KEY; logging.wandb=offline needs "
             "none and is sent later by 'wandb sync'"

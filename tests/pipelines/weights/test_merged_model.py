@@ -149,7 +149,8 @@ def test_runs_are_merged_with_the_average_of_their_loras(
     capsys.readouterr()
     wrong = ["merge", loras[0], str(tmp_path / "other"), "--also", loras[1], "--weights", "1"]
     assert main(wrong) == 1
-    assert "--weights are one for each of the 2 LoRAs, got 1" in " ".join(capsys.readouterr().err.split())
+    said = " ".join(capsys.readouterr().err.split())
+    assert "--weights are one for each of the 2 LoRAs, finite and not all 0, got [1.0]" in said
     elsewhere = shutil.copytree(tiny_sd3_folder, tmp_path / "elsewhere")
     (Path(loras[1]) / CARD).write_text(json.dumps({"base_model_name_or_path": str(elsewhere)}))
     assert main(wrong) == 1

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from reward_inputs import weighted_sum
 from safetensors import safe_open
 from torch import Tensor
 
@@ -19,7 +20,6 @@ from flowrl.pretraining.make_scorer import ScorerConfig, accuracy, roc_auc, trai
 from flowrl.pretraining.scorer_data import corrupt, labels_of, signed_distance, training_scene
 from flowrl.rewards import Reward, RewardInputs, build_reward, reward_options
 from flowrl.rewards.base.outputs import check_output
-from flowrl.rewards.compose import weighted_sum
 from flowrl.rewards.embedded.attributes import (
     PAIRS,
     AttributeNet,
