@@ -277,7 +277,7 @@ def evaluation_rewards(ready: Ready, reward: WeightedSum, device: torch.device) 
     """What evaluations measure, each once: trained rewards that judge single images, and those of `eval.rewards`. A
     reward that compares a group's images says nothing about a model: its mean is the same for every model."""
     trained = [term for term in reward.terms if term.reward.kind not in ("groupwise", "pairwise")]
-    kept = {id(one) for one in each_once([one.entry for one in (*trained, *ready.measured)])}
+    kept = {id(one) for one in each_once([*(t.entry for t in trained), *(one.entry for one in ready.measured)])}
     terms = [term for term in trained if id(term.entry) in kept]
     measured = [one for one in ready.measured if id(one.entry) in kept]
     workers = next(
