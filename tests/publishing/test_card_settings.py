@@ -31,7 +31,11 @@ def test_equal_names_are_told_apart() -> None:
     assert "- `geneval`, weight 0; version `geneval:graded:1`" in text
     assert "- `geneval_2` (geneval), weight 1; version `geneval:official:1`" in text
     assert unique_keys(["a", "a_2", "a", "b"]) == ["a", "a_2", "a_3", "b"]
-    listed = [{"name": "a", "options": {"x": 1, "y": 2}}, {"label": "b", "name": "a"}, {"name": "a", "weight": 0}]
+    listed: list[dict[str, Any]] = [
+        {"name": "a", "options": {"x": 1, "y": 2}},
+        {"label": "b", "name": "a"},
+        {"name": "a", "weight": 0},
+    ]
     more = [{"function": "c"}, {"name": "a", "options": {"x": 1, "y": 2}, "weight": 3}]
     assert told_apart({"rewards": listed, "eval": {"rewards": more}}) == {
         "a": "a (x: 1)",
