@@ -39,7 +39,7 @@ from flowrl.config.train import find_config
 from flowrl.runtime.call import shown
 from flowrl.runtime.files import locked, write_atomically
 from flowrl.runtime.interrupts import on_interrupt
-from flowrl.runtime.placement import usable_cores
+from flowrl.runtime.process_settings import usable_cores
 from flowrl.runtime.progress import clock
 from flowrl.runtime.scrubbing import say as print
 

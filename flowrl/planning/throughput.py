@@ -9,7 +9,7 @@ from typing import Any
 
 from flowrl.config.train import TrainConfig
 from flowrl.runtime.files import read_json
-from flowrl.runtime.placement import usable_cores
+from flowrl.runtime.process_settings import usable_cores
 
 FILE = "bench.json"
 """What `flowrl bench` writes."""

@@ -3,7 +3,6 @@ networks that rest on the host, the threads of a CPU, what is split over process
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from threading import RLock
@@ -77,11 +76,6 @@ def widened(tensor: Tensor) -> Tensor:
 def sent_wide(tensor: Tensor, device: torch.device) -> Tensor:
     """A tensor of the host on a device, in the widest dtype there."""
     return sent(tensor.to(widest(device)), device)
-
-
-def usable_cores() -> int:
-    """Cores that this process may use: a scheduler or a container may give it fewer than the machine has."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""What libraries read from the environment while they load, set for a process before they do."""
+"""What libraries read from the environment while they load, set for a process before they do; the cores it may use."""
 
 from __future__ import annotations
 
@@ -26,6 +26,11 @@ _ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 """What torch's allocator of CUDA memory is told by, under its name of today and its former one. Segments that grow fit
 what is asked for, whichever stream asks: without them blocks that were cached while rewards were computed are of no use
 to the update, and the device runs out of memory that it has."""
+
+
+def usable_cores() -> int:
+    """Cores that this process may use: a scheduler or a container may give it fewer than the machine has."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def before_libraries_load(environment: MutableMapping[str, str] = os.environ) -> None:

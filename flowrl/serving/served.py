@@ -14,7 +14,7 @@ from flowrl.config.bounds import GRACE, IMAGES, THREADS, check_counts
 from flowrl.generation.scorers import load_rewards
 from flowrl.rewards.serving import server
 from flowrl.rewards.serving.wire import Limits
-from flowrl.runtime.placement import usable_cores
+from flowrl.runtime.process_settings import usable_cores
 from flowrl.runtime.scrubbing import printable, without_secrets
 
 if TYPE_CHECKING:

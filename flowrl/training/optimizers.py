@@ -18,7 +18,8 @@ from torch import nn
 from flowrl.config.sections import OptimConfig
 from flowrl.config.train import TrainConfig
 from flowrl.pipelines.weights.trained_weights import TrainedWeights
-from flowrl.runtime.placement import torch_threads, usable_cores
+from flowrl.runtime.placement import torch_threads
+from flowrl.runtime.process_settings import usable_cores
 
 FAKE = "fake"  # the slot of the fake score
 

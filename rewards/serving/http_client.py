@@ -27,7 +27,7 @@ import httpx2
 
 from flowrl.rewards.serving.retries import MAX_REPLY_BYTES, Failure, RawReply, is_loopback, read_json_reply
 from flowrl.rewards.serving.server_pool import ServerPool
-from flowrl.runtime.placement import usable_cores
+from flowrl.runtime.process_settings import usable_cores
 from flowrl.runtime.scrubbing import remember_secret
 
 T = TypeVar("T")

@@ -14,7 +14,7 @@ from flowrl.rewards.serving.batching import RewardQueue
 from flowrl.rewards.serving.server_metrics import Metrics
 from flowrl.rewards.serving.wire import Limits, decode_request, encode_reply, too_many_bytes
 from flowrl.rewards.serving.wire_images import WireError, queue_full, stopping
-from flowrl.runtime.placement import usable_cores
+from flowrl.runtime.process_settings import usable_cores
 
 if TYPE_CHECKING:
     from starlette.requests import Request

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from flowrl.runtime.placement import sent, usable_cores
+from flowrl.runtime.placement import sent
 
 
 class Host(torch.Tensor):
@@ -41,11 +41,3 @@ def test_large_tensors_are_pinned_for_cuda(
     tensor.said = []
     sent(tensor, torch.device(device))
     assert tensor.said == said
-
-
-def test_cores_are_those_that_a_scheduler_gives(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("os.cpu_count", lambda: 64)
-    monkeypatch.setattr("os.sched_getaffinity", lambda _: {3, 5, 8}, raising=False)
-    assert usable_cores() == 3
-    monkeypatch.delattr("os.sched_getaffinity")  # as on macOS
-    assert usable_cores() == 64

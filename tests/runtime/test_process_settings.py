@@ -11,7 +11,7 @@ import torch
 from flowrl.config.base import config_files
 from flowrl.config.train import load_config
 from flowrl.runtime.private_names import NOTES
-from flowrl.runtime.process_settings import before_libraries_load, deterministic_kernels
+from flowrl.runtime.process_settings import before_libraries_load, deterministic_kernels, usable_cores
 
 
 @pytest.mark.parametrize(
@@ -60,3 +60,11 @@ def test_the_key_is_off_unless_it_is_set() -> None:
     settings = config_files()["tiny_recommended"]
     assert not load_config(settings).deterministic
     assert load_config(settings, ("deterministic=true",)).deterministic
+
+
+def test_cores_are_those_that_a_scheduler_gives(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 64)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {3, 5, 8}, raising=False)
+    assert usable_cores() == 3
+    monkeypatch.delattr("os.sched_getaffinity")  # as on macOS
+    assert usable_cores() == 64
