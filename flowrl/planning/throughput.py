@@ -9,7 +9,6 @@ from typing import Any
 
 from flowrl.config.train import TrainConfig
 from flowrl.runtime.files import read_json
-from flowrl.runtime.placement import usable_cores
 
 FILE = "bench.json"
 """What `flowrl bench` writes."""
@@ -59,6 +58,8 @@ def pace(config: TrainConfig, given: float | None, bench: str | None = None) -> 
     least, most = (f"{100 * share:.0f}" for share in SHARES)
     peak, by, usual = "a GPU's peak", "training of large transformers was published to reach", None
     if processor == "CPU":
+        from flowrl.runtime.placement import usable_cores  # which imports torch
+
         threads = config.threads or usable_cores()
         peak = f"{threads} x {THREAD:g} TFLOP/s, the peak of {threads} thread{'s' * (threads > 1)}"
         by = "two trainings of tiny_recommended reached on two cores"
