@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from flowrl.config.base import card_memory
-from flowrl.config.spelling import closest
+from flowrl.config.options import unknown_name
 from flowrl.config.train import resolve_path
 from flowrl.planning.bases import Wish, base_for
 from flowrl.planning.catalogue import entries
@@ -62,9 +62,7 @@ def reward_fault(answer: str) -> str | None:
         return None
     if file.endswith(".py"):
         return f"a reward of yours is FILE.py:FUNCTION of a file that is there, got {answer}"
-    near = closest(answer, names)
-    hint = f"did you mean {near}?" if near else f"there are {', '.join(names)}"
-    return f"there is no reward {answer}: {hint}"
+    return unknown_name("reward", answer, names)
 
 
 def out_fault(answer: str) -> str | None:

@@ -161,7 +161,7 @@ def test_on_a_terminal_a_wrong_answer_is_asked_for_again(tmp_path: Path, monkeyp
         assert cli.main(["init"]) == 0
     os.close(master)
     for hint in ("did you mean stabilityai/stable-diffusion-3.5-medium", "ships for nowhere", "model_index.json",
-                 "24, or as 4090 or", "did you mean jpeg_compressibility?", "FILE.py:FUNCTION", "exists already",
+                 "24, or as 4090 or", "mean 'jpeg_compressibility'?", "FILE.py:FUNCTION", "exists already",
                  "there is no 'no/such.txt'", "got soon"):  # fmt: skip
         assert hint in said.getvalue(), hint
     config = load_config(tmp_path / "my.yaml")
