@@ -63,7 +63,7 @@ def test_images_that_have_no_partner_are_counted() -> None:
     after: list[dict[str, Any]] = [{"key": "a", "seed": seed, "rewards": {"one": 0.75}} for seed in (2, 3, 4, 5)]
     after.append({"key": "a", "seed": 6, "rewards": {"one": None}})
     rows = [{"iteration": 0, "eval/reward/one": 0.5}, {"iteration": 4, "eval/reward/one": 0.75}]
-    run: Any = SimpleNamespace(evaluations=rows, image_rows={0: before, 4: after})
+    run: Any = SimpleNamespace(evaluations=rows, image_rows={0: before, 4: after}, config={})
     found = held_out(run)
     assert found is not None
     assert (found.num_pairs, found.num_unpaired, found.change) == (2, 3, 0.25)
