@@ -43,6 +43,8 @@ def test_equal_names_are_told_apart() -> None:
         "a_2": "a_2",
         "c": "c",
     }
+    edited: list[dict[str, Any]] = [{"rewards": "a"}, {"rewards": [5, {"name": "a", "options": 3}], "eval": "none"}]
+    assert list(map(told_apart, edited)) == [{}, {}], "a report is made of any configuration"
 
 
 @pytest.mark.parametrize(
