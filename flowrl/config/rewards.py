@@ -6,6 +6,7 @@ import dataclasses
 import math
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Literal
@@ -194,12 +195,11 @@ def each_once(entries: Sequence[RewardConfig]) -> list[RewardConfig]:
 def told_apart(config: Mapping[str, Any]) -> dict[str, str]:
     """Keys of a configuration's rewards in evaluations -> how readers see them: with the first option that namesakes
     have otherwise, such as `geneval_2 (credit: official)`."""
-    sections = [one for one in (config, config.get("eval")) if isinstance(one, Mapping)]
-    lists = [one["rewards"] for one in sections if isinstance(one.get("rewards"), list | tuple)]
-    entries = [one for rewards in lists for one in rewards if isinstance(one, Mapping)]  # somebody may have edited it
-    facts = [(one.get("label") or one.get("name") or one.get("function"), one.get("options") or {}) for one in entries]
-    facts = [fact for k, fact in enumerate(facts) if fact not in facts[:k] and isinstance(fact[1], Mapping)]
-    told = dict[str, str]()
+    told, facts = dict[str, str](), list[tuple[Any, Mapping[str, Any]]]()
+    with suppress(AttributeError, TypeError):  # of a configuration that somebody has edited
+        for one in (*(config.get("rewards") or ()), *((config.get("eval") or {}).get("rewards") or ())):
+            fact = one.get("label") or one.get("name") or one.get("function"), {**(one.get("options") or {})}
+            facts += [fact] if fact not in facts else []
     for key, (name, options) in zip(unique_keys([str(name) for name, _ in facts]), facts, strict=True):
         same = [other for called, other in facts if called == name]
         own = [f"{word}: {value}" for word, value in options.items() if any(one.get(word) != value for one in same)]

@@ -179,8 +179,7 @@ def load_templates(images: Mapping[str, int], given: str | None, *, source: str 
 
     Args:
         images: keys of `FIELDS`, and of how many images each asks.
-        given: as the module says; a text file where there is one name; else a folder with `NAME.txt` for the names that
-            it replaces.
+        given: as the module says; a text file where there is one name; else a folder with `NAME.txt` for each replaced.
 
     Raises ValueError: as `load_template`, a file is given where a folder is needed, or a folder with none of the names.
     """
