@@ -149,10 +149,10 @@ def parse(name: str, words: Sequence[str]) -> argparse.Namespace:
                 ),
             ]
             hints = [f"did you mean {text}?" for text in near if text in known]
-            hints.append(f"{parser.prog} --help lists those there are")
+            usual = f"{parser.prog} --help lists those there are"
             if "key=value" in parser.format_usage():
-                hints[-1] = f"a setting has no dashes: {flag[2:].replace('-', '_')}=VALUE"
-            parser.error(f"unknown flag {flag}: {hints[0]}")
+                usual = f"a setting has no dashes: {flag[2:].replace('-', '_')}=VALUE"
+            parser.error(f"unknown flag {flag}: {hints[0] if hints else usual}")
     parsed, rest = parser.parse_known_intermixed_args(words)
     if rest:
         parser.error(f"unexpected {' '.join(rest)}: {parser.prog} --help says what it takes")

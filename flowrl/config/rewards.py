@@ -16,6 +16,8 @@ from flowrl.config.strict_yaml import ConfigError, read_mapping
 
 FramePolicy = Literal["first", "uniform", "every", "all"]
 _HEAVIEST = 1e9
+_VALUED = ("name", "file", "function", "frames")
+"""Keys that, beside label and options, decide what values a reward gives."""
 FrameReducer = Literal["mean", "min", "top_frac", "positive_mean"]
 
 
@@ -188,20 +190,21 @@ def unique_keys(names: Sequence[str]) -> list[str]:
 
 def each_once(entries: Sequence[RewardConfig]) -> list[RewardConfig]:
     """Rewards without those that give the values of an earlier one, and differ in its part of the sum alone."""
-    values = [(one.called, one.name, one.file, one.function, one.options, one.frames) for one in entries]
+    values = [(one.called, one.options, [getattr(one, key) for key in _VALUED]) for one in entries]
     return [one for k, one in enumerate(entries) if values[k] not in values[:k]]
 
 
 def told_apart(config: Mapping[str, Any]) -> dict[str, str]:
     """Keys of a configuration's rewards in evaluations -> how readers see them: with the first option that namesakes
     have otherwise, such as `geneval_2 (credit: official)`."""
-    told, facts = dict[str, str](), list[tuple[Any, Mapping[str, Any]]]()
+    told, facts = dict[str, str](), list[tuple[Any, Mapping[str, Any], list[Any]]]()
     with suppress(AttributeError, TypeError):  # of a configuration that somebody has edited
         for one in (*(config.get("rewards") or ()), *((config.get("eval") or {}).get("rewards") or ())):
-            fact = one.get("label") or one.get("name") or one.get("function"), {**(one.get("options") or {})}
+            called = one.get("label") or one.get("name") or one.get("function")
+            fact = called, {**(one.get("options") or {})}, [one.get(key) for key in _VALUED]
             facts += [fact] if fact not in facts else []
-    for key, (name, options) in zip(unique_keys([str(name) for name, _ in facts]), facts, strict=True):
-        same = [other for called, other in facts if called == name]
-        own = [f"{word}: {value}" for word, value in options.items() if any(one.get(word) != value for one in same)]
-        told[key] = f"{key} ({own[0]})" if own else key
+    for key, (name, options, _) in zip(unique_keys([str(fact[0]) for fact in facts]), facts, strict=True):
+        same = [other for called, other, _ in facts if called == name]
+        own = (word for word, value in options.items() if any(one.get(word) != value for one in same))
+        told[key] = next((f"{key} ({word}: {options[word]})" for word in own), key)
     return told

@@ -119,7 +119,7 @@ def plan(
     >>> planned.iterations, planned.peak_bytes < 4 * 2**30
     (10, True)
     """
-    processes, card = number_and_memory(cards, processes, card)
+    processes, card = number_and_memory(cards, processes, card_memory(card))
     refuse_given(tflops=tflops, bench=bench, price=price, hours=hours, out=out)
     given, card = config_for_card(config if isinstance(config, Mapping) else str(config), card)
     make = partial(make_plan, tflops=tflops, bench=None if bench is None else str(bench))
@@ -152,7 +152,7 @@ def plan(
         return told(made, found, outlook, text, long=long)
 
 
-def number_and_memory(cards: str | None, processes: int | None, card: Any) -> tuple[int | None, Any]:
+def number_and_memory(cards: str | None, processes: int | None, card: int | None) -> tuple[int | None, int | None]:
     """Number of cards and GB of each, of "8x80". Raises ValueError: it is none, or says again what is given."""
     if cards is None:
         return processes, card
@@ -160,7 +160,7 @@ def number_and_memory(cards: str | None, processes: int | None, card: Any) -> tu
     if found is None:
         raise ValueError(f"`cards` is a number of cards and the GB of each, such as 8x80 or 8xH100, got {cards!r}")
     number, memory = int(found[1]), card_memory(found[2])
-    if (processes or number, card_memory(card or memory)) != (number, memory):
+    if (processes or number, card or memory) != (number, memory):
         raise ValueError(f"`cards` is {cards}, and `processes` or `card` says something else: leave them out")
     return number, memory
 

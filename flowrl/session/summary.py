@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import shlex
-import textwrap
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict
@@ -19,7 +18,7 @@ from flowrl.config.train import TrainConfig, resolve_path
 from flowrl.prompts.loading import load_prompts
 from flowrl.prompts.overlap import held_out_or_shared
 from flowrl.rendering.markup import plural
-from flowrl.rendering.terminal_text import align
+from flowrl.rendering.terminal_text import align, wrapped
 from flowrl.runs.evaluation_rows import SCORE, Row, evaluations, read_rows, score_interval, score_rows
 from flowrl.runs.held_out_result import conclusion, untold
 from flowrl.runs.manifest import read_manifest
@@ -123,8 +122,7 @@ def _held_out_rewards(
         cells.append((told.get(name, name), *figures))
         found[name] = {"before": start, "after": end, "change": change}
     lines += align(("reward", "before", "after", "change", "95 % interval"), cells, "  ").splitlines()
-    notes = [f"No interval for {', '.join(those)}: {reason}" for reason, those in reasons.items()]
-    lines += [f"  {line}" for note in notes for line in textwrap.wrap(note, 78)]
+    lines += [wrapped(f"No interval for {', '.join(those)}: {reason}", "  ", "  ") for reason, those in reasons.items()]
     return [*lines, ""], {"rewards": found}
 
 

@@ -43,6 +43,12 @@ def test_equal_names_are_told_apart() -> None:
         "a_2": "a_2",
         "c": "c",
     }
+    seen: list[dict[str, Any]] = [
+        {"name": "a"},
+        {"name": "a", "frames": {"count": 2}},
+        {"name": "a", "options": {"x": 1}},
+    ]
+    assert told_apart({"rewards": seen}) == {"a": "a", "a_2": "a_2", "a_3": "a_3 (x: 1)"}, "as evaluations number them"
     edited: list[dict[str, Any]] = [{"rewards": "a"}, {"rewards": [5, {"name": "a", "options": 3}], "eval": "none"}]
     assert list(map(told_apart, edited)) == [{}, {}], "a report is made of any configuration"
 
