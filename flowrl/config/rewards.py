@@ -200,7 +200,7 @@ def told_apart(config: Mapping[str, Any]) -> dict[str, str]:
     told, facts = dict[str, str](), list[tuple[Any, Mapping[str, Any], list[Any]]]()
     with suppress(AttributeError, TypeError):  # of a configuration that somebody has edited
         for one in (*(config.get("rewards") or ()), *((config.get("eval") or {}).get("rewards") or ())):
-            called = one.get("label") or one.get("name") or one.get("function")
+            called = next(filter(None, map(one.get, ("label", "name", "function"))), None)
             fact = called, {**(one.get("options") or {})}, [one.get(key) for key in _VALUED]
             facts += [fact] if fact not in facts else []
     for key, (name, options, _) in zip(unique_keys([str(fact[0]) for fact in facts]), facts, strict=True):
