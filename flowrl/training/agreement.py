@@ -81,18 +81,16 @@ def rounding_note(given: Sequence[Facts]) -> str:
 
 def _lines(given: Sequence[Facts]) -> Iterator[str]:
     for name in dict.fromkeys(name for facts in given for name in facts):
-        ranks: dict[str, list[int]] = {}
+        held: dict[str, list[int]] = {}
         for rank, facts in enumerate(given):
-            ranks.setdefault(facts.get(name, "not there"), []).append(rank)
-        if len(ranks) > 1:
-            yield f"{name}: " + ", ".join(_held(value, those) for value, those in ranks.items())
-
-
-def _held(value: str, ranks: Sequence[int]) -> str:
-    """A value, and the processes that have it."""
-    short = value if len(value) <= _LONGEST else f"{value[: _LONGEST - 16]} ... ({_digest(value)[:8]})"
-    shown = ", ".join(map(str, ranks[:4])) + (f" and {len(ranks) - 4} more" if len(ranks) > 4 else "")
-    return f"{short} in process{'es' if len(ranks) > 1 else ''} {shown}"
+            held.setdefault(facts.get(name, "not there"), []).append(rank)
+        said = []
+        for value, ranks in held.items():
+            short = value if len(value) <= _LONGEST else f"{value[: _LONGEST - 16]} ... ({_digest(value)[:8]})"
+            shown = ", ".join(map(str, ranks[:4])) + (f" and {len(ranks) - 4} more" if len(ranks) > 4 else "")
+            said.append(f"{short} in process{'es' if len(ranks) > 1 else ''} {shown}")
+        if len(said) > 1:
+            yield f"{name}: {', '.join(said)}"
 
 
 def _contents(value: Any) -> Iterator[tuple[str, str]]:
