@@ -16,8 +16,6 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, TypeVar
 
-from torch import Tensor
-
 from flowrl.generation.folders import DRAWN, IMAGES, ImageFile, read_drawn, read_folder
 from flowrl.generation.models import Source, fingerprint, load_source, schedule_of, with_negative
 from flowrl.generation.prompt_checks import refuse_sources
@@ -141,6 +139,7 @@ def _draw(
     if len(different) <= ENCODED_FIRST:
         encode_all(pipeline, different.values())
         pipeline.free_text_encoders()  # which may be larger than the network
+    fps, save = pipeline.fps, save_lossless if suffix == LOSSLESS else save_mp4
     with bar as advance, ThreadPoolExecutor(1) as writer:
         written: list[Future[Path]] = []
         for batch in batches:
@@ -153,7 +152,7 @@ def _draw(
             for future in written:  # errors of the batch before; at most one batch waits
                 future.result()
             written = [
-                writer.submit(_save, image, place, pipeline.fps, track)
+                writer.submit(*((save_png, image, place) if fps is None else (save, image, place, fps, track)))
                 for (image, track), place in zip(clips, (_place(folder, item, suffix) for item in batch), strict=True)
                 if not place.is_file()
             ]
@@ -174,13 +173,6 @@ def _numbers(prompts: Sequence[Prompt], items: Sequence[Item]) -> dict[Item, int
 
 def _place(folder: Path, item: Item, suffix: str) -> Path:
     return folder / f"{item[0]:05d}" / "samples" / f"{item[1]:05d}{suffix}"
-
-
-def _save(drawn: Tensor, place: Path, fps: float | None, track: tuple[Tensor, int] | None) -> Path:
-    """Saves an image, or a clip of a pipeline with a frame rate, by the ending of the file's name."""
-    if fps is None:
-        return save_png(drawn, place)
-    return (save_lossless if place.suffix == LOSSLESS else save_mp4)(drawn, place, fps, track)
 
 
 def _settings(
