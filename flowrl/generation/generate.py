@@ -7,7 +7,6 @@ model's fingerprint and the settings; a folder can be continued only with the sa
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -26,6 +25,7 @@ from flowrl.media.videos import save_mp4
 from flowrl.pipelines import Pipeline
 from flowrl.prompts.identity import contents, distinct, drawn_by
 from flowrl.prompts.loading import Prompt, spread
+from flowrl.runtime.digests import text_digest
 from flowrl.runtime.files import write_atomically
 from flowrl.runtime.progress import progress
 from flowrl.runtime.randomness import sample_normals
@@ -195,12 +195,8 @@ def _settings(
         "first_block_cache": source.first_block_cache or None,
         "training_size": source.training_size and list(source.training_size), "negative": source.negative or None,
         "seed": seed, "samples": samples, "num_prompts": len(prompts), "files": None if suffix == PNG else suffix,
-        "prompts": _short(listed), "sources": _short(json.dumps(files)) if any(files) else None,
+        "prompts": text_digest(listed), "sources": text_digest(json.dumps(files)) if any(files) else None,
     }  # fmt: skip
-
-
-def _short(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _check_old(folder: Path) -> None:

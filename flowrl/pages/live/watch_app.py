@@ -14,7 +14,6 @@ MARK is a digest of the page's data; if nothing changed, the answer is an empty 
 
 from __future__ import annotations
 
-import hashlib
 import json
 import time
 from collections.abc import Callable
@@ -36,6 +35,7 @@ from flowrl.pages.live.run_view import (
     waiting_row,
 )
 from flowrl.pages.live.two_runs import view_of_two
+from flowrl.runtime.digests import text_digest
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -154,7 +154,7 @@ class _Answers:
 def _since(request: Request, content: dict[str, Any]) -> Response:
     from starlette.responses import Response
 
-    mark = hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
+    mark = text_digest(json.dumps(content))
     if request.query_params.get("since") == mark:
         return Response(status_code=204)
     return _json({**content, "mark": mark})
