@@ -258,12 +258,12 @@ _ITERATIONS = 2  # the first warms up
 def step_checks(config: TrainConfig, name: str, *, hindered: bool) -> Iterator[Check]:
     """Throughput and memory of an iteration, and the recipe's own warnings; downloads no weights. `hindered` says that
     another check found a fault that stops the run."""
-    model, why = location_of(config.pipeline), ""
+    why = ""
     if hindered:
         why = "fix what is marked above first"
     elif config.policy.train == "full" or config.parallel.shard * config.parallel.context > 1:
         why = "this step is for one process that trains a LoRA; run flowrl train with num_iterations=2 instead"
-    elif not (Path(model).exists() or in_cache(model)):
+    elif not (Path(model := location_of(config.pipeline)).exists() or in_cache(model)):
         why = f"the weights of {model} are not here; flowrl bench measures random ones of its size"
     if why:
         yield Check("step", "note", f"not tried: {why}")
