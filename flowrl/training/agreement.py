@@ -18,6 +18,7 @@ from flowrl.runtime.digests import text_digest
 from flowrl.runtime.versions import numbers, versions
 from flowrl.training.model_files import digest_of_file, files_of
 from flowrl.training.processes.devices import device_kind
+from flowrl.training.processes.meeting import process_words
 from flowrl.training.resume_check import settings_of
 
 OWN = ("out", "progress", "threads", "pipeline.device")
@@ -87,8 +88,7 @@ def _lines(given: Sequence[Facts]) -> Iterator[str]:
         said = []
         for value, ranks in held.items():
             short = value if len(value) <= _LONGEST else f"{value[: _LONGEST - 16]} ... ({text_digest(value, 8)})"
-            shown = ", ".join(map(str, ranks[:4])) + (f" and {len(ranks) - 4} more" if len(ranks) > 4 else "")
-            said.append(f"{short} in process{'es' if len(ranks) > 1 else ''} {shown}")
+            said.append(f"{short} in {process_words(ranks, 4)}")
         if len(said) > 1:
             yield f"{name}: {', '.join(said)}"
 
