@@ -10,8 +10,8 @@ import pytest
 from house import ROOT, circles, complexities, measure
 
 LIMITS: dict[str, int] = {
-    "lines": 92448,
-    "lines of commands": 1406,
+    "lines": 92444,
+    "lines of commands": 1402,
     "loose modules": 4,
     "circles of files": 0,
     "circles of folders": 0,

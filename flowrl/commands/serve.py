@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 import flowrl
-from flowrl.commands.sampling_arguments import add_batch_size, add_count, add_device, seconds, threads
+from flowrl.commands.sampling_arguments import add_batch_size, add_count, add_device, add_several, seconds, threads
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -15,12 +15,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("rewards", nargs="+", metavar="REWARD|CONFIG", help="names, FILE.py:FUNCTION, or YAML with a list rewards:")
     add("--host", default="127.0.0.1", metavar="NAME", help="address to listen at (default: 127.0.0.1, this machine)")
     add("--port", type=int, default=8190, metavar="N", help="port, 0 for a free one (default: 8190)")
-    add(
-        "--allow-host",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="a name besides localhost that clients may use for a server without token; may be repeated",
+    add_several(
+        parser, "--allow-host", "NAME", "a name besides localhost that clients may use for a server without token"
     )
     add("--token-env", metavar="NAME", help="environment variable with the token that clients must send")
     add(
