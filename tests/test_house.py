@@ -10,7 +10,7 @@ import pytest
 from house import ROOT, circles, complexities, measure
 
 LIMITS: dict[str, int] = {
-    "lines": 92444,
+    "lines": 92437,
     "lines of commands": 1402,
     "loose modules": 4,
     "circles of files": 0,
