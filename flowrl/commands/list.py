@@ -7,10 +7,9 @@ import itertools
 import json
 import shutil
 import sys
-import textwrap
 from typing import TYPE_CHECKING
 
-from flowrl.rendering.terminal_text import COLUMNS, cut
+from flowrl.rendering.terminal_text import COLUMNS, cut, wrapped
 from flowrl.runtime.scrubbing import say as print
 
 if TYPE_CHECKING:
@@ -65,8 +64,7 @@ def _in_full(entry: CatalogueEntry) -> str:
     lines = [entry.name]
     for word, text in entry.more:
         lines.append(f"  {word}:")
-        for line in text.split("\n"):
-            lines.extend(textwrap.wrap(line, COLUMNS - 4, initial_indent="    ", subsequent_indent="    ") or [""])
+        lines += [wrapped(line, "    ", "    ", width=COLUMNS - 4) for line in text.split("\n")]
     return "\n".join(lines)
 
 

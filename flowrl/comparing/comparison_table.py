@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-import textwrap
 from collections.abc import Callable, Sequence
 
 from flowrl.comparing.comparison_result import MethodResult, Results
 from flowrl.comparing.measure import DIVERSITY_TEXT
-from flowrl.rendering.terminal_text import COLUMNS, Table, as_markdown, as_table
+from flowrl.rendering.terminal_text import Table, as_markdown, as_table, wrapped
 from flowrl.runs.evaluation_rows import SCORE
 from flowrl.statistics.bootstrap import Interval
 from flowrl.statistics.crossed import Estimate
@@ -35,7 +34,7 @@ def metric_name(results: Results) -> str:
 
 def text(results: Results) -> str:
     """All tables for a terminal."""
-    blocks = [textwrap.fill(line, COLUMNS) for line in (heading(results), conclusion(results), *results.notes)]
+    blocks = [wrapped(line) for line in (heading(results), conclusion(results), *results.notes)]
     blocks += [as_table(table) for table in tables(results)]
     if results.missing:
         blocks.append("Not in the tables:\n" + "\n".join(f"  {name}: {state}" for name, state in results.missing))
@@ -133,11 +132,16 @@ def _name(results: Results, row: MethodResult) -> str:
 
 
 def _number(results: Results, sign: str = "") -> Callable[[float], str]:
-    """Writes scores to two digits of their standard error, about a quarter of the interval."""
+    """Writes scores to two digits of their standard error, about a quarter of the interval; none is rounded to 0."""
     widths = [row.score.interval.high - row.score.interval.low for row in results.methods]
     errors = [width / 4 for width in widths if width > 0]
     digits = min(max(1 - math.floor(math.log10(min(errors))), 0), 5) if errors else 3
-    return lambda value: f"{value:{sign}.{digits}f}" if math.isfinite(value) else _NO
+
+    def write(value: float) -> str:
+        form = f"{sign}.1g" if 0 < abs(value) < 0.5 * 10**-digits else f"{sign}.{digits}f"
+        return f"{value:{form}}" if math.isfinite(value) else _NO
+
+    return write
 
 
 def _bounds(estimate: Estimate, write: Callable[[float], str], *, seeds: bool = False) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from flowrl.config.base import find_config
 from flowrl.config.overrides import Typed
 from flowrl.config.strict_yaml import dotted_items
 from flowrl.health.diagnosis import Diagnosis, Examination
@@ -37,7 +38,8 @@ def doctor(
         **settings: replace those of the configuration, as in `train`.
 
     Raises:
-        FlowrlError: there are settings with a run or without a configuration, or the folder is not a run.
+        FlowrlError: there are settings with a run or without a configuration, no configuration has that name, or
+            the folder is not a run.
     """
     subject = getattr(config_or_run, "folder", config_or_run)
     folder = Path(subject).expanduser() if isinstance(subject, str | Path) else None
@@ -48,6 +50,9 @@ def doctor(
         if folder is not None:
             raise ValueError(f"{word} has no effect on the run {folder}, which is over: give the run alone")
         raise ValueError(f"{word} is a setting of a configuration: name that first, flowrl doctor CONFIG {word}")
+
+    if isinstance(subject, str | Path) and folder is None:
+        find_config(str(subject))  # before a look at the machine
 
     def examinations() -> Iterator[Examination]:
         if folder is not None:

@@ -97,8 +97,10 @@ def _flow_grpo_prompts(keys: dict[str, Any]) -> dict[str, Made]:
 
 
 def _flow_factory(given: Foreign, method: str) -> dict[str, Made]:
-    keys = given.keys
-    found: dict[str, Made] = {}
+    keys, found = given.keys, dict[str, Made]()
+    if (kind := str(keys.get("model.model_type"))).endswith("_v2v"):
+        raise ValueError(f"model_type {kind} noises a given clip in part, and paths here begin at noise: build on "
+                         "lucy_edit_grpo or wan_vace_grpo, which edit clips")  # fmt: skip
     for section, ours in (("rewards", "rewards"), ("eval_rewards", "eval.rewards")):
         named = [
             key.removesuffix("reward_model")

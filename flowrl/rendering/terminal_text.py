@@ -28,7 +28,7 @@ def wrapped(text: str, first: str = "", rest: str = "", *, width: int = COLUMNS)
 
 def as_table(table: Table) -> str:
     """The table below its title; leaves out last columns if they and names of 12 letters do not fit into 80."""
-    title, head, rows = textwrap.fill(table.title, COLUMNS), table.head, table.rows
+    title, head, rows = wrapped(table.title), table.head, table.rows
     if not rows:
         return title
     widths = [max(len(row[k]) for row in (head, *rows)) for k in range(len(head))]

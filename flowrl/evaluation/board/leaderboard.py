@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-import textwrap
 from collections.abc import Sequence
 from typing import Any
 
 from flowrl.evaluation.board.comparable import PROMPTS, SAMPLES, describe_conditions
 from flowrl.evaluation.board.standings import Ranking, Standing
 from flowrl.rendering.markup import DASH, MINUS, plural
-from flowrl.rendering.terminal_text import COLUMNS, Table, as_markdown, as_table
+from flowrl.rendering.terminal_text import Table, as_markdown, as_table, wrapped
 from flowrl.runtime.files import plain
 from flowrl.statistics.bootstrap import Interval
 
@@ -95,7 +94,7 @@ def table_of(ranking: Ranking) -> Table:
         rows.append((name_of(line), rank_text(line), *score, behind, range_of(line.behind, digits, sign=True)))
     apart = f"Apart from the table above: {ranking.group.apart}. " if ranking.group.apart else ""
     known = dict(describe_conditions(ranking.group.conditions))
-    same = [f"{plural(int(known.pop(PROMPTS)), 'prompt')}, {known.pop(SAMPLES)} samples each"]
+    same = [f"{plural(int(known.pop(PROMPTS)), 'prompt')}, {plural(int(known.pop(SAMPLES)), 'sample')} each"]
     same += [f"{key.replace('_', ' ')} {value}" for key, value in known.items()]
     said = " ".join([f"{apart}{'; '.join(same)}.", pairing_text(ranking), *ranking.notes]).replace("  ", " ")
     return Table(title=title(ranking), head=HEAD, rows=tuple(rows), note=said.strip())
@@ -115,9 +114,9 @@ def as_text(rankings: Sequence[Ranking]) -> str:
     blocks = [summary(rankings)]
     for ranking in rankings:
         table = table_of(ranking)
-        note = textwrap.fill(table.note, COLUMNS, initial_indent="  ", subsequent_indent="  ")
+        note = wrapped(table.note, "  ", "  ")
         blocks.append(f"{as_table(table)}\n{note}")
-    return "\n\n".join([*blocks, *(textwrap.fill(claim, COLUMNS) for claim in claims(rankings))])
+    return "\n\n".join([*blocks, *(wrapped(claim) for claim in claims(rankings))])
 
 
 def as_page_of_markdown(rankings: Sequence[Ranking], *, heading: str, command: str) -> str:
