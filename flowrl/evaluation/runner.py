@@ -79,15 +79,17 @@ def rules_of(benchmark: str) -> Rules[Any, Any, Any]:
     return found
 
 
-def check(settings: Settings) -> None:
-    """Finds faults before weights load. Raises ValueError: prompts, options, judge or images are wrong or missing."""
-    rules = rules_of(settings.benchmark)
+def check(settings: Settings) -> list[int]:
+    """Finds faults before weights load; returns the number of prompts to draw for each model. Raises ValueError:
+    prompts, options, judge or images are wrong or missing."""
+    rules, found = rules_of(settings.benchmark), []
     plan = rules.plan(settings)
     for subject in settings.subjects:
         if subject.images is not None:
             _existing(rules, settings, plan, subject.images)
         else:
-            rules.prompts(settings, subject, plan)
+            found.append(len(rules.prompts(settings, subject, plan)))
+    return found
 
 
 def run(settings: Settings) -> Result:

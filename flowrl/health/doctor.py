@@ -52,7 +52,10 @@ def doctor(
         raise ValueError(f"{word} is a setting of a configuration: name that first, flowrl doctor CONFIG {word}")
 
     if isinstance(subject, str | Path) and folder is None:
-        find_config(str(subject))  # before a look at the machine
+        try:
+            find_config(str(subject))  # before a look at the machine
+        except ValueError as error:
+            raise ValueError(f"{error}; or give a run folder") from None
 
     def examinations() -> Iterator[Examination]:
         if folder is not None:

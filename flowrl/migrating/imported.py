@@ -17,7 +17,6 @@ from flowrl.migrating.foreign_files import read_foreign
 from flowrl.migrating.translated import FATE_OF, Fate, Line, Translated, translate
 from flowrl.planning.bases import Wish, base_for
 from flowrl.planning.written import WIDTH, settings_on, written_keys
-from flowrl.rendering.markup import plural
 from flowrl.rendering.terminal_text import wrapped
 from flowrl.session.preflight import recipe_of
 
@@ -186,7 +185,7 @@ def describe_import(found: Import) -> str:
 def count_fates(found: Import) -> str:
     """Counts keys by what became of them."""
     of = Counter(line.fate for line in found.given)
-    return f"{plural(len(found.given), 'key')} of {found.name}: " + ", ".join(f"{of[fate]} {fate}" for fate in FATES)
+    return f"{len(found.given)} keys of {found.name}: " + ", ".join(f"{of[fate]} {fate}" for fate in FATES)
 
 
 def _table(title: str, lines: Sequence[Line], fate: Fate) -> list[str]:

@@ -180,8 +180,8 @@ def sooner_lines(plan: Plan, outlook: Outlook) -> list[str]:
     lines = table([head, *length_rows([one for _, one in recipes], speed)]) + note(GIVES_UP)
     if other is not None:
         lines += note(
-            f"Recommended: {other.config.objective.name}, {plural(other.config.updates_per_rollout, 'update')} a rollout. "
-            "It learned most for its cost on the embedded models, and is unproven at this size."
+            f"Recommended: {other.config.objective.name}, {plural(other.config.updates_per_rollout, 'update')} a "
+            "rollout. It learned most for its cost on the embedded models, and is unproven at this size."
         )
     ends = [within for name, within in SPANS.items() if own.lengths[name] is not None]
     if not ends:

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from flowrl.prompts.pairs import Pair
 from flowrl.prompts.source_images import read_image
-from flowrl.rendering.markup import plural
 from flowrl.rewards.networks.preference_features import Features
 from flowrl.runtime.progress import progress
 from flowrl.runtime.randomness import counter_choice
@@ -76,7 +75,7 @@ def pair_features(
     )
     cached = torch.empty(len(keys), features.width)
     listed = list(keys)
-    with progress(f"features of {plural(len(listed), 'image')}", math.ceil(len(listed) / batch_size)) as advance:
+    with progress(f"features of {len(listed)} images", math.ceil(len(listed) / batch_size)) as advance:
         for first in range(0, len(listed), batch_size):
             chosen = range(first, min(first + batch_size, len(listed)))
             loaded = {place: read_image(listed[place][0]) for place in chosen}

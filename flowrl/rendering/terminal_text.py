@@ -38,6 +38,11 @@ def as_table(table: Table) -> str:
     return f"{title}\n{align(head[:kept], [row[:kept] for row in rows], '  ')}"
 
 
+def with_note(table: Table) -> str:
+    """The table, and its note below it."""
+    return "\n".join([as_table(table), *([wrapped(table.note, "  ", "  ")] if table.note else [])])
+
+
 def as_markdown(table: Table) -> str:
     """The rows of a table as Markdown, without title and note."""
     head = "| " + " | ".join(table.head) + " |"

@@ -327,8 +327,8 @@ def _is_finished(folder: Path, config: TrainConfig) -> bool:
     done, wanted = int(state["iteration"]), config.num_iterations
     if done >= wanted:
         print(
-            f"The run in {folder} is finished ({done} of {plural(max(done, wanted), 'iteration')}). To go on, raise the "
-            f"number: flowrl train resume={shlex.quote(str(folder))} num_iterations={2 * done}"
+            f"The run in {folder} is finished ({done} of {plural(max(done, wanted), 'iteration')}). To go on, raise "
+            f"the number: flowrl train resume={shlex.quote(str(folder))} num_iterations={2 * done}"
         )
     elif share_spent(config.budget.limits, state["counters"]) >= 1:
         limits = ", ".join(f"{name} {limit:g}" for name, limit in config.budget.limits.items())

@@ -40,7 +40,6 @@ from flowrl.pipelines.shared.saved_model import save_model
 from flowrl.pipelines.weights.lora import Policy, refuse_not_finite
 from flowrl.pipelines.weights.parallelize import denoiser_bytes
 from flowrl.prompts.loading import eval_items, prompts_of_iteration
-from flowrl.rendering.markup import plural
 from flowrl.rewards import RewardOutput
 from flowrl.runs.vital_signs import MOSTLY
 from flowrl.runtime.progress import progress
@@ -281,7 +280,7 @@ class Loop(Draws):
         too, None where groups are not all. Raises ValueError: with the reasons; a checkpoint from before this iteration
         is written first, unless the policy has been updated since."""
         self.scorer.reward_B = reward_B
-        drawn = f"{plural(self.config.prompts_per_step, 'prompt')} x {plural(self.config.group_size, 'image')}"
+        drawn = f"{self.config.prompts_per_step} prompts x {self.config.group_size} images"
         drawn = drawn if len(reward_B) > self.config.num_images else ""
         reason = self.watch.complaint(reward_B, self.iteration, self.scorer.all_errors(), drawn, compared)
         if not reason:

@@ -37,7 +37,6 @@ from flowrl.media.images import save_png
 from flowrl.pipelines import stock_of
 from flowrl.prompts.identity import contents
 from flowrl.prompts.loading import Prompt, spread
-from flowrl.rendering.markup import plural
 from flowrl.rewards import Reward
 from flowrl.runtime.call import call_words
 from flowrl.runtime.files import locked, refuse_foreign, write_atomically
@@ -384,8 +383,7 @@ def facts_of(asked: SweepPlan, versions: Mapping[str, str]) -> dict[str, str]:
         "name": asked.name,
         "tuned model": str(source.lora),
         "base model": source.model,
-        "images": f"{plural(len(asked.prompts), 'prompt')}, {asked.samples} images each, start noise of "
-        f"seed {asked.seed}",
+        "images": f"{len(asked.prompts)} prompts, {asked.samples} images each, start noise of seed {asked.seed}",
         "sampling": f"{source.num_steps} deterministic steps, classifier-free guidance {guidance}, {source.dtype}",
         "features": asked.features,
     }
