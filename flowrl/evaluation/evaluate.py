@@ -46,7 +46,6 @@ from flowrl.generation.sampling_options import SamplingOptions
 from flowrl.generation.subject import Settings, Subject
 from flowrl.media.lossless import CLIPS
 from flowrl.media.reading import read_rgb
-from flowrl.rendering.markup import plural
 from flowrl.rendering.notebook import heading, images_row, rows_table, scores_table
 from flowrl.rewards.networks.looked_for import look_for_models
 from flowrl.runtime.public import public
@@ -195,17 +194,16 @@ def _measure(
     plans: Sequence[Settings], labels: list[str], home: Path, page: Callable[..., str] | None, *, dry_run: bool
 ) -> Evaluation:
     """Refuses known faults, evaluates one model after another, and sums up several."""
-    drawn = "clip" if BENCHMARKS[plans[0].benchmark].videos else "image"
     for settings in plans:
         for subject in settings.subjects:
             if subject.source is not None:
                 check_source(subject.source, judging="flowrl eval", videos=BENCHMARKS[settings.benchmark].videos)
-        fresh = any(one.source is not None and not (one.folder / "images").is_dir() for one in settings.subjects)
-        with look_for_models() if fresh and not dry_run else nullcontext():
-            prompts = check(settings)
-        if fresh and not dry_run:
-            say(f"{settings.benchmark}: {plural(sum(prompts) * settings.samples, drawn)} to draw, {prompts[0]} prompts "
-                f"x {settings.samples} for each model; num_prompts and samples ask for fewer")  # fmt: skip
+        drawn = (one.source is not None and not (one.folder / "images").is_dir() for one in settings.subjects)
+        fresh = not dry_run and any(drawn)
+        with look_for_models() if fresh else nullcontext():
+            size = check(settings)
+        if fresh:
+            say(size)
     for place in dict.fromkeys([home, *(settings.out for settings in plans)]):
         refuse_foreign_files(place, ("result.json", "page.html"), {"benchmark", "headline"})
     results = []

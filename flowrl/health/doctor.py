@@ -43,19 +43,18 @@ def doctor(
     """
     subject = getattr(config_or_run, "folder", config_or_run)
     folder = Path(subject).expanduser() if isinstance(subject, str | Path) else None
-    folder = folder if folder is not None and folder.is_dir() else None
+    if folder is not None and not folder.is_dir():
+        try:
+            find_config(str(subject))  # before a look at the machine
+        except ValueError as error:
+            raise ValueError(f"{error}; or give a run folder") from None
+        folder = None
     if settings and (subject is None or folder is not None):
         key, value = next(dotted_items(settings))
         word = value if isinstance(value, Typed) else f"{key}={value}"
         if folder is not None:
             raise ValueError(f"{word} has no effect on the run {folder}, which is over: give the run alone")
         raise ValueError(f"{word} is a setting of a configuration: name that first, flowrl doctor CONFIG {word}")
-
-    if isinstance(subject, str | Path) and folder is None:
-        try:
-            find_config(str(subject))  # before a look at the machine
-        except ValueError as error:
-            raise ValueError(f"{error}; or give a run folder") from None
 
     def examinations() -> Iterator[Examination]:
         if folder is not None:

@@ -51,11 +51,11 @@ def as_markdown(table: Table) -> str:
     return "\n".join([head, rule, *("| " + " | ".join(row) + " |" for row in rows)])
 
 
-def align(head: Sequence[str], rows: Sequence[Sequence[str]], indent: str = "") -> str:
-    """Columns two blanks apart, numbers to the right; the first column is cut if the whole is too wide."""
+def align(head: Sequence[str], rows: Sequence[Sequence[str]], indent: str = "", *, least: int = 8) -> str:
+    """Columns two blanks apart, numbers to the right; the first, `least` wide, is cut if the whole is too wide."""
     widths = [max(len(row[k]) for row in [head, *rows]) for k in range(len(head))]
     room = COLUMNS - len(indent) - sum(widths[1:]) - 2 * (len(widths) - 1)
-    widths[0] = max(8, min(widths[0], room))
+    widths[0] = max(least, min(widths[0], room))
     lines = []
     for row in [head, *rows]:
         cells = [f"{cell:>{width}}" for cell, width in zip(row[1:], widths[1:], strict=True)]
