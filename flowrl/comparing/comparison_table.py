@@ -77,7 +77,8 @@ def conclusion(results: Results) -> str:
     """The result in words: the best method, and for how many methods the difference to the baseline is established."""
     best, write = results.methods[0], number_form(results)
     name = results.label(results.baseline)
-    said = f"Highest: {results.label(best.name)}, {write(best.score.mean)} (95 % {_bounds(best.score, write)})."
+    tied = (results.label(row.name) for row in results.methods if row.score.mean == best.score.mean)
+    said = f"Highest: {' and '.join(tied)}, {write(best.score.mean)} (95 % {_bounds(best.score, write)})."
     compared = [row for row in results.methods if row.difference is not None]
     if not compared:
         return said

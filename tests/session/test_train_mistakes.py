@@ -74,7 +74,12 @@ def test_a_misspelt_key_beside_plain_ones_costs_no_further_look(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looked = list[object]()
-    monkeypatch.setattr(preflight, "look", lambda given, *, here: looked.append(given) or preflight.Looked())
+
+    def look(given: object, *, here: bool) -> preflight.Looked:
+        looked.append(given)
+        return preflight.Looked()
+
+    monkeypatch.setattr(preflight, "look", look)
     for number, more in enumerate(("seed: 4", "prompts: {train: nowhere.txt}")):
         (tmp_path / "own.yaml").write_text(f"base: tiny_flow_grpo\nnum_iteration: 3\noptim: {{lr: 0.001}}\n{more}\n")
         with pytest.raises(ConfigError, match="unknown key 'num_iteration'"):
