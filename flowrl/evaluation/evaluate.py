@@ -6,6 +6,7 @@ are evaluated one after another in `OUT/<name>` and summed up with an interval o
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
@@ -203,7 +204,7 @@ def _measure(
         with look_for_models() if fresh else nullcontext():
             size = check(settings)
         if fresh:
-            say(size)
+            say(size, file=sys.stderr)
     for place in dict.fromkeys([home, *(settings.out for settings in plans)]):
         refuse_foreign_files(place, ("result.json", "page.html"), {"benchmark", "headline"})
     results = []

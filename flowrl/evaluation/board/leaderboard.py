@@ -94,7 +94,7 @@ def table_of(ranking: Ranking) -> Table:
         rows.append((name_of(line), rank_text(line), *score, behind, range_of(line.behind, digits, sign=True)))
     apart = f"Apart from the table above: {ranking.group.apart}. " if ranking.group.apart else ""
     known = dict(describe_conditions(ranking.group.conditions))
-    same = [f"{plural(int(known.pop(PROMPTS)), 'prompt')}, {plural(int(known.pop(SAMPLES)), 'sample')} each"]
+    same = [f"{plural(int(known.pop(PROMPTS)), 'prompt')}, {known.pop(SAMPLES)} samples each"]
     same += [f"{key.replace('_', ' ')} {value}" for key, value in known.items()]
     said = " ".join([f"{apart}{'; '.join(same)}.", pairing_text(ranking), *ranking.notes]).replace("  ", " ")
     return Table(title=title(ranking), head=HEAD, rows=tuple(rows), note=said.strip())
