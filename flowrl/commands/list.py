@@ -7,10 +7,9 @@ import itertools
 import json
 import shutil
 import sys
-import textwrap
 from typing import TYPE_CHECKING
 
-from flowrl.rendering.terminal_text import COLUMNS, cut
+from flowrl.rendering.terminal_text import COLUMNS, cut, wrapped
 from flowrl.runtime.scrubbing import say as print
 
 if TYPE_CHECKING:
@@ -44,7 +43,7 @@ def run(parsed: argparse.Namespace) -> int:
             for word, text in entry.more:
                 print(f"  {word}:")
                 for line in text.split("\n"):
-                    print(textwrap.fill(line, COLUMNS - 4, initial_indent="    ", subsequent_indent="    "))
+                    print(wrapped(line, "    ", "    ", width=COLUMNS - 4))
         if below:
             print(f"\n{_lines(below)}")
     elif parsed.json:

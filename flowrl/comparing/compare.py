@@ -36,7 +36,7 @@ from flowrl.config.bounds import check_counts
 from flowrl.config.building import setting_words
 from flowrl.config.options import unknown_name
 from flowrl.generation.models import Words, several
-from flowrl.rendering.markup import bounds, number, signed
+from flowrl.rendering.markup import bounds, number, plural, signed
 from flowrl.rendering.notebook import heading, rows_table
 from flowrl.runs.evaluation_rows import GENEVAL, REWARD
 from flowrl.runtime.files import refuse_unwritable, write_atomically
@@ -241,11 +241,11 @@ def provenance(results: Results) -> list[str]:
     manifests = [run.data.manifest for row in results.methods for run in row.runs]
     versions = [manifest.get("versions", {}) for manifest in manifests]
     lines = [
-        f"budget: {question.budget}={amount_text(question.limit)}, {question.evals} evaluations, seeds 0 to "
+        f"budget: {question.budget}={amount_text(question.limit)}, {plural(question.evals, 'evaluation')}, seeds 0 to "
         f"{question.seeds - 1}",
         f"overrides: {' '.join(question.overrides) or 'none'}",
         f"machine: {results.journal.get('platform')}, {results.journal.get('cpu_count')} CPU cores, "
-        f"{results.journal.get('jobs', 1)} trainings at a time",
+        f"{plural(results.journal.get('jobs', 1), 'training')} at a time",
     ]
     for label, values in (
         ("device", [manifest.get("device") for manifest in manifests]),

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-import textwrap
 from collections.abc import Callable, Sequence
 
 from flowrl.comparing.comparison_result import MethodResult, Results
 from flowrl.comparing.measure import DIVERSITY_TEXT
-from flowrl.rendering.terminal_text import COLUMNS, Table, as_markdown, as_table
+from flowrl.rendering.terminal_text import Table, as_markdown, as_table, wrapped
 from flowrl.runs.evaluation_rows import SCORE
 from flowrl.statistics.bootstrap import Interval
 from flowrl.statistics.crossed import Estimate
@@ -35,7 +34,7 @@ def metric_name(results: Results) -> str:
 
 def text(results: Results) -> str:
     """All tables for a terminal."""
-    blocks = [textwrap.fill(line, COLUMNS) for line in (heading(results), conclusion(results), *results.notes)]
+    blocks = [wrapped(line) for line in (heading(results), conclusion(results), *results.notes)]
     blocks += [as_table(table) for table in tables(results)]
     if results.missing:
         blocks.append("Not in the tables:\n" + "\n".join(f"  {name}: {state}" for name, state in results.missing))
@@ -60,7 +59,7 @@ def heading(results: Results) -> str:
     """One sentence: how many methods, the budget, the seeds, and what intervals cover."""
     question = results.question
     amount = amount_text(question.limit)
-    base = "" if results.base is None else f" Before training: {_number(results)(results.base.mean)}."
+    base = "" if results.base is None else f" Before training: {number_form(results)(results.base.mean)}."
     counts = {len(row.runs) for row in results.methods}
     low, high = min(counts), max(counts)
     seeds = f"{low}" if low == high else f"{low} to {high}"
@@ -76,9 +75,10 @@ def heading(results: Results) -> str:
 
 def conclusion(results: Results) -> str:
     """The result in words: the best method, and for how many methods the difference to the baseline is established."""
-    best, write = results.methods[0], _number(results)
+    best, write = results.methods[0], number_form(results)
     name = results.label(results.baseline)
-    said = f"Highest: {results.label(best.name)}, {write(best.score.mean)} (95 % {_bounds(best.score, write)})."
+    tied = (results.label(row.name) for row in results.methods if row.score.mean == best.score.mean)
+    said = f"Highest: {' and '.join(tied)}, {write(best.score.mean)} (95 % {_bounds(best.score, write)})."
     compared = [row for row in results.methods if row.difference is not None]
     if not compared:
         return said
@@ -132,12 +132,17 @@ def _name(results: Results, row: MethodResult) -> str:
     return results.label(row.name) + (" *" if row.name == results.baseline else "")
 
 
-def _number(results: Results, sign: str = "") -> Callable[[float], str]:
-    """Writes scores to two digits of their standard error, about a quarter of the interval."""
+def number_form(results: Results, sign: str = "") -> Callable[[float], str]:
+    """Writes scores to two digits of their standard error, about a quarter of the interval; none is rounded to 0."""
     widths = [row.score.interval.high - row.score.interval.low for row in results.methods]
     errors = [width / 4 for width in widths if width > 0]
     digits = min(max(1 - math.floor(math.log10(min(errors))), 0), 5) if errors else 3
-    return lambda value: f"{value:{sign}.{digits}f}" if math.isfinite(value) else _NO
+
+    def write(value: float) -> str:
+        form = f"{sign}.1g" if 0 < abs(value) < 0.5 * 10**-digits else f"{sign}.{digits}f"
+        return f"{value:{form}}" if math.isfinite(value) else _NO
+
+    return write
 
 
 def _bounds(estimate: Estimate, write: Callable[[float], str], *, seeds: bool = False) -> str:
@@ -146,7 +151,7 @@ def _bounds(estimate: Estimate, write: Callable[[float], str], *, seeds: bool = 
 
 
 def _scores(results: Results) -> Table:
-    plain, signed = _number(results), _number(results, "+")
+    plain, signed = number_form(results), number_form(results, "+")
     rows = []
     for row in results.methods:
         gain = (_NO, _NO) if row.gain is None else (signed(row.gain.mean), _bounds(row.gain, signed))
@@ -162,7 +167,7 @@ def _scores(results: Results) -> Table:
 
 
 def _differences(results: Results) -> Table | None:
-    signed, plain = _number(results, "+"), _number(results)
+    signed, plain = number_form(results, "+"), number_form(results)
     rows = [
         (_name(results, row), signed(row.difference.mean), _bounds(row.difference, signed), p_text(row.difference.p),
          p_text(row.holm), _bounds(row.difference, signed, seeds=True), plain(row.difference.detectable))
@@ -205,7 +210,7 @@ def _spent(results: Results) -> Table:
 def _reach(results: Results) -> Table | None:
     if not results.targets:
         return None
-    write = _number(results)
+    write = number_form(results)
     rows = []
     for row in results.methods:
         cells = [

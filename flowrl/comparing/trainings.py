@@ -36,6 +36,7 @@ from flowrl.comparing.question import (
     settings_of,
 )
 from flowrl.config.train import find_config
+from flowrl.rendering.markup import plural
 from flowrl.runtime.call import shown
 from flowrl.runtime.files import locked, write_atomically
 from flowrl.runtime.interrupts import on_interrupt
@@ -108,7 +109,7 @@ class ComparisonRuns:
         states = {name: entry["state"] for name, entry in self._runs().items()}
         failed = tuple(name for name, state in states.items() if state == "failed")
         done = sum(state == "finished" for state in states.values())
-        print(f"\n{done} of {len(states)} runs are finished" + (f", {len(failed)} failed:" if failed else "."))
+        print(f"\n{done} of {plural(len(states), 'run')} finished" + (f", {len(failed)} failed:" if failed else "."))
         for name in failed:
             print(f"  {name}: {self._runs()[name]['error']}\n    {self.folder / 'logs' / name}.log")
         if self.interrupts:

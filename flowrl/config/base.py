@@ -19,8 +19,8 @@ USUAL = {24: "4090", 40: "A100", 48: "L40S", 80: "H100", 141: "H200", 180: "B200
 """GB of a card -> the usual GPU with so much memory."""
 
 
-def read_with_base(path: str | Path | Mapping[str, Any]) -> dict[str, Any]:
-    """Reads a YAML file, or settings, and the files that they build on.
+def read_with_base(path: str | Path | Mapping[str, Any], *, own: bool = False) -> dict[str, Any]:
+    """Reads a YAML file, or settings, and the files that they build on; those that ship are left out if `own`.
 
     ``base`` names a file beside this one, with or without ``.yaml``, or one that ships with flowrl. Mappings are merged
     key by key; everything else, lists too, replaces the base's value. A base may have a base. For settings without a
@@ -44,7 +44,7 @@ def read_with_base(path: str | Path | Mapping[str, Any]) -> dict[str, Any]:
         chain.append(current.resolve())
         data = _rename_keys(read_mapping(current), current)
         base = _base_of(data, current)
-        layers.append(data)
+        layers += [] if own and current in config_files().values() else [data]
         if base is None:
             break
         beside = current.parent / Path(base if base.endswith(".yaml") else f"{base}.yaml").expanduser()

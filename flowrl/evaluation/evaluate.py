@@ -6,6 +6,7 @@ are evaluated one after another in `OUT/<name>` and summed up with an interval o
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
@@ -198,9 +199,12 @@ def _measure(
         for subject in settings.subjects:
             if subject.source is not None:
                 check_source(subject.source, judging="flowrl eval", videos=BENCHMARKS[settings.benchmark].videos)
-        fresh = any(one.source is not None and not (one.folder / "images").is_dir() for one in settings.subjects)
-        with look_for_models() if fresh and not dry_run else nullcontext():
-            check(settings)
+        drawn = (one.source is not None and not (one.folder / "images").is_dir() for one in settings.subjects)
+        fresh = not dry_run and any(drawn)
+        with look_for_models() if fresh else nullcontext():
+            size = check(settings)
+        if fresh:
+            say(size, file=sys.stderr)
     for place in dict.fromkeys([home, *(settings.out for settings in plans)]):
         refuse_foreign_files(place, ("result.json", "page.html"), {"benchmark", "headline"})
     results = []

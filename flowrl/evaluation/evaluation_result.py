@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import textwrap
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +10,7 @@ from pathlib import Path
 from flowrl.evaluation.benchmark import BENCHMARKS, Result, are_shares
 from flowrl.generation.subject import Settings
 from flowrl.rendering.markup import bounds, estimate, number, signed
-from flowrl.rendering.terminal_text import COLUMNS, Table, as_table
+from flowrl.rendering.terminal_text import Table, with_note, wrapped
 from flowrl.runtime.call import call_words
 from flowrl.runtime.files import plain, read_json, refuse_foreign, write_atomically
 from flowrl.runtime.versions import version_of
@@ -50,11 +49,8 @@ def with_notes(result: Result, settings: Settings) -> Result:
 
 def as_text(result: Result) -> str:
     """Headline, tables with their notes, then the notes, for a terminal of 80 columns."""
-    blocks = [textwrap.fill(result.headline, COLUMNS)]
-    for table in result.tables:
-        note = "\n" + textwrap.fill(table.note, COLUMNS, initial_indent="  ", subsequent_indent="  ")
-        blocks.append(as_table(table) + (note if table.note else ""))
-    return "\n\n".join([*blocks, *(textwrap.fill(f"Note: {note}", COLUMNS) for note in result.notes)])
+    notes = (wrapped(f"Note: {note}") for note in result.notes)
+    return "\n\n".join([wrapped(result.headline), *map(with_note, result.tables), *notes])
 
 
 def write(result: Result, settings: Settings, page: Page | None) -> None:

@@ -20,6 +20,7 @@ from flowrl.generation.generate import PNG, given_images, images_of
 from flowrl.generation.subject import Settings, Subject
 from flowrl.media.lossless import CLIPS
 from flowrl.prompts.loading import Prompt
+from flowrl.rendering.markup import plural
 from flowrl.rewards import load_target
 
 Plan = TypeVar("Plan")
@@ -79,15 +80,19 @@ def rules_of(benchmark: str) -> Rules[Any, Any, Any]:
     return found
 
 
-def check(settings: Settings) -> None:
-    """Finds faults before weights load. Raises ValueError: prompts, options, judge or images are wrong or missing."""
-    rules = rules_of(settings.benchmark)
+def check(settings: Settings) -> str:
+    """Finds faults before weights load; returns how much is to be drawn, in words. Raises ValueError: prompts, options,
+    judge or images are wrong or missing."""
+    rules, found = rules_of(settings.benchmark), [0]
     plan = rules.plan(settings)
     for subject in settings.subjects:
         if subject.images is not None:
             _existing(rules, settings, plan, subject.images)
         else:
-            rules.prompts(settings, subject, plan)
+            found.append(len(rules.prompts(settings, subject, plan)))
+    count = plural(sum(found) * settings.samples, "image" if rules.suffix == PNG else "clip")
+    each = f"{plural(found[-1], 'prompt')} x {settings.samples} a model"
+    return f"{settings.benchmark}: {count} to draw, {each} (fewer: num_prompts, samples)"
 
 
 def run(settings: Settings) -> Result:

@@ -15,6 +15,7 @@ from flowrl.config.strict_yaml import read_mapping
 from flowrl.config.train import TrainConfig, load_config, model_location
 from flowrl.generation.sampling_options import SamplingOptions
 from flowrl.prompts.loading import Prompt
+from flowrl.rendering.markup import plural
 from flowrl.runtime.files import read_json
 from flowrl.training.model_files import MODEL, add_file, add_files, files_of, hub_commit
 
@@ -87,7 +88,7 @@ class Source:
     def told(self) -> str:
         """Steps, guidance and cache, in words."""
         cache = f", First-Block Cache {self.first_block_cache:g}" if self.first_block_cache else ""
-        return f"{self.num_steps} steps, guidance {self.guidance_scale:g}{cache}"
+        return f"{plural(self.num_steps, 'step')}, guidance {self.guidance_scale:g}{cache}"
 
     def before_training(self) -> Source:
         """The model before training, sampled in the same way."""

@@ -31,6 +31,7 @@ from flowrl.profiling.subject import CANNOT_LOAD, BenchSubject, prepare
 from flowrl.prompts.identity import distinct
 from flowrl.prompts.loading import Prompt
 from flowrl.prompts.overlap import overlap_of_rows, shared_words
+from flowrl.rendering.markup import plural
 from flowrl.rewards import RewardInputs, addresses_of, asks_people, models_of
 from flowrl.rewards.base.specs import CheckedReward, check_reward
 from flowrl.rewards.judges.chat import is_server
@@ -300,9 +301,9 @@ def step_checks(config: TrainConfig, name: str, *, hindered: bool) -> Iterator[C
     yield Check(
         "step",
         "ok",
-        f"{images} images trained on in {seconds:.2g} s ({images / seconds:.2g} a second), with at most {memory}; "
-        f"{config.num_iterations} iterations of {config.num_images} images take about {hours:.2g} h on one such "
-        "device, without evaluations",
+        f"{plural(images, 'image')} trained on in {seconds:.2g} s ({images / seconds:.2g} a second), with at most "
+        f"{memory}; {plural(config.num_iterations, 'iteration')} of {config.num_images} images take about "
+        f"{hours:.2g} h on one such device, without evaluations",
     )
 
 

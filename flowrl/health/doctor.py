@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from flowrl.config.base import find_config
 from flowrl.config.overrides import Typed
 from flowrl.config.strict_yaml import dotted_items
 from flowrl.health.diagnosis import Diagnosis, Examination
@@ -37,11 +38,17 @@ def doctor(
         **settings: replace those of the configuration, as in `train`.
 
     Raises:
-        FlowrlError: there are settings with a run or without a configuration, or the folder is not a run.
+        FlowrlError: there are settings with a run or without a configuration, no configuration has that name, or
+            the folder is not a run.
     """
     subject = getattr(config_or_run, "folder", config_or_run)
     folder = Path(subject).expanduser() if isinstance(subject, str | Path) else None
-    folder = folder if folder is not None and folder.is_dir() else None
+    if folder is not None and not folder.is_dir():
+        try:
+            find_config(str(subject))  # before a look at the machine
+        except ValueError as error:
+            raise ValueError(f"{error}; or give a run folder") from None
+        folder = None
     if settings and (subject is None or folder is not None):
         key, value = next(dotted_items(settings))
         word = value if isinstance(value, Typed) else f"{key}={value}"

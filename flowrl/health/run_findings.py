@@ -15,7 +15,7 @@ import numpy as np
 
 from flowrl.config.train import load_config
 from flowrl.health.diagnosis import Check, Examination, State, divided, faulty
-from flowrl.rendering.markup import number
+from flowrl.rendering.markup import number, plural
 from flowrl.runs.run_data import RunData, column, failure_reasons, read_run, warnings_by_kind
 from flowrl.runs.vital_signs import ALARMS, SIGNS
 from flowrl.training.checkpoints import check_newest
@@ -46,8 +46,8 @@ def diagnose_run(folder: Path) -> Examination:
     ended = "stopped by an error" if error else "finished" if run.finished else "not finished: at work, or stopped"
     rewards = column(run.train, "reward")[1]
     change = f", training reward {number(rewards[0])} to {number(rewards[-1])}" if len(rewards) else ""
-    done, wanted = len(run.train), run.config.get("num_iterations", "?")
-    about = f"{run.folder}: {ended}, {done} of {wanted} iterations logged{change}"
+    wanted = plural(run.config.get("num_iterations", 0), "iteration")
+    about = f"{run.folder}: {ended}, {len(run.train)} of {wanted} logged{change}"
     return Examination(about=about, checks=tuple(found))
 
 
@@ -103,7 +103,7 @@ def _reward(run: RunData) -> Iterator[Check]:
             "reward",
             "warning",
             f"training made it lower: {number(rewards[0])} before the first update, {number(rewards[0] - fall)} "
-            f"over the last {late} iterations, {fall / error if error else math.inf:.1f} standard errors",
+            f"over the last {plural(late, 'iteration')}, {fall / error if error else math.inf:.1f} standard errors",
             "lower optim.lr, by ten if nothing else was changed; a rate that falls (optim.schedule=cosine) and a "
             "kl_coef above 0 hold a policy too",
         )

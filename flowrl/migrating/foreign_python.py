@@ -64,7 +64,7 @@ def choose_function(path: Path, name: str | None) -> str:
         return plain[0]
     near = closest(name, plain) if name else None
     asked = f"has no function '{name}'" if name else f"holds {len(plain)} configurations"
-    hint = f"did you mean {path}:{near}?" if near else f"name one, such as {path}:{plain[0]}"
+    hint = f"did you mean {path}:{near}?" if near else f"name one, such as {path}:{plain[0]}."
     raise ValueError(f"{path} {asked}; {hint} There are {', '.join(plain)}")
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from flowrl.config.foreign import foreign_words
+from flowrl.config.strict_yaml import refuse
 from flowrl.migrating.foreign_files import Foreign, Kind, Made
 from flowrl.migrating.foreign_teachers import flow_factory_teachers, teachers, unirl_teachers
 
@@ -97,8 +98,10 @@ def _flow_grpo_prompts(keys: dict[str, Any]) -> dict[str, Made]:
 
 
 def _flow_factory(given: Foreign, method: str) -> dict[str, Made]:
-    keys = given.keys
-    found: dict[str, Made] = {}
+    keys, found = given.keys, dict[str, Made]()
+    kind, edits = str(keys.get("model.model_type")), "lucy_edit_grpo or wan_vace_grpo, which edit clips"
+    partly = f"model_type {kind} noises a given clip in part, and paths here begin at noise: build on {edits}"
+    refuse((kind.endswith("_v2v"), partly))
     for section, ours in (("rewards", "rewards"), ("eval_rewards", "eval.rewards")):
         named = [
             key.removesuffix("reward_model")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import textwrap
 import urllib.request
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from typing import Any
 
 from flowrl.config.options import unknown_name
 from flowrl.config.prompt_sets import HUB, PROMPT_SETS, PromptSet, PublishedFile
-from flowrl.rendering.terminal_text import COLUMNS
+from flowrl.rendering.terminal_text import wrapped
 from flowrl.runtime.files import make_folder, replacing
 from flowrl.runtime.public import public
 
@@ -128,7 +127,7 @@ def in_full(name: str) -> Iterator[str]:
         facts["ships instead"] = " and ".join(found.ships)
     yield name
     for word, text in facts.items():
-        yield from textwrap.wrap(f"{word}: {text}", COLUMNS, initial_indent="  ", subsequent_indent="    ")
+        yield wrapped(f"{word}: {text}", "  ", "    ")
 
 
 def _download(found: PromptSet) -> str:

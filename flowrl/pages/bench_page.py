@@ -21,7 +21,7 @@ from flowrl.profiling.text import (
 )
 from flowrl.profiling.text import time as written
 from flowrl.rendering.document import document
-from flowrl.rendering.markup import DASH, card, code, esc, facts_table, fold, notes_box, section, table, tiles
+from flowrl.rendering.markup import DASH, card, code, esc, facts_table, fold, notes_box, plural, section, table, tiles
 from flowrl.runtime.files import write_atomically
 
 FOOTER = "Written by <code>flowrl bench</code>."
@@ -89,7 +89,7 @@ def _tiles(bench: Bench) -> list[tuple[str, str, str]]:
     found = []
     whole, found_pace, ratio = bench.phase("iteration", "whole"), bench.throughput, bench.ratio_first_deviation
     if whole is not None and whole.wall is not None:
-        images = f"{whole.items} images, on the clock"
+        images = f"{plural(whole.items, 'image')}, on the clock"
         found.append(("An iteration", written(whole.wall.median), images))
     if found_pace is not None:
         flops, of = found_pace

@@ -18,6 +18,7 @@ from flowrl.pipelines.places.known_checkpoints import usual_sampling
 from flowrl.planning.bases import EVERYDAY, EVERYDAY_EVAL, Wish, base_for
 from flowrl.planning.recommended import is_recommended, recommended
 from flowrl.planning.written import placed
+from flowrl.rendering.markup import plural
 from flowrl.session.advice import FEW, SMALL_CLIP, few_step_advice, is_few_step, watches_sharpness
 from flowrl.session.preflight import look
 
@@ -58,7 +59,7 @@ def first_run(wish: Wish, settings: Settings = ()) -> FirstRun:
     else:
         found = found if is_recommended(found) else recommended(found, partial(family.rows, location))
         unproven = "" if wish.model.startswith("asset:") else ", and is unproven at this size"
-        recipe = f"{found.objective.name} with {found.updates_per_rollout} updates a rollout"
+        recipe = f"{found.objective.name} with {plural(found.updates_per_rollout, 'update')} a rollout"
         notes.append(f"{recipe} learned most for its cost on the embedded models{unproven}")
     config = measured(found, settings)
     return FirstRun(config=config, base=base, notes=(*notes, *few_step_advice(config)))

@@ -15,6 +15,7 @@ from flowrl.pipelines.shared.prompt_embeddings import CACHED_BYTES, EMBEDDING_CA
 from flowrl.planning.network import DenoiserWeights, Network
 from flowrl.planning.published_models import Parts
 from flowrl.recipes.counting import RolloutRecord
+from flowrl.rendering.markup import plural
 from flowrl.runtime.placement import PINNED
 
 GIB = 2**30
@@ -213,7 +214,7 @@ def memory_of(facts: Facts, chosen: MemorySettings) -> Memory:
     if facts.evaluates:
         size = chosen.eval_batch_size
         own = max(evaluated * (not chosen.rollouts), _decoded(facts.eval_decode, chosen, size))
-        stages[f"evaluating {size} images"] = working + own + 2 * size * facts.image + away
+        stages[f"evaluating {plural(size, 'image')}"] = working + own + 2 * size * facts.image + away
     gradients = 4 * network.trained * facts.gradients[1]  # they are there, and graphs, while images are drawn
     host = _host(facts, chosen, (encoders, sum(vae.values()), sum(rewards.values())))
     each = {
@@ -290,7 +291,7 @@ def _rollout(facts: Facts, chosen: MemorySettings, draws: int, away: int) -> dic
     if finished:
         here, size = 0, min(facts.scored, math.ceil(finished / chosen.ranks))
     decoded = _decoded(facts.decode, chosen, size) + size * (2 * facts.image + facts.latent)
-    return stages | {f"{'sampling, ' * bool(here)}decoding, scoring {size} images": here + decoded + away}
+    return stages | {f"{'sampling, ' * bool(here)}decoding, scoring {plural(size, 'image')}": here + decoded + away}
 
 
 def base_bytes(weights: DenoiserWeights, form: str, width: int) -> int:

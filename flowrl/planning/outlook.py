@@ -29,6 +29,7 @@ from flowrl.planning.recommended import is_recommended, recommended
 from flowrl.planning.shorter import GIVES_UP, RESERVE, SMALLER, SPANS, Length, batches_of, length_within
 from flowrl.planning.verdict import card_for, verdict
 from flowrl.planning.words import in_bytes, note, span, table
+from flowrl.rendering.markup import plural
 from flowrl.session.advice import few_step_advice, is_few_step, reference_notes
 
 MOST_CARDS = 512
@@ -179,8 +180,8 @@ def sooner_lines(plan: Plan, outlook: Outlook) -> list[str]:
     lines = table([head, *length_rows([one for _, one in recipes], speed)]) + note(GIVES_UP)
     if other is not None:
         lines += note(
-            f"Recommended: {other.config.objective.name}, {other.config.updates_per_rollout} updates a rollout. It "
-            "learned most for its cost on the embedded models, and is unproven at this size."
+            f"Recommended: {other.config.objective.name}, {plural(other.config.updates_per_rollout, 'update')} a "
+            "rollout. It learned most for its cost on the embedded models, and is unproven at this size."
         )
     ends = [within for name, within in SPANS.items() if own.lengths[name] is not None]
     if not ends:

@@ -19,6 +19,7 @@ from flowrl.planning.refusals import Obstacles
 from flowrl.planning.throughput import PEAKS, SHARES
 from flowrl.planning.verdict import in_the_way
 from flowrl.planning.words import Row, duration, flops, in_bytes, mean, note, pairs, span, table
+from flowrl.rendering.markup import plural
 from flowrl.session.advice import sizes_line
 from flowrl.training.parts import attention_text
 
@@ -104,7 +105,7 @@ def run_rows(plan: Plan) -> list[Row]:
         *_stand_ins(plan),
         ("attention", attention_text(config.pipeline)),
         ("size", drawn),
-        ("sampler", f"{sampler.kernel}, {sampler.num_steps} steps, guidance {sampler.guidance_scale:g}"),
+        ("sampler", f"{sampler.kernel}, {plural(sampler.num_steps, 'step')}, guidance {sampler.guidance_scale:g}"),
         *([("speed", ", ".join(speed))] if speed else []),
     ]
 
@@ -236,7 +237,7 @@ def memory_lines(plan: Plan, card: int | None = None) -> list[str]:
     rows.append(("all the time", in_bytes(sum(memory.held.values()))))
     rows += [(f"+ {name}", in_bytes(size)) for name, size in memory.stages.items()]
     where, kept = "sampling, activations" if facts.gradients[1] else "activations", memory.gradients
-    rows.append((f"+ {where}, {memory.micro_batch_size} images", in_bytes(memory.configured + memory.update)))
+    rows.append((f"+ {where}, {plural(memory.micro_batch_size, 'image')}", in_bytes(memory.configured + memory.update)))
     rows += [("of them gradients of images", in_bytes(kept))] if kept else []
     rows.append(("reserve", in_bytes(OVERHEAD)))
     rows.append(("at most", in_bytes(memory.peak)))
@@ -280,7 +281,7 @@ def _micro_batches(plan: Plan, memory: Memory, facts: Facts) -> list[str]:
         else f"an image of a micro-batch takes {in_bytes(memory.image)}; this network cannot be checkpointed"
     )
     if facts.keeps:
-        return lines + note(f"keep_graphs keeps those of {facts.keeps} images at once")
+        return lines + note(f"keep_graphs keeps those of {plural(facts.keeps, 'image')} at once")
     allowed = plan.choices.sizes[plan.settings.shard]
     suggested = [("largest micro_batch_size", *(f"{card} GB" for card in CARDS))]
     for label, checkpointed in (("plain", False), ("gradient_checkpointing", True)):

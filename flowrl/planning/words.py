@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from flowrl.planning.memory import GIB
-from flowrl.rendering.terminal_text import wrapped
+from flowrl.rendering.terminal_text import align, wrapped
 
 _LABEL = 16
 
@@ -26,14 +26,7 @@ def note(text: str) -> list[str]:
 
 def table(rows: Sequence[tuple[str, ...]]) -> list[str]:
     """Columns two blanks apart, numbers to the right."""
-    widths = [max(len(row[k]) for row in rows) for k in range(len(rows[0]))]
-    widths[0] = max(widths[0], _LABEL - 2)
-    return [
-        "  ".join(
-            [f"  {row[0]:<{widths[0]}}", *(f"{cell:>{w}}" for cell, w in zip(row[1:], widths[1:], strict=True))]
-        ).rstrip()
-        for row in rows
-    ]
+    return align(rows[0], rows[1:], "  ", least=_LABEL - 2).splitlines()
 
 
 def mean(total: int, count: int) -> str:

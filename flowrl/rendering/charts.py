@@ -75,8 +75,8 @@ def responsive(draw: Callable[[int], str], wide: int = WIDE) -> str:
 def nice_ticks(low: float, high: float, count: int) -> tuple[float, ...]:
     """Round numbers (1, 2 or 5 times a power of ten apart) that cover low to high in about `count` steps."""
     if high - low <= 1e-9 * max(abs(low), abs(high)):  # a constant, up to rounding, is drawn in the middle
-        pad = abs(low) * 0.1 or 0.1
-        low, high = low - pad, high + pad
+        pad = abs(low) * 0.1
+        low, high = (low - pad, high + pad) if pad else (0.0, 0.1)  # most of what stays 0 is a share
     raw = (high - low) / max(count, 1)
     power = 10.0 ** math.floor(math.log10(raw))
     step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= raw * 0.999)

@@ -28,7 +28,7 @@ def wrapped(text: str, first: str = "", rest: str = "", *, width: int = COLUMNS)
 
 def as_table(table: Table) -> str:
     """The table below its title; leaves out last columns if they and names of 12 letters do not fit into 80."""
-    title, head, rows = textwrap.fill(table.title, COLUMNS), table.head, table.rows
+    title, head, rows = wrapped(table.title), table.head, table.rows
     if not rows:
         return title
     widths = [max(len(row[k]) for row in (head, *rows)) for k in range(len(head))]
@@ -36,6 +36,11 @@ def as_table(table: Table) -> str:
     while kept > 2 and min(widths[0], 12) + sum(widths[1:kept]) + 2 * kept > COLUMNS:
         kept -= 1
     return f"{title}\n{align(head[:kept], [row[:kept] for row in rows], '  ')}"
+
+
+def with_note(table: Table) -> str:
+    """The table, and its note below it."""
+    return "\n".join([as_table(table), *([wrapped(table.note, "  ", "  ")] if table.note else [])])
 
 
 def as_markdown(table: Table) -> str:
@@ -46,11 +51,11 @@ def as_markdown(table: Table) -> str:
     return "\n".join([head, rule, *("| " + " | ".join(row) + " |" for row in rows)])
 
 
-def align(head: Sequence[str], rows: Sequence[Sequence[str]], indent: str = "") -> str:
-    """Columns two blanks apart, numbers to the right; the first column is cut if the whole is too wide."""
+def align(head: Sequence[str], rows: Sequence[Sequence[str]], indent: str = "", *, least: int = 8) -> str:
+    """Columns two blanks apart, numbers to the right; the first, `least` wide, is cut if the whole is too wide."""
     widths = [max(len(row[k]) for row in [head, *rows]) for k in range(len(head))]
     room = COLUMNS - len(indent) - sum(widths[1:]) - 2 * (len(widths) - 1)
-    widths[0] = max(8, min(widths[0], room))
+    widths[0] = max(least, min(widths[0], room))
     lines = []
     for row in [head, *rows]:
         cells = [f"{cell:>{width}}" for cell, width in zip(row[1:], widths[1:], strict=True)]

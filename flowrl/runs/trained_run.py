@@ -11,7 +11,7 @@ from typing import Any
 from PIL import Image
 
 from flowrl.media.reading import read_rgb
-from flowrl.rendering.markup import bounds, number, signed
+from flowrl.rendering.markup import bounds, number, plural, signed
 from flowrl.rendering.notebook import curve, heading, images_row, rows_table
 from flowrl.runs.run_data import read_run as read_data
 from flowrl.runtime.files import read_json
@@ -79,7 +79,7 @@ class TrainedRun:
         ]
         shown = [part for words, first, last in self.images for part in ((first, f"{words}, before"), (last, "after"))]
         pairs = [(image, words) for image, words in shown if image is not None][:8]
-        title = f"{self.folder.name}: {ended} after {len(self.metrics.get('iteration', ()))} iterations"
+        title = f"{self.folder.name}: {ended} after {plural(len(self.metrics.get('iteration', ())), 'iteration')}"
         return (
             heading(title, f"report: {self.report}" if self.report else "")
             + curve("reward", self.metrics.get("reward", ()))

@@ -12,9 +12,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flowrl.config.base import SETTINGS, config_files
+from flowrl.config.base import SETTINGS, read_with_base
 from flowrl.config.overrides import Settings, setting_keys
-from flowrl.config.strict_yaml import ConfigError, refuse
+from flowrl.config.strict_yaml import ConfigError, dotted_items, refuse
 from flowrl.config.train import TrainConfig, is_here, load_config, location_of
 from flowrl.runtime.failures import Faults, found_by
 
@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from flowrl.rewards.base.specs import CheckedReward
     from flowrl.training.prompting import RunPrompts
     from flowrl.training.ready import Ready
+
+_LOOKED_AT = {"pipeline", "prompts", "rewards", "eval", "sampler", "logging"}
+"""The sections that `_of_sections` and the prompts' checks look at by themselves."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -72,10 +75,12 @@ def load_checked(path: str | Path | Mapping[str, Any], overrides: Settings = (),
 def more_faults(
     path: str | Path | Mapping[str, Any], overrides: Settings, error: ConfigError, *, here: bool = True
 ) -> list[str]:
-    """Further faults of a configuration that could be read only in part. If every setting on top of a shipped one,
-    which has none, is refused already, it checks nothing: you learn of a misspelt key before seconds of imports."""
-    shipped = not isinstance(path, Mapping) and Path(path) in config_files().values()
-    if not error.rest or (shipped and all(key in str(error) for key in setting_keys(overrides))):
+    """Further faults of a configuration that could be read only in part. What ships has none: if each of your own keys
+    is refused already, or is one that reading has checked, you learn of a misspelt key before seconds of imports."""
+    if not error.rest:
+        return []
+    own = [*(key for key, _ in dotted_items(read_with_base(path, own=True))), *setting_keys(overrides)]
+    if all(key in str(error) or key.partition(".")[0] not in _LOOKED_AT for key in own):
         return []
     found = look(error.rest, here=here).faults
     return [said for said in found if said not in error.faults]

@@ -17,6 +17,7 @@ from flowrl.config.base import config_for_card, named_config
 from flowrl.config.overrides import Typed, typed_settings
 from flowrl.config.strict_yaml import dotted_items
 from flowrl.config.train import TrainConfig, to_yaml
+from flowrl.rendering.markup import plural
 from flowrl.runs.run_folder import RUNS, refuse_no_run, refuse_taken
 from flowrl.runtime.failures import describe_error, explain, lost_process
 from flowrl.runtime.files import LOCK, refuse_unwritable
@@ -172,8 +173,8 @@ def _note_beginning(run: Run, ready: Ready, *, resumed: bool) -> None:
         return
     config, drawn = ready.config, "clips" if ready.family.videos else "images"
     what = (
-        f"{config.recipe} on {config.pipeline.model}, {config.num_iterations} iterations of "
-        f"{config.prompts_per_step} prompts x {config.group_size} {drawn}, on {run.where}"
+        f"{config.recipe} on {config.pipeline.model}, {plural(config.num_iterations, 'iteration')} of "
+        f"{plural(config.prompts_per_step, 'prompt')} x {config.group_size} {drawn}, on {run.where}"
     )
     begun = f"Starting {run.folder}"
     if resumed:
@@ -326,14 +327,14 @@ def _is_finished(folder: Path, config: TrainConfig) -> bool:
     done, wanted = int(state["iteration"]), config.num_iterations
     if done >= wanted:
         print(
-            f"The run in {folder} is finished ({done} of {max(done, wanted)} iterations). To go on, raise the number: "
-            f"flowrl train resume={shlex.quote(str(folder))} num_iterations={2 * done}"
+            f"The run in {folder} is finished ({done} of {plural(max(done, wanted), 'iteration')}). To go on, raise "
+            f"the number: flowrl train resume={shlex.quote(str(folder))} num_iterations={2 * done}"
         )
     elif share_spent(config.budget.limits, state["counters"]) >= 1:
         limits = ", ".join(f"{name} {limit:g}" for name, limit in config.budget.limits.items())
         print(
-            f"The run in {folder} is finished: its budget ({limits}) was used up after {done} iterations. To train "
-            "longer, start a run with a larger one"
+            f"The run in {folder} is finished: its budget ({limits}) was used up after {plural(done, 'iteration')}. To "
+            "train longer, start a run with a larger one"
         )
     else:
         return False

@@ -18,6 +18,7 @@ from torch import nn
 from flowrl.config.sections import OptimConfig
 from flowrl.config.train import TrainConfig
 from flowrl.pipelines.weights.trained_weights import TrainedWeights
+from flowrl.rendering.markup import plural
 from flowrl.runtime.placement import torch_threads
 from flowrl.runtime.process_settings import usable_cores
 
@@ -131,8 +132,8 @@ def rate_note(config: TrainConfig, before: int, done: int) -> str:
     updates, optim = config.updates_per_rollout, config.optim
     was, now = (rate_of(optim, total * updates)(done * updates) for total in (before, config.num_iterations))
     return (
-        f"optim.schedule={optim.schedule} now spans {config.num_iterations} iterations, not {before}: the learning "
-        f"rate was {was:.3g} at iteration {done} and continues at {now:.3g}. To keep one rate instead, add "
+        f"optim.schedule={optim.schedule} now spans {plural(config.num_iterations, 'iteration')}, not {before}: the "
+        f"learning rate was {was:.3g} at iteration {done} and continues at {now:.3g}. To keep one rate instead, add "
         f"optim.schedule=constant optim.lr={was or now:.3g} resume_changed=true"
     )
 

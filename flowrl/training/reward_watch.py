@@ -53,8 +53,8 @@ class RewardWatch:
             last = "iteration" if len(recent) == 1 else f"{len(recent)} iterations"
             return (
                 f"iteration {iteration}: {len(reward_B) - len(values)} of {len(reward_B)} {images} got no valid reward "
-                f"({failed} of {scored} in the last {last}; max_invalid_ratio is "
-                f"{self.max_invalid_ratio:g} of {WINDOW} iterations): {why}. Fix the reward or its server"
+                f"({failed} of {scored} in the last {last}; max_invalid_ratio is {self.max_invalid_ratio:g}, the share "
+                f"that may fail in {WINDOW} iterations): {why}. Fix the reward or its server"
             )
         if absent:  # a few votes may well agree
             return ""

@@ -7,7 +7,7 @@ each file once, and does not wait a second time for a hub that does not answer.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -186,15 +186,16 @@ def did_you_mean(repo: str) -> str:
     stable-diffusion-3.5-medium; empty if there are none, or if `repo` is one."""
     last = {name.lower().rpartition("/")[2]: name for name in checkpoints()}
     word = repo.lower().rpartition("/")[2]
-    near = get_close_matches(word, last, n=2, cutoff=0.8) or _lengthened(word, list(last))[:2]
+    near = get_close_matches(word, last, n=2, cutoff=0.8) or _lengthened(word, last)[:2]
     return f" (did you mean {' or '.join(last[one] for one in near)}?)" if near and repo not in checkpoints() else ""
 
 
-def _lengthened(word: str, names: Sequence[str]) -> list[str]:
-    """The names, the shortest first, that hold a word of three letters and figures or more; else those that have them,
-    in order, from the first on."""
-    sought, *plain = (re.sub(r"[^a-z0-9]", "", text) for text in (word, *names))
-    order = sought[:1] + "".join(f"[^{letter}]*{letter}" for letter in sought[1:])
-    within = [name for name, text in zip(names, plain, strict=True) if sought in text]
-    within = within or [name for name, text in zip(names, plain, strict=True) if re.match(order, text)]
+def _lengthened(word: str, names: Mapping[str, str]) -> list[str]:
+    """The last parts of `names`, the shortest first, that hold a word of three letters and figures or more; else those
+    with the beginnings of whose words, from the first on, it is written; three letters leave no word out."""
+    sought, parts = re.sub(r"[^a-z0-9]", "", word), re.compile("[A-Z]?[a-z]+|[A-Z]+|[0-9]+")
+    plain = {last: " ".join(parts.findall(name.rpartition("/")[2])).lower() for last, name in names.items()}
+    within = [last for last, text in plain.items() if sought in text.replace(" ", "")]
+    order = f"(?:|{'.*' if len(sought) > 3 else '[^ ]*'} )".join(sought)
+    within = within or [last for last, text in plain.items() if re.match(order, text)]
     return sorted(within, key=len) if len(sought) > 2 else []

@@ -143,6 +143,7 @@ def load_stock(
         fault = _fault(Path(model)) if Path(model).is_dir() else ""
         first = fault or (_unread_part(model) if Path(model).is_dir() else "") or first_line(error)
         cure = AGAIN if fault else f"give a folder written by save_pretrained, or {_REACHED}{did_you_mean(model)}"
+        cure = "install it, or choose another model" if isinstance(error, ImportError) else cure
         raise ValueError(f"could not load {model!r} as a {title} pipeline ({first}): {cure}") from error
     _check_parts(pipe, model, options)
     pipe.set_progress_bar_config(disable=True)

@@ -78,7 +78,8 @@ def ask_scores(
         if isinstance(answer, Failure):
             if answer.error in _ADVICE:
                 status = answer.error.replace("_", " ")
-                raise wrong(f"{server.url} answered {status} ({_detail(answer.message)}): {_ADVICE[answer.error]}")
+                asked = f"{server.url}{server.adapter.score}"
+                raise wrong(f"{asked} answered {status} ({_detail(answer.message)}): {_ADVICE[answer.error]}")
             return answer
         try:
             reply = server.adapter.decode(answer, ids, about.name)
@@ -160,9 +161,12 @@ def ask_health(server: RewardServer, reward: str | None, deadline: float) -> Rew
 
     health = call_with_retries(send, deadline=deadline, retries=server.retries, seed=counter_seed("health", url))
     if isinstance(health, Failure):
+        cure = "start it first (flowrl serve NAME), correct url or token_env, or set wait: false"
+        if health.error in ("status_404", "status_405"):
+            cure = f"this protocol asks url{adapter.health} and url{adapter.score}, so url ends before these paths"
         raise wrong(
-            f"no reward server is ready at {url} ({health.error.replace('_', ' ')}: {_detail(health.message)}): start "
-            f"it first (flowrl serve NAME), correct url or token_env, or set wait: false"
+            f"no reward server is ready at {url}{adapter.health} ({health.error.replace('_', ' ')}: "
+            f"{_detail(health.message)}): {cure}"
         )
     return RewardFacts() if adapter.health_says == "nothing" else read_health(health, server, reward)
 

@@ -209,7 +209,7 @@ def test_a_failing_run_is_named_and_does_not_stop_the_others(
     write(tiny.folder / "broken.yaml", config)
     assert compare("broken.yaml", "tiny_slow.yaml", "--num-seeds", "1", *BUDGET, "--out", "half") == 1
     out = capsys.readouterr().out
-    assert "1 of 2 runs are finished, 1 failed:" in out
+    assert "1 of 2 runs finished, 1 failed:" in out
     assert "the judge is away" in out
     assert (tiny.folder / "half" / "tiny_slow-s0" / "eval" / "iteration_000000.jsonl").exists()
     assert "broken-s0: failed" in (tiny.folder / "half" / "compare.md").read_text()
@@ -305,7 +305,7 @@ def test_a_real_training_process(
     assert compare("tiny_slow.yaml", "--num-seeds", "1", "--budget", "images=8", "--evals", "1", "--out", "real") == 0
     out, error = capsys.readouterr()
     assert "started   tiny_slow-s0" in error
-    assert "1 of 1 runs are finished." in out
+    assert "1 of 1 run finished." in out
     assert "one training seed" in out.replace("\n", " ")
     assert max(len(line) for line in out.splitlines()) <= 80
     assert "Starting real/tiny_slow-s0" in (tmp_path / "real" / "logs" / "tiny_slow-s0.log").read_text()

@@ -7,7 +7,8 @@ import math
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 from xml.etree import ElementTree
 
 import numpy as np
@@ -15,8 +16,8 @@ import pytest
 from scipy import stats
 
 from flowrl.comparing.compare import numbers
-from flowrl.comparing.comparison_result import read_results, short_names
-from flowrl.comparing.comparison_table import amount_text, markdown, ratio_text, text
+from flowrl.comparing.comparison_result import Results, read_results, short_names
+from flowrl.comparing.comparison_table import amount_text, markdown, number_form, ratio_text, text
 from flowrl.comparing.question import ComparisonQuestion
 from flowrl.pages.comparison_page import render
 from flowrl.runs.evaluation_rows import SCORE
@@ -464,3 +465,8 @@ def test_of_a_single_seed_p_is_null(tmp_path: Path) -> None:
     found = read_results(tmp_path, write_comparison(tmp_path, {"a": 0.4, "b": 0.8}, seeds=1))
     difference = json.loads(json.dumps(numbers(found), allow_nan=False))["methods"]["b"]["difference"]
     assert (difference["p"], difference["seeds"], difference["detectable"]) == (None, None, None)
+
+
+def test_small_numbers_are_not_written_as_zero() -> None:
+    write = number_form(cast(Results, SimpleNamespace(methods=())), "+")
+    assert [write(value) for value in (-0.00003, 0.0, 0.0032, -0.25)] == ["-3e-05", "+0.000", "+0.003", "-0.250"]

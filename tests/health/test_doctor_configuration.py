@@ -117,6 +117,14 @@ def test_settings_models_and_files_that_cannot_be(tiny: TinyRuns, tmp_path: Path
     assert diagnose_configuration(str(tmp_path / "none.yaml"), (), step=True, offline=True).code == 1
 
 
+def test_a_wrong_name_is_said_before_the_machine_is_looked_at(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "tiny_nfft"]) == 1
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert "there is no configuration 'tiny_nfft': did you mean tiny_nft?" in said.err
+    assert "or give a run folder" in said.err
+
+
 def test_the_command_gives_both_parts_as_json(
     tiny: TinyRuns, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

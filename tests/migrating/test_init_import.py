@@ -281,6 +281,7 @@ def _file(name: str, text: str) -> Callable[[Path], str]:
         (_file("x.yaml", "a: [1\n"), "not valid YAML"),
         (_file("x.yaml", "model: sd3\ntrain: 3\n"), "of no toolkit that is known"),
         (_file("x.yaml", FLOW_FACTORY.replace("grpo", "art")), "its algorithm is art"),
+        (_file("x.yaml", "model: {model_type: wan2_v2v}\ntrain: {trainer_type: grpo}\n"), "build on lucy_edit_grpo"),
         (_file("x.sh", "echo hello\n"), "of no toolkit that is known"),
         (_file("x.sh", "python -m verl_omni.x data.seed=1 a.b='c\n"), "cannot be read"),
         (_file("x.sh", "A=xx\n" + "A=$A$A\n" * 60 + "torchrun train_grpo_wan.py --seed $A\n"), "names no model"),

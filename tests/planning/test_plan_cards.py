@@ -198,7 +198,7 @@ def test_the_verdict_says_why_nothing_will_do() -> None:
     plan = plan_of("flux_dance_grpo_full", "num_iterations=1", "optim.warmup=0")
     text = words(verdict(plan, 24))
     assert text.startswith("does not fit 24 GB with any setting, because it takes at least ")
-    assert "too much; most of it is sampling, decoding, scoring 1 images (" in text
+    assert "too much; most of it is sampling, decoding, scoring 1 image (" in text
     assert plan.facts is not None
     found = fit(plan.facts, plan.settings, plan.choices, 24)
     early = replace(found.memory, start=2 * found.memory.peak)

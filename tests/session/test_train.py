@@ -89,7 +89,7 @@ def test_a_run_continues_from_a_lora_at_the_rank_and_alpha_of_its_file(
     assert main(["train", str(runs.config), "out=~/continued", start, *settings]) == 0
     assert f"flowrl report {run}" in (run / "report.html").read_text()
     assert main(["train", "resume=~/continued"]) == 0
-    assert "is finished (1 of 1 iterations)" in capsys.readouterr().out
+    assert "is finished (1 of 1 iteration)" in capsys.readouterr().out
     assert {name: tensor.tolist() for name, tensor in lora_tensors(run).items()} == {
         name: tensor.tolist() for name, tensor in lora_tensors(plain).items()
     }

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from flowrl.cli import main
-from flowrl.config.train import find_config, load_config
+from flowrl.config.train import ConfigError, find_config, load_config
 from flowrl.health.configuration_checks import diagnose_configuration
 from flowrl.health.diagnosis import divided
+from flowrl.session import preflight
 from flowrl.session.advice import sizes_line
 
 TEXT = """
@@ -67,6 +68,23 @@ def test_mistakes_of_right_keys_are_told_at_once_too(wrong: Path) -> None:
     faults = [check for check in checks if check.state == "fault"]
     assert len(faults) == 3
     assert sum("cold" in check.found for check in checks) == 1
+
+
+def test_a_misspelt_key_beside_plain_ones_costs_no_further_look(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked = list[object]()
+
+    def look(given: object, *, here: bool) -> preflight.Looked:
+        looked.append(given)
+        return preflight.Looked()
+
+    monkeypatch.setattr(preflight, "look", look)
+    for number, more in enumerate(("seed: 4", "prompts: {train: nowhere.txt}")):
+        (tmp_path / "own.yaml").write_text(f"base: tiny_flow_grpo\nnum_iteration: 3\noptim: {{lr: 0.001}}\n{more}\n")
+        with pytest.raises(ConfigError, match="unknown key 'num_iteration'"):
+            preflight.load_checked(tmp_path / "own.yaml")
+        assert len(looked) == number
 
 
 @pytest.mark.parametrize(

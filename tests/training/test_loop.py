@@ -211,7 +211,7 @@ def test_a_run_whose_budget_is_used_up_says_so(toy: Path, tmp_path: Path, capsys
     before = {path: path.stat().st_mtime_ns for path in run.rglob("*") if path.name != LOCK}
     capsys.readouterr()
     assert main(["train", f"resume={run}"]) == 0
-    assert "its budget (nfe 1000, images 8) was used up after 1 iterations" in capsys.readouterr().out
+    assert "its budget (nfe 1000, images 8) was used up after 1 iteration" in capsys.readouterr().out
     assert {path: path.stat().st_mtime_ns for path in run.rglob("*") if path.name != LOCK} == before
 
 

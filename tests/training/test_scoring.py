@@ -262,7 +262,7 @@ def test_a_run_whose_reward_fails_too_often_is_stopped_with_the_reason_and_goes_
     rows = metrics(out)
     assert 0 < len(rows) < 10
     assert "of 8 images got no valid reward" in message
-    assert "max_invalid_ratio is 0.1 of 10 iterations" in message
+    assert "max_invalid_ratio is 0.1, the share that may fail in 10 iterations" in message
     assert f"resume={out}" in message.replace(" ", "")
     for row in rows:
         assert row["invalid_ratio"] > 0

@@ -6,7 +6,6 @@ Letters: P prompts, K samples. A column is a measure, [P, K], or a diversity, [P
 from __future__ import annotations
 
 import math
-import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,7 +16,7 @@ import numpy as np
 from flowrl.comparing.sweep.sweep_settings import Measure, Setting
 from flowrl.rendering.markup import bounds, number
 from flowrl.rendering.notebook import heading, rows_table
-from flowrl.rendering.terminal_text import COLUMNS, align, cut
+from flowrl.rendering.terminal_text import align, cut, wrapped
 from flowrl.runtime.files import plain
 from flowrl.runtime.shapes import Float
 from flowrl.samplers.search import best_of_n_kl
@@ -94,7 +93,7 @@ class Sweep:
             for one in self.settings
         ]
         heads = [cut(name, 16) for name in names]
-        return f"{textwrap.fill(self.sentence, COLUMNS)}\n\n{align(['setting', 'evaluations', *heads], rows)}"
+        return f"{wrapped(self.sentence)}\n\n{align(['setting', 'evaluations', *heads], rows)}"
 
     def _repr_html_(self) -> str:
         rows = [

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-import textwrap
 from collections.abc import Sequence
 from typing import Any
 
 from flowrl.evaluation.board.comparable import PROMPTS, SAMPLES, describe_conditions
 from flowrl.evaluation.board.standings import Ranking, Standing
 from flowrl.rendering.markup import DASH, MINUS, plural
-from flowrl.rendering.terminal_text import COLUMNS, Table, as_markdown, as_table
+from flowrl.rendering.terminal_text import Table, as_markdown, with_note, wrapped
 from flowrl.runtime.files import plain
 from flowrl.statistics.bootstrap import Interval
 
@@ -112,12 +111,8 @@ def claims(rankings: Sequence[Ranking]) -> list[str]:
 
 def as_text(rankings: Sequence[Ranking]) -> str:
     """All tables for a terminal of 80 columns."""
-    blocks = [summary(rankings)]
-    for ranking in rankings:
-        table = table_of(ranking)
-        note = textwrap.fill(table.note, COLUMNS, initial_indent="  ", subsequent_indent="  ")
-        blocks.append(f"{as_table(table)}\n{note}")
-    return "\n\n".join([*blocks, *(textwrap.fill(claim, COLUMNS) for claim in claims(rankings))])
+    tables = (with_note(table_of(ranking)) for ranking in rankings)
+    return "\n\n".join([summary(rankings), *tables, *map(wrapped, claims(rankings))])
 
 
 def as_page_of_markdown(rankings: Sequence[Ranking], *, heading: str, command: str) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -12,7 +11,7 @@ from flowrl.evaluation.reward_card.card_measure import CardMeasures
 from flowrl.generation.image_folder import POINTWISE
 from flowrl.media.perturbations import PERTURBATIONS
 from flowrl.rendering.markup import duration, plural
-from flowrl.rendering.terminal_text import COLUMNS, align
+from flowrl.rendering.terminal_text import align, wrapped
 from flowrl.statistics.bootstrap import Interval, point
 from flowrl.statistics.reliability import OrderBias, repeats_for
 
@@ -224,11 +223,10 @@ def summary(card: CardMeasures) -> str:
     """Verdicts and the table; at most 80 columns."""
     found = verdicts(card)
     head = f"{card.name}: {plural(card.images, 'image')} of {plural(card.prompts, 'prompt')}"
-    text = [*textwrap.wrap(f"{head}. {overall(found)}", COLUMNS), ""]
+    text = [wrapped(f"{head}. {overall(found)}"), ""]
     for verdict in found:
         mark = "" if verdict.grade == "open" else verdict.grade
-        wrapped = textwrap.wrap(verdict.words, COLUMNS - 22)
-        text += [f"{verdict.aspect:<14} {mark:<6} {wrapped[0]}", *(" " * 22 + line for line in wrapped[1:])]
+        text.append(wrapped(verdict.words, f"{verdict.aspect:<14} {mark:<6} ", " " * 22))
     rows, section = [], ""
     for part, name, value in lines(card):
         if part != section:
@@ -238,7 +236,6 @@ def summary(card: CardMeasures) -> str:
         rows.append([f"  {name}", short(value.mean), bounds])
     text += ["", align(["", "value", "95 % over prompts"], rows)]
     if card.reproduces is not None:
-        text += ["", *textwrap.wrap(f"Reproduces: {card.reproduces}", COLUMNS)]
-    for note in card.notes:
-        text += textwrap.wrap(f"Note: {note}", COLUMNS)
+        text += ["", wrapped(f"Reproduces: {card.reproduces}")]
+    text += [wrapped(f"Note: {note}") for note in card.notes]
     return "\n".join(text)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -39,7 +40,10 @@ def judged(
     judge = ScriptedJudge(answer)
     monkeypatch.setattr(named_judges, "build_chat", lambda options, *, device, owner: judge)
     monkeypatch.setattr(runner, "images_of", draw_flat)
-    runner.check(settings)
+    size = (
+        rf"{settings.benchmark}: \d+ images? to draw, \d+ prompts? x {settings.samples} a model \(fewer: num_prompts, "
+    )
+    assert re.match(size, runner.check(settings))
     return runner.run(settings), judge
 
 

@@ -284,9 +284,11 @@ def test_near_misses_are_suggested() -> None:
         ("sd3.5m", "stable-diffusion-3.5-medium"),
         ("wan2.2", "Wan2.2-"),
         ("kontext", "1-Kontext-dev"),
+        ("hv15", "HunyuanVideo-1.5"),
+        ("zit", "Z-Image-Turbo"),
     ):
         assert meant in did_you_mean(short)
-    for other in ("someone/something-else-entirely", "me/my-model", "sd"):
+    for other in ("someone/something-else-entirely", "me/my-model", "sd", "sad"):
         assert did_you_mean(other) == ""
     assert set(STOCK.values()) == set(PIPELINES)
     assert replace(REPOSITORIES["me/secret"], gated=False) == Repository()

@@ -241,6 +241,10 @@ def test_servers_that_are_not_ready_are_waited_for_and_then_an_error() -> None:
     refusing: list[tuple[Answer, str]] = [
         (Answer({"error": "unauthorized", "detail": "the token is wrong."}, 401), r"status 401: the token is wrong\."),
         (Answer(b"<html>"), "garbage"),
+        (
+            Answer({}, 404),
+            r"ready at http://[\d.:]+/health \(status 404: .*asks url/health and url/v1/score/multipart, so",
+        ),
         (Answer({"status": "ok"}), "protocol must be that of the server, or token_env is missing"),
         (Answer({"rewards": ["clip"]}), "does not say which rewards"),
         (Answer({"rewards": {"a": {}, "b": {}}}), "reward must be one of a, b, which .* serves, got None"),
