@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping
 from copy import deepcopy
+from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -79,6 +80,7 @@ def _base_of(data: dict[str, Any], place: str | Path) -> str | None:
     return base
 
 
+@cache
 def config_files() -> dict[str, Path]:
     """The configurations that ship, by unique name: those of the embedded models first, then each family's folder."""
     files = Path(str(resources.files("flowrl") / "configs")).glob("*/*.yaml")

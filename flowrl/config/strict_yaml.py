@@ -13,6 +13,7 @@ import re
 import types
 import typing
 from collections.abc import Callable, Hashable, Iterator, Mapping
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -212,6 +213,10 @@ def _count(node: yaml.Node, counts: dict[int, float]) -> float:
     return counts[id(node)]
 
 
+_parse_once = functools.lru_cache(maxsize=512)(parse_yaml)
+"""What a text says, parsed once a process: configurations that ship build on each other."""
+
+
 def read_mapping(path: str | Path) -> dict[str, Any]:
     """Read a YAML file whose top level is a mapping. Raises ConfigError: the file is missing, unreadable, empty, not
     YAML or not a mapping."""
@@ -225,7 +230,7 @@ def read_mapping(path: str | Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: is not UTF-8 text (byte {error.start}): save it as UTF-8, or give YAML") from None
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
-    data = parse_yaml(text, str(path))
+    data = deepcopy(_parse_once(text, str(path)))
     if data is None:
         raise ConfigError(f"{path}: the file is empty; a configuration is a mapping of keys to values")
     if not isinstance(data, dict):
