@@ -174,9 +174,9 @@ def parse_yaml(text: str, where: str) -> Any:
         raise ConfigError(f"{where}: it has {len(text):,} characters, and at most {MAX_CHARACTERS:,} are read")
     try:
         try:
-            return _read_document(text, _Loader if _APART.search(text) else _FastLoader)
+            return deepcopy(_read_document(text, _Loader if _APART.search(text) else _FastLoader))
         except yaml.YAMLError:
-            return _read_document(text, _Loader)  # for its words
+            return deepcopy(_read_document(text, _Loader))  # for its words
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from None
     except RecursionError:
@@ -189,6 +189,7 @@ def parse_yaml(text: str, where: str) -> Any:
         raise ConfigError(f"{where}:{line} not valid YAML: {problem}{cure}") from None
 
 
+@functools.lru_cache(maxsize=512)  # configurations that ship build on each other
 def _read_document(text: str, reader: Any) -> Any:
     loader = reader(text)
     try:
@@ -213,10 +214,6 @@ def _count(node: yaml.Node, counts: dict[int, float]) -> float:
     return counts[id(node)]
 
 
-_parse_once = functools.lru_cache(maxsize=512)(parse_yaml)
-"""What a text says, parsed once a process: configurations that ship build on each other."""
-
-
 def read_mapping(path: str | Path) -> dict[str, Any]:
     """Read a YAML file whose top level is a mapping. Raises ConfigError: the file is missing, unreadable, empty, not
     YAML or not a mapping."""
@@ -230,7 +227,7 @@ def read_mapping(path: str | Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: is not UTF-8 text (byte {error.start}): save it as UTF-8, or give YAML") from None
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
-    data = deepcopy(_parse_once(text, str(path)))
+    data = parse_yaml(text, str(path))
     if data is None:
         raise ConfigError(f"{path}: the file is empty; a configuration is a mapping of keys to values")
     if not isinstance(data, dict):
