@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import subprocess
 from pathlib import Path
 
 import pytest
-from affected import KEPT, Checkout, changed_files, choose, distances, is_test, read_checkout, told
+from affected import KEPT, Checkout, changed_files, choose, distances, imported, is_test, read_checkout, told
 from duration_table import Table
 from house import ROOT
 
@@ -117,6 +118,16 @@ def test_changed_tests_always_run() -> None:
 
 
 # ---- this checkout ---------------------------------------------------------------------------------------------------
+
+
+def test_imports_are_those_that_python_reads() -> None:
+    for text in list(read_checkout().texts.values())[::40]:
+        nodes = list(ast.walk(ast.parse(text)))
+        wanted = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+        wanted |= {
+            f"{node.module}.{alias.name}" for node in nodes if isinstance(node, ast.ImportFrom) for alias in node.names
+        }
+        assert imported(text) == wanted
 
 
 @pytest.mark.slow

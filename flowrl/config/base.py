@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping
 from copy import deepcopy
+from functools import cache, reduce
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -28,8 +29,7 @@ def read_with_base(path: str | Path | Mapping[str, Any], *, own: bool = False) -
 
     Raises ConfigError: an unreadable file, a ``base`` that is not text or names no file, or a circle of files.
     """
-    chain: list[Path] = []
-    layers: list[dict[str, Any]] = []
+    chain, layers = list[Path](), list[dict[str, Any]]()
     current: Path | None
     if isinstance(path, Mapping):
         layers.append(_rename_keys(deepcopy(dict(path)), SETTINGS))
@@ -52,10 +52,7 @@ def read_with_base(path: str | Path | Mapping[str, Any], *, own: bool = False) -
             current = beside if beside.is_file() else find_config(base.removesuffix(".yaml"), here=False)
         except ValueError as error:
             raise ConfigError(f"{current}: base: there is no {beside.resolve()}, and {error}") from None
-    merged: dict[str, Any] = {}
-    for layer in reversed(layers):
-        merged = _merge(merged, layer)
-    return merged
+    return reduce(_merge, reversed(layers), {})
 
 
 def _rename_keys(data: dict[str, Any], place: str | Path) -> dict[str, Any]:
@@ -79,6 +76,7 @@ def _base_of(data: dict[str, Any], place: str | Path) -> str | None:
     return base
 
 
+@cache
 def config_files() -> dict[str, Path]:
     """The configurations that ship, by unique name: those of the embedded models first, then each family's folder."""
     files = Path(str(resources.files("flowrl") / "configs")).glob("*/*.yaml")

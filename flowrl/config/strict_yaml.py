@@ -13,6 +13,7 @@ import re
 import types
 import typing
 from collections.abc import Callable, Hashable, Iterator, Mapping
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -173,9 +174,9 @@ def parse_yaml(text: str, where: str) -> Any:
         raise ConfigError(f"{where}: it has {len(text):,} characters, and at most {MAX_CHARACTERS:,} are read")
     try:
         try:
-            return _read_document(text, _Loader if _APART.search(text) else _FastLoader)
+            return deepcopy(_read_document(text, _Loader if _APART.search(text) else _FastLoader))
         except yaml.YAMLError:
-            return _read_document(text, _Loader)  # for its words
+            return deepcopy(_read_document(text, _Loader))  # for its words
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from None
     except RecursionError:
@@ -188,6 +189,7 @@ def parse_yaml(text: str, where: str) -> Any:
         raise ConfigError(f"{where}:{line} not valid YAML: {problem}{cure}") from None
 
 
+@functools.lru_cache(maxsize=512)  # configurations that ship build on each other
 def _read_document(text: str, reader: Any) -> Any:
     loader = reader(text)
     try:

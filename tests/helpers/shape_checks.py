@@ -22,8 +22,9 @@ from torch import Tensor
 # As type checkers read it: an int is welcome where a float is asked for.
 _checked = beartype(conf=BeartypeConf(is_pep484_tower=True))
 _checker = jaxtyping.jaxtyped
-_passed = defaultdict[tuple[str, str, CodeType], set[Hashable]](set)
-"""Of each function, by name and code: what it was given, and what it was given and returned, in calls that passed."""
+_passed = defaultdict[tuple[str, str, CodeType], dict[Hashable, set[Hashable]]](dict)
+"""Of each function, by name and code: what it was given in calls that passed, and what it then returned."""
+_PLAIN = {int, float, type(None)}
 _LONG = 40
 """Letters of the longest word that an annotation names, and parts of the longest list that is looked through."""
 
@@ -60,16 +61,19 @@ def jaxtyped(about: Any = None, *, typechecker: Any) -> Any:
             given = tuple(map(_described, args)), tuple((name, _described(x)) for name, x in kwargs.items())
         except _Unknown:
             return checked()(*args, **kwargs)
-        known = given in passed
-        result = (about if known else checked())(*args, **kwargs)
+        returned = passed.get(given)
+        result = (checked() if returned is None else about)(*args, **kwargs)
         try:
-            both = given, _described(result)
+            now = _described(result)
         except _Unknown:
-            both = None
-        if known and both not in passed:
+            if returned is not None:
+                _checker(_standing_for(about, result), typechecker=typechecker)(*args, **kwargs)
+            return result
+        if returned is None:
+            passed.setdefault(given, set()).add(now)
+        elif now not in returned:
             _checker(_standing_for(about, result), typechecker=typechecker)(*args, **kwargs)
-        if both:
-            passed.update((given, both))
+            returned.add(now)
         return result
 
     return sparing
@@ -88,6 +92,8 @@ class _Unknown(Exception):
 def _described(x: Any) -> Hashable:
     """All of a value that a check depends on."""
     kind: Any = type(x)
+    if kind in _PLAIN:
+        return kind
     if isinstance(x, Tensor):
         return kind, x.shape, x.dtype
     if kind is str:
