@@ -106,7 +106,7 @@ class Family:
     """Images in [-1, 1] as the autoencoder gives them."""
     encode: Callable[[FamilyPipeline, Tensor], Tensor] = lambda p, x: common.encode(p.pipe.vae, x)
     """Latents of images in [-1, 1] as the autoencoder takes them."""
-    factors: Callable[[Mapping[str, Any]], tuple[int, int]] = cards.image_factors
+    factors: Callable[[Mapping[str, Any]], tuple[int, int]] = lambda vae: (common.pixels_per_latent(vae), 1)
     """Pixels of a latent's side and frames of a latent frame, of the autoencoder's configuration."""
     state: Callable[[FamilyPipeline], tuple[int, ...]] = lambda p: p.grid_shape
     """Shape of the denoised tensor, if it is more than the latent of an image or clip."""

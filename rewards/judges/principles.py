@@ -140,6 +140,20 @@ class Planner:
                 del self.plans[key]
         return plans
 
+    def plans_of(self, inputs: RewardInputs) -> list[Plan | str]:
+        """The principles of each item, those of its record before the planner's, or why it has none."""
+        sources = [pixels_of(own[0]) if own else None for own in inputs.source_images or [[]] * len(inputs)]
+        given = [given_principles(record, self.limit) for record in inputs.metadata]
+        plans: list[Plan | str] = [
+            MISSING if source is None else own or () for source, own in zip(sources, given, strict=True)
+        ]
+        open_items = [item for item, plan in enumerate(plans) if not plan]
+        images = [source for item in open_items if (source := sources[item]) is not None]
+        made = self.plan([inputs.prompts[item] for item in open_items], images)
+        for item, plan in zip(open_items, made, strict=True):
+            plans[item] = plan
+        return plans
+
 
 def given_principles(record: Mapping[str, Any], limit: int) -> Plan | None:
     """The principles of a prompt's record, `principles: ["KEEP: the sky is unchanged", ...]`, None where it has none.
@@ -223,13 +237,12 @@ class EditPrinciples:
         chat = build_chat(self.judge, device=device)
         plans = chat if self.planner is None else build_chat(self.planner, device=device, owner="planner")
         planner = Planner(plans, templates["principle_list"], limit=self.max_principles, max_tokens=self.max_tokens)
-        words = templates[f"principle_{self.verify}"]
         listed = ",".join(f"{kind}-{weights[kind]:g}" for kind in KINDS)
         # A planner in this process must not run in threads beside the rollout, wherever the judge is.
         remote = is_server(self.judge) and is_server(self.planner or self.judge)
         return FunctionReward(
             name="edit_principles",
-            score=partial(_score, chat=chat, planner=planner, words=words, weights=weights, options=self),
+            score=partial(self._score, chat=chat, planner=planner, words=templates[f"principle_{self.verify}"]),
             kind="remote" if remote else "pointwise",
             waits=remote,
             needs=frozenset({"images", "prompts", "source_images", "metadata"}),
@@ -238,62 +251,39 @@ class EditPrinciples:
             f"{chat.version}:planner-{plans.version}",
         )
 
+    def _score(self, inputs: RewardInputs, *, chat: Chat, planner: Planner, words: Template) -> RewardOutput:
+        plans, weights = planner.plans_of(inputs), full_weights(self.weights, KINDS)
+        checked: dict[int, Plan] = {}
+        reasoned = self.verify == "reasoned"
 
-def _score(
-    inputs: RewardInputs,
-    *,
-    chat: Chat,
-    planner: Planner,
-    words: Template,
-    weights: Mapping[str, float],
-    options: EditPrinciples,
-) -> RewardOutput:
-    plans = _plans(inputs, planner)
-    checked: dict[int, Plan] = {}
-    reasoned = options.verify == "reasoned"
+        def ask(item: int) -> list[Question]:
+            found = plans[item]
+            if isinstance(found, str):
+                raise NoScore(found)
+            plan = tuple(principle for principle in found if weights[principle.kind] > 0)  # others are not asked about
+            if not plan:
+                raise NoScore(UNPARSED)
+            checked[item] = plan
+            images = [source_of(inputs, item), pixels_of(inputs.images[item])]
+            return [
+                words.question(
+                    images,
+                    {"prompt": inputs.prompts[item], "principle": principle.text, "kind": principle.kind},
+                    max_tokens=self.max_tokens if reasoned else 1,
+                    temperature=self.temperature,
+                    top_logprobs=0 if reasoned else TOP_LOGPROBS,
+                    seed=draw_seed("principle", inputs, item, self.temperature, number),
+                )
+                for number, principle in enumerate(plan)
+            ]
 
-    def ask(item: int) -> list[Question]:
-        found = plans[item]
-        if isinstance(found, str):
-            raise NoScore(found)
-        plan = tuple(principle for principle in found if weights[principle.kind] > 0)  # others are not asked about
-        if not plan:
-            raise NoScore(UNPARSED)
-        checked[item] = plan
-        images = [source_of(inputs, item), pixels_of(inputs.images[item])]
-        return [
-            words.question(
-                images,
-                {"prompt": inputs.prompts[item], "principle": principle.text, "kind": principle.kind},
-                max_tokens=options.max_tokens if reasoned else 1,
-                temperature=options.temperature,
-                top_logprobs=0 if reasoned else TOP_LOGPROBS,
-                seed=draw_seed("principle", inputs, item, options.temperature, number),
-            )
-            for number, principle in enumerate(plan)
-        ]
+        def read(item: int, answers: list[Answer]) -> JudgedItem:
+            if reasoned:  # from 0 to 10
+                found = [parse_score(answer.text, pattern=SCORE, low=0, high=10) for answer in answers]
+                scores = [score / 10 for score in all_of(answers, found)]
+            else:
+                scores = all_of(answers, [probability_of_yes(answer) for answer in answers])
+            value, means = aggregate_principles(checked[item], scores, weights, self.aggregate)
+            return JudgedItem(value=value, parts=means)
 
-    def read(item: int, answers: list[Answer]) -> JudgedItem:
-        if reasoned:  # from 0 to 10
-            found = [parse_score(answer.text, pattern=SCORE, low=0, high=10) for answer in answers]
-            scores = [score / 10 for score in all_of(answers, found)]
-        else:
-            scores = all_of(answers, [probability_of_yes(answer) for answer in answers])
-        value, means = aggregate_principles(checked[item], scores, weights, options.aggregate)
-        return JudgedItem(value=value, parts=means)
-
-    return judge_items(inputs, chat, ask, read, parts=[kind for kind in KINDS if weights[kind] > 0])
-
-
-def _plans(inputs: RewardInputs, planner: Planner) -> list[Plan | str]:
-    """The principles of each item, those of its record before the planner's, or why it has none."""
-    sources = [pixels_of(own[0]) if own else None for own in inputs.source_images or [[]] * len(inputs)]
-    given = [given_principles(record, planner.limit) for record in inputs.metadata]
-    plans: list[Plan | str] = [
-        MISSING if source is None else own or () for source, own in zip(sources, given, strict=True)
-    ]
-    open_items = [item for item, plan in enumerate(plans) if not plan]
-    images = [source for item in open_items if (source := sources[item]) is not None]
-    for item, made in zip(open_items, planner.plan([inputs.prompts[item] for item in open_items], images), strict=True):
-        plans[item] = made
-    return plans
+        return judge_items(inputs, chat, ask, read, parts=[kind for kind in KINDS if weights[kind] > 0])

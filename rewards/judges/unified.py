@@ -177,13 +177,47 @@ class UnifiedReward(OneJudge):
         listed = ",".join(f"{name}-{weight:g}" for name, weight in weights.items())
         return judged_reward(
             "unified_reward",
-            partial(_score, options=self, templates=templates),
+            partial(self._score, templates=templates),
             judge=self.judge if self.template is not None or ask.size is None else {"size": ask.size, **self.judge},
             device=device,
             needs=({"source_images"} if ask.edits else set()) | ({"videos"} if self.num_frames > 1 else set()),
             version=f"{self.style}:{self.scale or ask.scale}:{listed}:frames-{self.num_frames}:"
             f"max_tokens-{self.tokens}:temperature-{self.heat:g}:template-{digest_of(templates)}",
         )
+
+    def _score(self, inputs: RewardInputs, *, chat: Chat, templates: Mapping[str, Template]) -> RewardOutput:
+        style, weights = self.ask, self.full_weights()
+
+        def ask(item: int) -> list[Question]:
+            shown = shown_of(inputs, item, self.num_frames if self.num_frames > 1 else None)
+            both = [source_of(inputs, item), *shown] if style.edits else shown
+            asked = [
+                words.question(
+                    shown if name == "edit_quality" else both,
+                    {"prompt": inputs.prompts[item]},
+                    max_tokens=self.tokens,
+                    temperature=self.heat,
+                    seed=draw_seed(self.style, inputs, item, self.heat),
+                )
+                for name, words in templates.items()
+            ]
+            if self.style != "edit":
+                return asked
+            return [replace(question, schema=score_schema(2, int(style.low), int(style.high))) for question in asked]
+
+        def read(item: int, answers: list[Answer]) -> JudgedItem:
+            if (error := first_error(answers)) is not None:
+                raise NoScore(error)
+            texts = {name: answer.text for name, answer in zip(templates, answers, strict=True)}
+            ratings = read_ratings(self.style, texts, weights)
+            if ratings is None:
+                raise NoScore(UNPARSED)
+            whole = weighted_mean(ratings, weights) if style.dimensions else sum(ratings.values())
+            scale = self.scale or style.scale
+            return JudgedItem(value=scale_rating(whole, low=style.low, high=style.high, scale=scale), parts=ratings)
+
+        parts = [name for name in style.dimensions if weights[name] > 0]
+        return judge_items(inputs, chat, ask, read, parts=parts)
 
 
 def read_ratings(style: Style, texts: Mapping[str, str], weights: Mapping[str, float]) -> dict[str, float] | None:
@@ -214,40 +248,3 @@ def scale_rating(rating: float, *, low: float, high: float, scale: Scale) -> flo
     if scale == "unit":
         return (rating - low) / (high - low)
     return rating / high if scale == "divided" else rating
-
-
-def _score(
-    inputs: RewardInputs, *, chat: Chat, options: UnifiedReward, templates: Mapping[str, Template]
-) -> RewardOutput:
-    style, weights = options.ask, options.full_weights()
-
-    def ask(item: int) -> list[Question]:
-        shown = shown_of(inputs, item, options.num_frames if options.num_frames > 1 else None)
-        both = [source_of(inputs, item), *shown] if style.edits else shown
-        asked = [
-            words.question(
-                shown if name == "edit_quality" else both,
-                {"prompt": inputs.prompts[item]},
-                max_tokens=options.tokens,
-                temperature=options.heat,
-                seed=draw_seed(options.style, inputs, item, options.heat),
-            )
-            for name, words in templates.items()
-        ]
-        if options.style != "edit":
-            return asked
-        return [replace(question, schema=score_schema(2, int(style.low), int(style.high))) for question in asked]
-
-    def read(item: int, answers: list[Answer]) -> JudgedItem:
-        if (error := first_error(answers)) is not None:
-            raise NoScore(error)
-        texts = {name: answer.text for name, answer in zip(templates, answers, strict=True)}
-        ratings = read_ratings(options.style, texts, weights)
-        if ratings is None:
-            raise NoScore(UNPARSED)
-        whole = weighted_mean(ratings, weights) if style.dimensions else sum(ratings.values())
-        scale = options.scale or style.scale
-        return JudgedItem(value=scale_rating(whole, low=style.low, high=style.high, scale=scale), parts=ratings)
-
-    parts = [name for name in style.dimensions if weights[name] > 0]
-    return judge_items(inputs, chat, ask, read, parts=parts)
