@@ -27,23 +27,8 @@ from flowrl.rewards.base import FunctionReward, Reward, RewardInputs, RewardOutp
 from flowrl.rewards.base.nested import InnerOptions, build_nested, nested_options
 from flowrl.rewards.base.outputs import log_words
 from flowrl.rewards.base.prompt_needs import lack_of
+from flowrl.rewards.comparing import tournaments
 from flowrl.rewards.comparing.comparators import comparator_options
-from flowrl.rewards.comparing.tournaments import (
-    Byes,
-    Matches,
-    Play,
-    Scores,
-    all_pairs,
-    anchor,
-    bradley_terry,
-    hold,
-    rank_reward,
-    ring_pairs,
-    round_robin,
-    single_elimination,
-    swiss,
-)
-from flowrl.rewards.comparing.tournaments import win_rate as rate_of_wins
 from flowrl.rewards.comparing.verdicts import Bouts, Orders, VerdictCache, group_places
 from flowrl.runtime.randomness import counter_choice
 from flowrl.runtime.shapes import Float64
@@ -108,11 +93,15 @@ class WinRate:
 
         def win_rate(inputs: RewardInputs, *, bouts: Callable[[RewardInputs], Bouts]) -> RewardOutput:
             groups = group_places(inputs)
-            rounds: list[Matches] = []
+            rounds: list[tournaments.Matches] = []
             for group, places in groups.items():
                 count = len(places)
                 order = counter_choice(count, count, "opponents", inputs.iteration, group)
-                rounds.append(all_pairs(count) if self.opponents is None else ring_pairs(order, self.opponents))
+                rounds.append(
+                    tournaments.all_pairs(count)
+                    if self.opponents is None
+                    else tournaments.ring_pairs(order, self.opponents)
+                )
             played = bouts(inputs)
             values = np.full(len(inputs), np.nan)
             rates: dict[str, np.ndarray] = {}  # by category
@@ -121,14 +110,14 @@ class WinRate:
             ):
                 first_wins_NN = np.full((len(places), len(places)), np.nan)
                 first_wins_NN[pairs[:, 0], pairs[:, 1]] = scores[:, 0]
-                measure = rate_of_wins if self.score == "rate" else bradley_terry
+                measure = tournaments.win_rate if self.score == "rate" else tournaments.bradley_terry
                 values[places] = measure(first_wins_NN, min_comparisons=self.min_comparisons)
                 by_name: dict[str, np.ndarray] = {}
                 for first, second in pairs.tolist():
                     for name, wins in played.categories((int(places[first]), int(places[second]))).items():
                         by_name.setdefault(name, np.full_like(first_wins_NN, np.nan))[first, second] = wins
                 for name, wins_NN in by_name.items():
-                    rates.setdefault(name, np.full(len(inputs), np.nan))[places] = rate_of_wins(wins_NN)
+                    rates.setdefault(name, np.full(len(inputs), np.nan))[places] = tournaments.win_rate(wins_NN)
             if not rates:
                 return _output(values, inputs, played)
             rates = {name: np.where(np.isnan(values), np.nan, rate) for name, rate in rates.items()}
@@ -159,7 +148,7 @@ class Tournament:
     """See the functions of that name in `flowrl.rewards.comparing.tournaments`."""
     orders: Orders = "random"
     """See `win_rate`."""
-    byes: Byes = "top_seeds"
+    byes: tournaments.Byes = "top_seeds"
     """Which seeds skip the first round of single elimination if the group is not a power of two: the best, or those
     that the published bracket lets skip."""
     ties: Literal["average", "best"] = "average"
@@ -180,11 +169,11 @@ class Tournament:
 
     def build(self, device: torch.device) -> Reward:
         """Makes the reward; loads a model that compares, if it runs here."""
-        schemes: dict[str, Callable[[int], Play]] = {
-            "anchor": anchor,
-            "round_robin": round_robin,
-            "swiss": swiss,
-            "single_elimination": partial(single_elimination, byes=self.byes),
+        schemes: dict[str, Callable[[int], tournaments.Play]] = {
+            "anchor": tournaments.anchor,
+            "round_robin": tournaments.round_robin,
+            "swiss": tournaments.swiss,
+            "single_elimination": partial(tournaments.single_elimination, byes=self.byes),
         }
         scheme = schemes[self.scheme]
 
@@ -192,9 +181,9 @@ class Tournament:
             played = bouts(inputs)
             groups = [places for places in group_places(inputs).values() if len(places) > 1]
             values = np.full(len(inputs), np.nan)
-            keys = hold([scheme(len(places)) for places in groups], partial(_judged, played, groups))
+            keys = tournaments.hold([scheme(len(places)) for places in groups], partial(_judged, played, groups))
             for places, key in zip(groups, keys, strict=True):
-                values[places] = rank_reward(key, ties=self.ties)
+                values[places] = tournaments.rank_reward(key, ties=self.ties)
             return _output(values, inputs, played)
 
         settings = f"{self.scheme}:{self.orders}:byes-{self.byes}:ties-{self.ties}"
@@ -229,7 +218,7 @@ class Rank(InnerOptions):
             values = np.full(len(inputs), np.nan)
             errors: list[str | None] = [None] * len(inputs)
             for places in group_places(inputs).values():
-                values[places] = rank_reward(score[places], ties=self.ties, denominator=self.denominator)
+                values[places] = tournaments.rank_reward(score[places], ties=self.ties, denominator=self.denominator)
                 for place in places.tolist():
                     if math.isnan(values[place]) and not math.isnan(score[place]):
                         errors[place] = "group_of_one" if len(places) == 1 else "no_opponent"
@@ -291,7 +280,9 @@ def _reward(
     )
 
 
-def _judged(played: Bouts, groups: Sequence[np.ndarray], rounds: Sequence[Matches]) -> list[Scores]:
+def _judged(
+    played: Bouts, groups: Sequence[np.ndarray], rounds: Sequence[tournaments.Matches]
+) -> list[tournaments.Scores]:
     """Scores (p, 1 - p) of matches within each group, all asked at once; p: the first wins."""
     places = [members[matches] for members, matches in zip(groups, rounds, strict=True)]
     wins = played.play(np.concatenate(places)) if places else np.zeros(0)

@@ -21,21 +21,9 @@ from flowrl.config.sections import at_least
 from flowrl.prompts.loading import Prompt
 from flowrl.rewards.base import Reward, RewardInputs, RewardOutput
 from flowrl.rewards.base.prompt_needs import no_reference, no_source
+from flowrl.rewards.judges import asking
 from flowrl.rewards.judges.answers import answer_forms, answer_mass, parse_word
 from flowrl.rewards.judges.answers import yes_no as yes_no_score
-from flowrl.rewards.judges.asking import (
-    MISSING,
-    JudgedItem,
-    NoScore,
-    all_of,
-    check_answer_options,
-    draw_seed,
-    geometric_mean,
-    judge_items,
-    judged_reward,
-    pixels_of,
-    shown_of,
-)
 from flowrl.rewards.judges.chat import TOP_LOGPROBS, Answer, Chat, OneJudge, Pixels, Question, check_chat
 from flowrl.rewards.judges.templates import Template, load_template
 
@@ -99,7 +87,7 @@ class YesNo(OneJudge):
                 f"average must be 1, or more draws with a temperature above 0, at which they differ, got average "
                 f"{self.average} at temperature {self.temperature:g}."
             )
-        check_answer_options(self.max_tokens, self.temperature)
+        asking.check_answer_options(self.max_tokens, self.temperature)
         at_least(1, self, "num_frames")
         self.words()
 
@@ -126,7 +114,7 @@ class YesNo(OneJudge):
             return lack
         try:
             self._expectations(prompt.metadata)
-        except NoScore:
+        except asking.NoScore:
             return (
                 f"needs questions in the field {self.questions_field!r} of its record, and has "
                 f"{prompt.metadata.get(str(self.questions_field))!r}: write [[question, expected answer], ...]"
@@ -157,20 +145,22 @@ class YesNo(OneJudge):
                         max_tokens=self.tokens,
                         temperature=self.temperature,
                         top_logprobs=0 if self.reads == "word" else TOP_LOGPROBS,
-                        seed=draw_seed("yes_no", inputs, item, self.temperature, draw),
+                        seed=asking.draw_seed("yes_no", inputs, item, self.temperature, draw),
                     )
                     for text, _ in expected
                     for draw in range(self.average)
                 ]
 
-            def read(item: int, answers: list[Answer]) -> JudgedItem:
+            def read(item: int, answers: list[Answer]) -> asking.JudgedItem:
                 scores = self._read(good[item], answers)
-                means = {"am": fmean(scores), "gm": geometric_mean(scores)}
-                return JudgedItem(value=means[self.aggregation], parts=means)
+                means = {"am": fmean(scores), "gm": asking.geometric_mean(scores)}
+                return asking.JudgedItem(value=means[self.aggregation], parts=means)
 
-            return judge_items(inputs, chat, ask, read, parts=() if self.questions_field is None else ("am", "gm"))
+            return asking.judge_items(
+                inputs, chat, ask, read, parts=() if self.questions_field is None else ("am", "gm")
+            )
 
-        return judged_reward(
+        return asking.judged_reward(
             "yes_no",
             score,
             judge=self.judge,
@@ -187,17 +177,17 @@ class YesNo(OneJudge):
             return [(None, ("no",) if self.inverted else ("yes",))]
         listed = metadata.get(self.questions_field)
         if listed is None or listed == []:
-            raise NoScore(MISSING)
+            raise asking.NoScore(asking.MISSING)
         found: list[tuple[str | None, Forms]] = []
         for entry in listed if isinstance(listed, list) else [None]:
             pair = [entry.get("question"), entry.get("answer")] if isinstance(entry, Mapping) else entry
             if not isinstance(pair, list | tuple) or len(pair) != 2:
-                raise NoScore(BAD)
+                raise asking.NoScore(BAD)
             question, answer = pair
             if isinstance(answer, bool):  # what an unquoted yes is to YAML
                 answer = "yes" if answer else "no"
             if not isinstance(question, str) or not isinstance(answer, str | int) or not str(answer).strip():
-                raise NoScore(BAD)
+                raise asking.NoScore(BAD)
             found.append((question, answer_forms(answer)))
         return found
 
@@ -209,10 +199,10 @@ class YesNo(OneJudge):
             (self.with_references, inputs.reference_images),
         ):
             if wanted and not (given and given[item]):
-                raise NoScore(MISSING)
+                raise asking.NoScore(asking.MISSING)
             if wanted and given:
-                images += [pixels_of(image) for image in given[item]]
-        return [*images, *shown_of(inputs, item, self.num_frames)]
+                images += [asking.pixels_of(image) for image in given[item]]
+        return [*images, *asking.shown_of(inputs, item, self.num_frames)]
 
     def _read(self, forms: Sequence[Forms], answers: Sequence[Answer]) -> list[float]:
         """The scores of an item's questions."""
@@ -231,4 +221,4 @@ class YesNo(OneJudge):
             scores.append(score)
         # Draws repeat one question, so a lost one costs precision; questions differ, so without one it is another mean.
         found = [score for score in scores if score is not None] if self.reads == "word" else []
-        return found or all_of(answers, scores)
+        return found or asking.all_of(answers, scores)
