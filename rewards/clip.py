@@ -16,14 +16,7 @@ from torch import Tensor
 
 from flowrl.rewards.base import Reward
 from flowrl.rewards.base.text_limits import TextLimit, clip_limit
-from flowrl.rewards.networks.clip_encoder import (
-    CLIP_MODEL,
-    Library,
-    Preprocess,
-    check_open_clip,
-    load_encoder,
-    prompt_reward,
-)
+from flowrl.rewards.networks import clip_encoder
 from flowrl.rewards.networks.model_sizes import OneModel
 from flowrl.rewards.networks.pretrained import check_model
 
@@ -48,9 +41,9 @@ class ClipOptions(OneModel):
     __slots__ = ()
     name: ClassVar[str]
     differentiable: ClassVar[bool] = True
-    library: Library = "transformers"
+    library: clip_encoder.Library = "transformers"
     revision: str | None
-    preprocess: Preprocess
+    preprocess: clip_encoder.Preprocess
     scale: str
     threshold: float | None
 
@@ -61,7 +54,7 @@ class ClipOptions(OneModel):
 
     def build(self, device: torch.device) -> Reward:
         """Loads the model."""
-        encoder = load_encoder(
+        encoder = clip_encoder.load_encoder(
             self.library,
             self.model,
             device=device,
@@ -70,21 +63,23 @@ class ClipOptions(OneModel):
             owner=f"reward {self.name!r}",
         )
         version = f"{self.model}:{self.scale}"
-        return prompt_reward(self.name, encoder, SCALES[self.scale], threshold=self.threshold, version=version)
+        return clip_encoder.prompt_reward(
+            self.name, encoder, SCALES[self.scale], threshold=self.threshold, version=version
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClipScore(ClipOptions):
     """CLIP's scaled cosine of image and prompt, in float32; differentiable with `preprocess` bilinear or bicubic."""
 
-    model: str = CLIP_MODEL
+    model: str = clip_encoder.CLIP_MODEL
     """With transformers a local folder or an id on the hub; with open_clip `architecture/weights` such as
     ViT-H-14/laion2b_s32b_b79k, `hf-hub:owner/name` or `local-dir:folder`."""
     revision: str | None = None
     """Branch, tag or commit on the hub."""
-    library: Library = "transformers"
+    library: clip_encoder.Library = "transformers"
     """What loads the model and prepares the images."""
-    preprocess: Preprocess = "processor"
+    preprocess: clip_encoder.Preprocess = "processor"
     """`processor`, the checkpoint's own on 8-bit images; `bilinear` or `bicubic`, on float images. DiffusionNFT,
     Edit-R1, Adv-GRPO and PaCo-RL use `bilinear`."""
     scale: Literal["cosine", "logits", "logits_100", "logits_30", "paper"] = "cosine"
@@ -99,7 +94,7 @@ class ClipScore(ClipOptions):
         for option, value, default in (("revision", self.revision, None), ("preprocess", self.preprocess, "processor")):
             if value != default:
                 raise ValueError(f"{option} is for library transformers; open_clip takes its own: leave it out.")
-        return check_open_clip(self.model)
+        return clip_encoder.check_open_clip(self.model)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -111,7 +106,7 @@ class PickScore(ClipOptions):
     """A CLIP of transformers with tokenizer and preprocessor, a local folder or an id on the hub."""
     revision: str | None = None
     """Branch, tag or commit on the hub."""
-    preprocess: Preprocess = "processor"
+    preprocess: clip_encoder.Preprocess = "processor"
     """`processor`, the checkpoint's own on 8-bit images; `bilinear` or `bicubic`, on float images."""
     scale: Literal["flow_grpo", "cosine", "mixgrpo", "raw"] = "flow_grpo"
     """See `SCALES`."""

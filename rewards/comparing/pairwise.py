@@ -36,8 +36,50 @@ from flowrl.runtime.shapes import Float64
 _CACHE = 65536  # verdicts; some 10 MB
 
 
+class ComparingOptions:
+    """What rewards that ask a comparator about pairs have in common; each states its fields itself."""
+
+    __slots__ = ()
+    comparator: Mapping[str, Any]
+    orders: Orders
+    soft: bool
+    cache: int
+
+    def lacks(self, prompt: Prompt) -> str | None:
+        """What the comparator needs."""
+        return lack_of(comparator_options(self.comparator), prompt)
+
+    def check(self) -> None:
+        """Refuses what no such reward takes, such as a `soft` without effect."""
+        at_least(0, self, "cache")
+        gives = comparator_options(self.comparator).gives
+        if self.soft and gives == "wins":
+            raise ValueError(
+                "soft takes probabilities as they are, and this comparator gives 0, 1/2 and 1 only: set temperature "
+                "beside reward, or style: logprobs beside judge, or leave out soft."
+            )
+        if gives == "probabilities" and not self.soft:
+            raise ValueError("the comparator's temperature means nothing without soft: true.")
+
+    def reward(
+        self, name: str, score: Callable[..., RewardOutput], settings: str, device: torch.device
+    ) -> FunctionReward:
+        """A reward whose `score` receives the comparisons of a batch, `bouts`."""
+        comparator = comparator_options(self.comparator).build(device)
+        kept = VerdictCache(self.cache) if self.cache and not comparator.free else None
+        bouts = partial(Bouts, comparator=comparator, orders=self.orders, soft=self.soft, cache=kept)
+        return FunctionReward(
+            name=name,
+            score=partial(score, bouts=bouts),
+            needs=comparator.needs | {"prompts", "group_ids", "sample_ids"},
+            version=f"{name}:{settings}:soft-{self.soft}:{comparator.version}",
+            kind="pairwise",
+            waits=comparator.waits,
+        )
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
-class WinRate:
+class WinRate(ComparingOptions):
     """Share of the others in its group that a sample beats, a tie being half (Pref-GRPO, arXiv 2508.20751), in [0, 1].
 
     Pref-GRPO asks in a single order and counts an unreadable answer as a tie; here a failed comparison is left
@@ -75,16 +117,12 @@ class WinRate:
                 f"min_comparisons must be at least 1 and at most opponents ({self.opponents}), got "
                 f"{self.min_comparisons}."
             )
-        _check(self)
+        self.check()
         if not 0 <= self.categories <= 1 or (self.categories and self.comparator.get("style") != "categories"):
             raise ValueError(
                 f"categories is a share in [0, 1] of the value, with a judge that is asked by category (comparator: "
                 f"{{judge: ..., style: categories}}), got {self.categories}."
             )
-
-    def lacks(self, prompt: Prompt) -> str | None:
-        """What the comparator needs."""
-        return lack_of(comparator_options(self.comparator), prompt)
 
     def build(self, device: torch.device) -> Reward:
         """Makes the reward; loads a model that compares, if it runs here."""
@@ -129,11 +167,11 @@ class WinRate:
                 {**{words[name]: rate for name, rate in rates.items()}, "overall": values},
             )
 
-        return _reward("win_rate", self, win_rate, settings, device)
+        return self.reward("win_rate", win_rate, settings, device)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Tournament:
+class Tournament(ComparingOptions):
     """A sample's place in a tournament of its group, as a reward in [0, 1], 1 for the first.
 
     ArenaRL (arXiv 2601.06487), which judges in both orders. It takes fewer comparisons than all pairs; those of a round
@@ -161,11 +199,7 @@ class Tournament:
     def __post_init__(self) -> None:
         if self.byes != "top_seeds" and self.scheme != "single_elimination":
             raise ValueError(f"byes: {self.byes} means nothing with scheme: {self.scheme}, which has no bracket.")
-        _check(self)
-
-    def lacks(self, prompt: Prompt) -> str | None:
-        """What the comparator needs."""
-        return lack_of(comparator_options(self.comparator), prompt)
+        self.check()
 
     def build(self, device: torch.device) -> Reward:
         """Makes the reward; loads a model that compares, if it runs here."""
@@ -187,7 +221,7 @@ class Tournament:
             return _output(values, inputs, played)
 
         settings = f"{self.scheme}:{self.orders}:byes-{self.byes}:ties-{self.ties}"
-        return _reward("tournament", self, tournament, settings, device)
+        return self.reward("tournament", tournament, settings, device)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -248,36 +282,6 @@ def blend(
     count = (~np.isnan(by_category)).sum(axis=0)
     means = np.nansum(by_category, axis=0) / np.maximum(count, 1)
     return np.where(count > 0, (1 - share) * rate + share * means, rate)
-
-
-def _check(options: WinRate | Tournament) -> None:
-    """Refuses what both rewards refuse, such as a `soft` without effect."""
-    at_least(0, options, "cache")
-    gives = comparator_options(options.comparator).gives
-    if options.soft and gives == "wins":
-        raise ValueError(
-            "soft takes probabilities as they are, and this comparator gives 0, 1/2 and 1 only: set temperature beside "
-            "reward, or style: logprobs beside judge, or leave out soft."
-        )
-    if gives == "probabilities" and not options.soft:
-        raise ValueError("the comparator's temperature means nothing without soft: true.")
-
-
-def _reward(
-    name: str, options: WinRate | Tournament, score: Callable[..., RewardOutput], settings: str, device: torch.device
-) -> FunctionReward:
-    """A reward whose `score` receives the comparisons of a batch, `bouts`."""
-    comparator = comparator_options(options.comparator).build(device)
-    kept = VerdictCache(options.cache) if options.cache and not comparator.free else None
-    bouts = partial(Bouts, comparator=comparator, orders=options.orders, soft=options.soft, cache=kept)
-    return FunctionReward(
-        name=name,
-        score=partial(score, bouts=bouts),
-        needs=comparator.needs | {"prompts", "group_ids", "sample_ids"},
-        version=f"{name}:{settings}:soft-{options.soft}:{comparator.version}",
-        kind="pairwise",
-        waits=comparator.waits,
-    )
 
 
 def _judged(
