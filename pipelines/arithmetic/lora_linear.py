@@ -85,12 +85,9 @@ class LoraLinear(PeftLoraLinear):  # type: ignore[misc]
         rule = Merged if whole and first.weight.dtype == dtype else Added
         weight = base if isinstance(base, QuantizedLinear) else base.weight
         given = (x.to(dtype), weight, base.bias, first.weight, second.weight, self.scaling[name], self.apart(x))
-        if kind == "cpu" and not has_products(dtype):  # in float32 on rounded operands, and rounded (`wide_products`)
-            rounded = (one.to(dtype).float() if isinstance(one, Tensor) else one for one in given)
-            with torch.autocast("cpu", enabled=False):
-                answer: Tensor = Merged.apply(*rounded).to(dtype)  # type: ignore[no-untyped-call]
-            return answer
-        answer = rule.apply(*given)  # type: ignore[no-untyped-call]
+        if kind == "cpu" and not has_products(dtype):
+            return _multiply_wide(*given)
+        answer: Tensor = rule.apply(*given)  # type: ignore[no-untyped-call]
         return answer
 
     def _plain_adapter(self) -> str | None:
@@ -127,6 +124,17 @@ def _for_lora(ctx: Any, through: Tensor, x: Tensor, grads: Tensor, low: Tensor) 
         return _NOTHING
     first, second = scaled_product(through.t(), x, ctx.scale), scaled_product(grads.t(), low, ctx.scale)
     return first.to(ctx.dtype), second.to(ctx.dtype)
+
+
+def _multiply_wide(
+    x: Tensor, w: Weight, b: Tensor | None, lora_a: Tensor, lora_b: Tensor, s: float, apart: Apart
+) -> Tensor:
+    """The layer in float32 on operands that are rounded to the dtype of x, and its answer rounded to it: for 16 bits on
+    a CPU that has no products of them (`pipelines/arithmetic/wide_products.py`)."""
+    rounded = (t.to(x.dtype).float() if isinstance(t, Tensor) else t for t in (x, w, b, lora_a, lora_b))
+    with torch.autocast("cpu", enabled=False):
+        answer: Tensor = Merged.apply(*rounded, s, apart).to(x.dtype)  # type: ignore[no-untyped-call]
+    return answer
 
 
 class Merged(torch.autograd.Function):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -201,6 +201,20 @@ def unpack(tokens: Tensor, shape: Sequence[int]) -> Tensor:
 def meta(*shape: int) -> Tensor:
     """A tensor without numbers in it."""
     return torch.empty(shape, device="meta")
+
+
+@torch.no_grad()
+def encode_slices(
+    images: Tensor, wanted: tuple[int, ...], size: int, encode: Callable[[Tensor], Tensor], device: torch.device
+) -> Tensor:
+    """Latents of images in [0, 1], `size` at a time in float32; `encode` takes images in [-1, 1]. Raises ValueError:
+    images have another shape than `wanted`, that which is drawn."""
+    if tuple(images.shape[1:]) != wanted:
+        raise ValueError(
+            f"images must have the shape [b, {', '.join(map(str, wanted))}], the size that is drawn, got "
+            f"{list(images.shape)}: resize them, or set pipeline.height and pipeline.width"
+        )
+    return torch.cat([encode(2 * part.to(device, torch.float32) - 1) for part in images.split(size)])
 
 
 def decode(vae: Any, z: Tensor) -> Tensor:

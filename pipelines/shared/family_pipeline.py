@@ -488,18 +488,11 @@ class FamilyPipeline:
         return decode_sound(self, latents)
 
     def encode_images(self, images: Tensor) -> Tensor:
-        """Latents of images or clips: the mode of the autoencoder's posterior, scaled as `decode` undoes it. Raises
-        ValueError: images have another shape than is drawn."""
-        if tuple(images.shape[1:]) != self.image_shape:
-            raise ValueError(
-                f"images must have the shape [b, {', '.join(map(str, self.image_shape))}], the size that is drawn, got "
-                f"{list(images.shape)}: resize them, or set pipeline.height and pipeline.width"
-            )
+        """Latents of images or clips: the mode of the autoencoder's posterior, scaled as `decode` undoes it."""
         encode = in_arithmetic(self.options.vae_dtype, self.device, partial(self.family.encode, self))
-        turned = images.transpose(1, 2) if self.family.videos else images
-        with self.awake("vae"), torch.no_grad():
-            parts = turned.split(self.options.vae_slice)
-            return torch.cat([encode(2 * part.to(self.device, torch.float32) - 1) for part in parts])
+        turned = (lambda x: encode(x.transpose(1, 2))) if self.family.videos else encode
+        with self.awake("vae"):
+            return common.encode_slices(images, self.image_shape, self.options.vae_slice, turned, self.device)
 
     def save_lora(self, folder: Path, tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> Path:
         """Writes a LoRA as stock diffusers loads it with `load_lora_weights(folder)`; a second expert's is in a folder,
