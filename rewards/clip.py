@@ -17,6 +17,7 @@ from torch import Tensor
 from flowrl.rewards.base import Reward
 from flowrl.rewards.base.text_limits import TextLimit, clip_limit
 from flowrl.rewards.networks import clip_encoder
+from flowrl.rewards.networks.clip_encoder import CLIP_MODEL, Library, Preprocess
 from flowrl.rewards.networks.model_sizes import OneModel
 from flowrl.rewards.networks.pretrained import check_model
 
@@ -41,9 +42,9 @@ class ClipOptions(OneModel):
     __slots__ = ()
     name: ClassVar[str]
     differentiable: ClassVar[bool] = True
-    library: clip_encoder.Library = "transformers"
+    library: Library = "transformers"
     revision: str | None
-    preprocess: clip_encoder.Preprocess
+    preprocess: Preprocess
     scale: str
     threshold: float | None
 
@@ -72,14 +73,14 @@ class ClipOptions(OneModel):
 class ClipScore(ClipOptions):
     """CLIP's scaled cosine of image and prompt, in float32; differentiable with `preprocess` bilinear or bicubic."""
 
-    model: str = clip_encoder.CLIP_MODEL
+    model: str = CLIP_MODEL
     """With transformers a local folder or an id on the hub; with open_clip `architecture/weights` such as
     ViT-H-14/laion2b_s32b_b79k, `hf-hub:owner/name` or `local-dir:folder`."""
     revision: str | None = None
     """Branch, tag or commit on the hub."""
-    library: clip_encoder.Library = "transformers"
+    library: Library = "transformers"
     """What loads the model and prepares the images."""
-    preprocess: clip_encoder.Preprocess = "processor"
+    preprocess: Preprocess = "processor"
     """`processor`, the checkpoint's own on 8-bit images; `bilinear` or `bicubic`, on float images. DiffusionNFT,
     Edit-R1, Adv-GRPO and PaCo-RL use `bilinear`."""
     scale: Literal["cosine", "logits", "logits_100", "logits_30", "paper"] = "cosine"
@@ -106,7 +107,7 @@ class PickScore(ClipOptions):
     """A CLIP of transformers with tokenizer and preprocessor, a local folder or an id on the hub."""
     revision: str | None = None
     """Branch, tag or commit on the hub."""
-    preprocess: clip_encoder.Preprocess = "processor"
+    preprocess: Preprocess = "processor"
     """`processor`, the checkpoint's own on 8-bit images; `bilinear` or `bicubic`, on float images."""
     scale: Literal["flow_grpo", "cosine", "mixgrpo", "raw"] = "flow_grpo"
     """See `SCALES`."""

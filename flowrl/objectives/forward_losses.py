@@ -28,6 +28,7 @@ from torch import Tensor
 
 from flowrl.objectives import terms
 from flowrl.objectives.preference_losses import best_of_group, centred_distillation, group_gate, reward_weights
+from flowrl.objectives.terms import AdvantageMode, Weighting
 from flowrl.runtime.placement import widened
 from flowrl.runtime.shapes import Float, Int
 from flowrl.samplers.parametrization import column, working_dtype
@@ -133,7 +134,7 @@ class Nft:
     """Positive; 1 and 0.1 are published. Small is fast."""
     advantage_range: float = 5.0
     """c of `optimality`."""
-    mode: terms.AdvantageMode = "all"
+    mode: AdvantageMode = "all"
     """Of `optimality`."""
     adaptive: bool = True
     """Divide by the mean absolute error, per sample."""
@@ -177,7 +178,7 @@ class Awm:
     reinforce adjoint matching (RAM, arXiv 2605.10759), and its fixed point the optimum of reward minus KL.
     """
 
-    weighting: terms.Weighting = "ghuber"
+    weighting: Weighting = "ghuber"
     """Of `matching_log_prob`."""
     power: float = 0.25
     """Of ghuber."""

@@ -29,6 +29,7 @@ from flowrl.rewards.base.outputs import log_words
 from flowrl.rewards.base.prompt_needs import lack_of
 from flowrl.rewards.comparing import tournaments
 from flowrl.rewards.comparing.comparators import comparator_options
+from flowrl.rewards.comparing.tournaments import Byes
 from flowrl.rewards.comparing.verdicts import Bouts, Orders, VerdictCache, group_places
 from flowrl.runtime.randomness import counter_choice
 from flowrl.runtime.shapes import Float64
@@ -186,7 +187,7 @@ class Tournament(ComparingOptions):
     """See the functions of that name in `flowrl.rewards.comparing.tournaments`."""
     orders: Orders = "random"
     """See `win_rate`."""
-    byes: tournaments.Byes = "top_seeds"
+    byes: Byes = "top_seeds"
     """Which seeds skip the first round of single elimination if the group is not a power of two: the best, or those
     that the published bracket lets skip."""
     ties: Literal["average", "best"] = "average"

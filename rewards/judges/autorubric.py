@@ -28,6 +28,7 @@ from flowrl.rewards.judges.asking import check_answer_options
 from flowrl.rewards.judges.chat import build_chat, check_chat
 from flowrl.rewards.judges.rubric import Rule, save_rubric
 from flowrl.rewards.judges.rubric_answers import AnswerCache, propose_rules, score_rules
+from flowrl.rewards.judges.rubric_fit import Negative
 from flowrl.rewards.judges.templates import Template, load_templates
 from flowrl.runtime.randomness import counter_choice
 
@@ -77,7 +78,7 @@ class RubricTraining:
     """Penalty of the l1 norm of the weights; more of it keeps fewer rules."""
     top: int = 20
     """Rules kept at most."""
-    negative: rubric_fit.Negative = "reject"
+    negative: Negative = "reject"
     """What becomes of rules whose yes speaks against an image: `reject` leaves them out and fits again, `flip` keeps
     them with the good answer no."""
     held_out: float = 0.2
