@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -69,15 +69,20 @@ def check_mask(source: Tensor, mask: Tensor, what: str) -> None:
         )
 
 
-@contextmanager
-def autocast(device: torch.device, dtype: torch.dtype) -> Iterator[None]:
+def autocast(device: torch.device, dtype: torch.dtype) -> AbstractContextManager[Any]:
     """The network's arithmetic in a low dtype, while LoRA weights stay float32. Without a cache of casts: a call reads
     each LoRA weight once, and inside a caller's own autocast region the cache would keep the weights of the slot that
     ran before. On a CPU without instructions for the dtype, products are taken in float32 and rounded."""
-    wide = device.type == "cpu" and dtype != torch.float32 and not has_products(dtype)
-    with torch.autocast(device.type, dtype, cache_enabled=False) if dtype != torch.float32 else nullcontext():
-        with WideProducts() if wide else nullcontext():
-            yield
+    if dtype == torch.float32:
+        return nullcontext()
+    region = torch.autocast(device.type, dtype, cache_enabled=False)
+    return region if device.type != "cpu" or has_products(dtype) else _with_wide_products(region)
+
+
+@contextmanager
+def _with_wide_products(region: AbstractContextManager[Any]) -> Iterator[None]:
+    with region, WideProducts():
+        yield
 
 
 @dataclass(frozen=True, slots=True)
