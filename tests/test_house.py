@@ -10,16 +10,16 @@ import pytest
 from house import ROOT, circles, complexities, measure
 
 LIMITS: dict[str, int] = {
-    "lines": 92600,
-    "lines of commands": 1454,
+    "lines": 92439,
+    "lines of commands": 1402,
     "loose modules": 4,
     "circles of files": 0,
     "circles of folders": 0,
     "folders in circles": 0,
     "complexity > 15": 0,
-    "one-use helpers": 520,
-    "lines of one-use helpers": 7260,
-    "fmt: skip": 231,
+    "one-use helpers": 495,
+    "lines of one-use helpers": 7052,
+    "fmt: skip": 227,
     "fmt: skip in tests": 782,
     "Namespace outside commands": 1,
     "Namespace in commands, but run and add_arguments": 1,

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 import flowrl
-from flowrl.commands.sampling_arguments import config_and_settings, count
+from flowrl.commands.sampling_arguments import add_out, config_and_settings, count
 from flowrl.planning.throughput import FILE
 from flowrl.profiling.result import MINUTES, PAGE, REPEATS, SECTIONS, read_bench
 from flowrl.runtime.scrubbing import say as print
@@ -45,12 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"leave out phases that would begin later, and name them (default: {MINUTES:g})",
     )
     add("--phases", metavar="LIST", help=f"only these, of {','.join(SECTIONS)} (default: all)")
-    add(
-        "--out",
-        type=Path,
-        metavar="PATH",
-        help="folder of bench.json and bench.html (default: runs/bench-<config>-<n>)",
-    )
+    add_out(parser, "folder of bench.json and bench.html", "runs/bench-<config>-<n>")
     add(
         "--compare",
         nargs=2,

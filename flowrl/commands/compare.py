@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 import flowrl
-from flowrl.commands.sampling_arguments import count
+from flowrl.commands.sampling_arguments import add_count, count
 from flowrl.runtime.scrubbing import say as print
 
 
@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--budget", metavar="UNIT=NUMBER", help="budget of each run: nfe, seconds or images")
     add("--num-seeds", type=partial(count, most=1_000), metavar="N", help="training seeds of each method (default: 5)")
     add("--evals", type=count, metavar="N", help="evaluations spread over the budget (default: 2)")
-    add("--jobs", type=count, default=1, metavar="N", help="trainings side by side (default: 1)")
+    add_count(parser, "--jobs", 1, "trainings side by side")
     add("--baseline", metavar="NAME", help="the method that others are compared with (default: the first)")
     add(
         "--metric",

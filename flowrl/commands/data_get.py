@@ -6,13 +6,14 @@ import argparse
 from pathlib import Path
 
 import flowrl
+from flowrl.commands.sampling_arguments import add_out
 from flowrl.runtime.scrubbing import say as print
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds what `flowrl data get` takes."""
     parser.add_argument("name", metavar="NAME", help="a set from 'flowrl data list'")
-    parser.add_argument("--out", type=Path, default=Path("data"), metavar="PATH", help="folder (default: data)")
+    add_out(parser, "folder", Path("data"))
 
 
 def run(parsed: argparse.Namespace) -> int:

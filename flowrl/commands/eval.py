@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import flowrl
-from flowrl.commands.sampling_arguments import add_sampling_arguments, count, option_pairs
+from flowrl.commands.sampling_arguments import add_out, add_sampling_arguments, add_several, count, option_pairs
 from flowrl.evaluation.benchmark import BENCHMARKS
 from flowrl.runtime.scrubbing import say as print
 
@@ -50,8 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a judge that the benchmark knows by name, '{server: URL, model: NAME}', or a YAML file with such a "
         "mapping (default: the one that fits the prompts)",
     )
-    add("--option", dest="options", action="append", default=[], metavar="KEY=VALUE",
-        help="option of the benchmark, its judge or a reward; may be repeated")  # fmt: skip
+    add_several(parser, "--option", "KEY=VALUE", "option of the benchmark, its judge or a reward", dest="options")
     add("--dry-run", action="store_true", help="estimate what judging would take, draw nothing (unigenbench)")
     add(
         "--compare",
@@ -77,12 +76,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="training prompts to check for overlap with the benchmark (default: the run's)",
     )
-    add(
-        "--out",
-        type=Path,
-        metavar="PATH",
-        help="folder to write (default: evaluations/BENCHMARK-MODEL, or evaluations/leaderboard)",
-    )
+    add_out(parser, "folder to write", "evaluations/BENCHMARK-MODEL, or evaluations/leaderboard")
     add_sampling_arguments(parser, batch_size="64 for embedded models, else 8; for videos 16 and 1", cache=True)
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
 import flowrl
+from flowrl.commands.sampling_arguments import add_out
 from flowrl.runtime.scrubbing import say as print
 
 FORMS = ("diffusers", "comfyui", "kohya", "peft")
@@ -16,7 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("model", metavar="RUN", help="run folder, or folder of a LoRA")
     add("--format", dest="form", choices=FORMS, required=True, help="program that will read it")
-    add("--out", type=Path, metavar="PATH", help="where to write (default: RUN/export-FORMAT)")
+    add_out(parser, "where to write", "RUN/export-FORMAT")
     add(
         "--save-dtype",
         dest="dtype",

@@ -5,10 +5,9 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 
 import flowrl
-from flowrl.commands.sampling_arguments import settings_for
+from flowrl.commands.sampling_arguments import add_out, settings_for
 from flowrl.runtime.scrubbing import say as print
 
 
@@ -33,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--prompts", metavar="FILE", help="training prompts, one per line, or JSON lines (default: some that ship)")
     add("--eval-prompts", metavar="FILE", help="held-out prompts (default: a tenth of yours)")
     add("--hours", type=float, metavar="H", help="hours after which the run ends (default: 10, an evening)")
-    add("--out", type=Path, metavar="PATH", help="file to write (default: my.yaml)")
+    add_out(parser, "file to write", "my.yaml")
 
 
 def run(parsed: argparse.Namespace) -> int:

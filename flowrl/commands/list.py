@@ -39,7 +39,12 @@ def run(parsed: argparse.Namespace) -> int:
         if parsed.json:
             print(json.dumps(list(map(_plain, own + below)), indent=2, ensure_ascii=False))
             return 0
-        print("\n\n".join(map(_in_full, own)))
+        for number, entry in enumerate(own):
+            print(f"\n{entry.name}" if number else entry.name)
+            for word, text in entry.more:
+                print(f"  {word}:")
+                for line in text.split("\n"):
+                    print(textwrap.fill(line, COLUMNS - 4, initial_indent="    ", subsequent_indent="    "))
         if below:
             print(f"\n{_lines(below)}")
     elif parsed.json:
@@ -58,15 +63,6 @@ def _lines(found: list[CatalogueEntry]) -> str:
         indent = "  " if group else ""
         lines += [group] if group else []
         lines += [cut(f"{indent}{entry.name:<{width}}  {entry.text}".rstrip(), room) for entry in inside]
-    return "\n".join(lines)
-
-
-def _in_full(entry: CatalogueEntry) -> str:
-    lines = [entry.name]
-    for word, text in entry.more:
-        lines.append(f"  {word}:")
-        for line in text.split("\n"):
-            lines.extend(textwrap.wrap(line, COLUMNS - 4, initial_indent="    ", subsequent_indent="    ") or [""])
     return "\n".join(lines)
 
 

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 import flowrl
-from flowrl.commands.sampling_arguments import count
+from flowrl.commands.sampling_arguments import add_count
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -19,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="finished flowrl eval of this model, for the card's numbers; may be repeated")  # fmt: skip
     add("--base", metavar="MODEL", help="hub id of the base model, if the run names a folder")
     add("--licence", metavar="ID", help="licence of the LoRA, as the hub calls it (default: what the base demands)")
-    add("--pairs", type=count, default=4, metavar="N", help="pairs of images before and after (default: 4)")
+    add_count(parser, "--pairs", 4, "pairs of images before and after")
     hub = parser.add_argument_group("the hub").add_argument
     hub("--to", metavar="OWNER/NAME", help="upload the listed files to this repository, private unless --public")
     hub("--public", action="store_true", help="let everybody see the repository")

@@ -6,13 +6,14 @@ import argparse
 from pathlib import Path
 
 import flowrl
+from flowrl.commands.sampling_arguments import add_out
 from flowrl.runtime.scrubbing import say as print
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds what `flowrl report` takes."""
     parser.add_argument("run_folder", type=Path, metavar="RUN", help="run folder, finished or not")
-    parser.add_argument("--out", type=Path, metavar="PATH", help="file to write (default: RUN/report.html)")
+    add_out(parser, "file to write", "RUN/report.html")
 
 
 def run(parsed: argparse.Namespace) -> int:

@@ -6,7 +6,14 @@ import argparse
 from pathlib import Path
 
 import flowrl
-from flowrl.commands.sampling_arguments import add_prompts, add_reward, add_sampling_arguments, count, option_pairs
+from flowrl.commands.sampling_arguments import (
+    add_count,
+    add_out,
+    add_prompts,
+    add_reward,
+    add_sampling_arguments,
+    option_pairs,
+)
 from flowrl.runtime.scrubbing import say as print
 
 
@@ -22,20 +29,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_prompts(parser)
     add("--with", dest="others", default="", metavar="REWARDS", help="other rewards to compare with")
     add("--perturb", default="all", metavar="NAMES", help="changes of images to test, all or none (default: all)")
-    add("--out", type=Path, metavar="PATH", help="folder to write (default: reward-card-NAME)")
+    add_out(parser, "folder to write", "reward-card-NAME")
     add(
         "--model",
         metavar="MODEL",
         help="model that draws the images for --prompts: run folder, LoRA or model folder, hub id or asset:NAME",
     )
-    add(
-        "--num-prompts",
-        type=count,
-        default=24,
-        metavar="N",
-        help="number of prompts, spread evenly over the file (default: 24)",
-    )
-    add("--samples", type=count, default=8, metavar="N", help="images per prompt (default: 8)")
+    add_count(parser, "--num-prompts", 24, "number of prompts, spread evenly over the file")
+    add_count(parser, "--samples", 8, "images per prompt")
     add_sampling_arguments(parser, batch_size="16")
 
 

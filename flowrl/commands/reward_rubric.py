@@ -7,7 +7,7 @@ import math
 from pathlib import Path
 
 import flowrl
-from flowrl.commands.sampling_arguments import add_device, add_pairs, add_seed, count
+from flowrl.commands.sampling_arguments import add_count, add_device, add_out, add_pairs, add_seed
 from flowrl.runtime.scrubbing import say as print
 
 
@@ -23,16 +23,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="judge that proposes and answers: '{server: URL, model: NAME}', '{model: FOLDER_OR_HUB_ID}' to run it "
         "here, or a YAML file with such a mapping",
     )
-    add("--out", type=Path, default=Path("rubric.json"), metavar="PATH", help="rubric to write (default: rubric.json)")
-    add("--top", type=count, default=20, metavar="N", help="maximum number of rules to keep (default: 20)")
+    add_out(parser, "rubric to write", Path("rubric.json"))
+    add_count(parser, "--top", 20, "maximum number of rules to keep")
     add("--penalty", type=float, default=0.01, metavar="X", help="l1 penalty; higher keeps fewer rules (default: 0.01)")
-    add(
-        "--rounds",
-        type=count,
-        default=3,
-        metavar="N",
-        help="rounds of proposing, later ones for hard pairs (default: 3)",
-    )
+    add_count(parser, "--rounds", 3, "rounds of proposing, later ones for hard pairs")
     add_seed(parser)
     add_device(parser)
 

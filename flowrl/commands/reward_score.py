@@ -6,7 +6,14 @@ import argparse
 from pathlib import Path
 
 import flowrl
-from flowrl.commands.sampling_arguments import add_batch_size, add_device, add_prompts, add_reward, option_pairs
+from flowrl.commands.sampling_arguments import (
+    add_batch_size,
+    add_device,
+    add_out,
+    add_prompts,
+    add_reward,
+    option_pairs,
+)
 from flowrl.runtime.scrubbing import say as print
 
 
@@ -16,13 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_reward(parser, "rewards", "REWARD[,REWARD...]|CONFIG", "rewards")
     parser.add_argument("folder", type=Path, metavar="FOLDER", help="folder of images, in any layout or GenEval's")
     add_prompts(parser)
-    parser.add_argument(
-        "--out",
-        type=Path,
-        default=Path("scores.csv"),
-        metavar="PATH",
-        help=".csv or .jsonl file to write (default: scores.csv)",
-    )
+    add_out(parser, ".csv or .jsonl file to write", Path("scores.csv"))
     add_batch_size(parser, "16")
     add_device(parser)
 

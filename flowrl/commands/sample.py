@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 import flowrl
-from flowrl.commands.sampling_arguments import add_sampling_arguments
+from flowrl.commands.sampling_arguments import add_out, add_sampling_arguments, add_several
 from flowrl.rendering.markup import plural
 from flowrl.runtime.scrubbing import say as print
 
@@ -21,17 +21,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="MODEL",
         help="run folder, LoRA or model folder, hub id or asset:NAME (default: asset:tiny-sd3)",
     )
-    add("--prompt", dest="prompts", action="append", default=[], metavar="TEXT", help="a prompt; may be repeated")
+    add_several(parser, "--prompt", "TEXT", "a prompt", dest="prompts")
     add("--prompts", dest="prompt_file", metavar="FILE", help="file of prompts (.txt, .jsonl or .csv) or asset:NAME")
-    add("--source", type=Path, action="append", default=[], metavar="FILE",
-        help="image that --prompt edits or animates; may be repeated")  # fmt: skip
-    add(
-        "--out",
-        type=Path,
-        default=Path("samples"),
-        metavar="PATH",
-        help="folder of the image or video files and of grid.png (default: samples)",
-    )
+    add_several(parser, "--source", "FILE", "image that --prompt edits or animates", type=Path)
+    add_out(parser, "folder of the image or video files and of grid.png", Path("samples"))
     add("--before-training", action="store_true", help="use the run's model before training")
     add("--lora", type=Path, action="append", default=[], metavar="FOLDER",
         help="LoRA to add; may be repeated with --rlg")  # fmt: skip

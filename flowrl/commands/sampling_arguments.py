@@ -86,6 +86,22 @@ scale, seconds, share = (partial(number, most=most) for most in (GUIDANCE, GRACE
 """A guidance scale; seconds, a day at most; a share."""
 
 
+def add_count(parser: ActionsContainer, flag: str, default: int, said: str) -> None:
+    """Adds a flag for a whole number, which is told with its default."""
+    parser.add_argument(flag, type=count, default=default, metavar="N", help=f"{said} (default: {default})")
+
+
+def add_several(parser: ActionsContainer, flag: str, metavar: str, said: str, **more: Any) -> None:
+    """Adds a flag that may be repeated."""
+    parser.add_argument(flag, action="append", default=[], metavar=metavar, help=f"{said}; may be repeated", **more)
+
+
+def add_out(parser: ActionsContainer, said: str, default: Path | str) -> None:
+    """Adds `--out`; a default that is a path becomes the flag's value, one in words is only told."""
+    value = default if isinstance(default, Path) else None
+    parser.add_argument("--out", type=Path, default=value, metavar="PATH", help=f"{said} (default: {default})")
+
+
 def add_seed(parser: ActionsContainer) -> None:
     """Adds `--seed`."""
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of all random draws (default: 0)")
@@ -133,14 +149,8 @@ def settings_for(words: Sequence[str], function: Callable[..., object]) -> dict[
 def add_reward(parser: argparse.ArgumentParser, name: str, metavar: str, what: str) -> None:
     """Adds the reward, or rewards, and `--option`."""
     parser.add_argument(name, metavar=metavar, help=f"{what} by name, FILE.py:FUNCTION, or YAML with a list rewards:")
-    parser.add_argument(
-        "--option",
-        dest="options",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="option of the reward, with several rewards NAME.KEY=VALUE; may be repeated",
-    )
+    options = "option of the reward, with several rewards NAME.KEY=VALUE"
+    add_several(parser, "--option", "KEY=VALUE", options, dest="options")
 
 
 def add_prompts(parser: argparse.ArgumentParser) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 import flowrl
-from flowrl.commands.sampling_arguments import add_batch_size, add_device, count, seconds, threads
+from flowrl.commands.sampling_arguments import add_batch_size, add_count, add_device, add_several, seconds, threads
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -15,12 +15,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("rewards", nargs="+", metavar="REWARD|CONFIG", help="names, FILE.py:FUNCTION, or YAML with a list rewards:")
     add("--host", default="127.0.0.1", metavar="NAME", help="address to listen at (default: 127.0.0.1, this machine)")
     add("--port", type=int, default=8190, metavar="N", help="port, 0 for a free one (default: 8190)")
-    add(
-        "--allow-host",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="a name besides localhost that clients may use for a server without token; may be repeated",
+    add_several(
+        parser, "--allow-host", "NAME", "a name besides localhost that clients may use for a server without token"
     )
     add("--token-env", metavar="NAME", help="environment variable with the token that clients must send")
     add(
@@ -29,28 +25,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="CPU threads of torch (default: half of the cores, shared by the replicas)",
     )
-    add(
-        "--replicas",
-        type=count,
-        default=1,
-        metavar="N",
-        help="processes, each with a copy of the rewards, behind one port (default: 1)",
-    )
+    add_count(parser, "--replicas", 1, "processes, each with a copy of the rewards, behind one port")
     add("--devices", metavar="NAMES", help="devices of the replicas in turn: cuda:0,cuda:1 (default: all GPUs, or cpu)")
-    add("--queue-size", type=count, default=1024, metavar="N", help="images per reward that may wait (default: 1024)")
-    add("--max-items", type=count, default=256, metavar="N", help="images per request (default: 256)")
-    add("--max-mib", type=count, default=64, metavar="N", help="MiB per request (default: 64)")
-    add("--max-mpixels", type=count, default=64, metavar="N", help="million pixels per request (default: 64)")
-    add(
-        "--max-images",
-        type=count,
-        default=4096,
-        metavar="N",
-        help="images and frames per request, of any size (default: 4096)",
-    )
-    add("--max-connections", type=count, default=256, metavar="N", help="connections per address (default: 256)")
-    add("--max-video-mib", type=count, default=256, metavar="N", help="MiB per request with videos (default: 256)")
-    add("--max-video-mpixels", type=count, default=128, metavar="N", help="million pixels per video (default: 128)")
+    add_count(parser, "--queue-size", 1024, "images per reward that may wait")
+    add_count(parser, "--max-items", 256, "images per request")
+    add_count(parser, "--max-mib", 64, "MiB per request")
+    add_count(parser, "--max-mpixels", 64, "million pixels per request")
+    add_count(parser, "--max-images", 4096, "images and frames per request, of any size")
+    add_count(parser, "--max-connections", 256, "connections per address")
+    add_count(parser, "--max-video-mib", 256, "MiB per request with videos")
+    add_count(parser, "--max-video-mpixels", 128, "million pixels per video")
     add(
         "--grace",
         type=seconds,

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
 import flowrl
-from flowrl.commands.sampling_arguments import add_sampling_arguments, count
+from flowrl.commands.sampling_arguments import add_count, add_out, add_sampling_arguments, add_several
 from flowrl.runtime.scrubbing import say as print
 
 
@@ -26,32 +25,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="scales: 0 is the base, 1 the tuned model, beyond 1 further, below 0 away (default: 0,0.5,1,1.5,2,3)",
     )
     add("--best-of", default="", metavar="LIST", help="numbers of images to choose from, such as 2,4,8")
-    add(
-        "--prune",
-        action="append",
-        default=[],
-        metavar="N@STEPS",
-        help="search that prunes N images after these steps, such as 8@3,6; may be repeated",
-    )
+    add_several(parser, "--prune", "N@STEPS", "search that prunes N images after these steps, such as 8@3,6")
     add("--keep", type=float, default=0.5, metavar="X", help="share each pruning keeps (default: 0.5)")
     add("--select", metavar="REWARD", help="reward that search selects by, NAME[:PART] (default: the first target)")
     add("--search-rlg", default="1", metavar="SCALES", help="scales that search draws at (default: 1)")
-    add(
-        "--also",
-        action="append",
-        default=[],
-        metavar="RUN|LORA",
-        help="another tuned model of the same base, drawn at scale 1; may be repeated",
-    )
+    add_several(parser, "--also", "RUN|LORA", "another tuned model of the same base, drawn at scale 1")
     add("--prompts", metavar="FILE", help="file of prompts or asset:NAME (default: the run's held-out prompts)")
-    add(
-        "--num-prompts",
-        type=count,
-        default=64,
-        metavar="N",
-        help="number of prompts, spread evenly over the file (default: 64)",
-    )
-    add("--samples", type=count, default=4, metavar="N", help="images per prompt, 2 or more (default: 4)")
+    add_count(parser, "--num-prompts", 64, "number of prompts, spread evenly over the file")
+    add_count(parser, "--samples", 4, "images per prompt, 2 or more")
     add(
         "--rewards",
         metavar="LIST",
@@ -59,14 +40,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "in the tables (default for embedded models: "
         "target=geneval:official,heldout=attributes,target=geneval:graded)",
     )
-    add("--option", dest="options", action="append", default=[], metavar="KEY=VALUE",
-        help="option of a reward, as NAME.KEY=VALUE; may be repeated")  # fmt: skip
+    add_several(parser, "--option", "KEY=VALUE", "option of a reward, as NAME.KEY=VALUE", dest="options")
     add(
         "--features",
         choices=("attributes", "clip", "dinov2", "none"),
         help="what diversity compares besides pixels (default: attributes for embedded models, else clip)",
     )
-    add("--out", type=Path, metavar="PATH", help="folder to write (default: RUN/sweep or sweep-LORA)")
+    add_out(parser, "folder to write", "RUN/sweep or sweep-LORA")
     add_sampling_arguments(parser, batch_size="24", base_guidance=True, cache=True)
 
 

@@ -8,7 +8,7 @@ mean over images (micro). The result has both, and Flow-GRPO's graded and strict
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from itertools import groupby
@@ -125,22 +125,16 @@ def judge_images(
         total = -(-len(images) // JUDGE_BATCH)
         with progress(f"judging {subject.label}", total, total - len(batches)) as advance:
             for batch in batches:
-                for key, row in _judged(batch, judge):
-                    journal.add(key, row)
+                pixels = [image.pixels() for _, image in batch]
+                order = sorted(range(len(batch)), key=lambda place: pixels[place].shape)
+                for _, group in groupby(order, key=lambda place: pixels[place].shape):  # all of one size together
+                    places = list(group)
+                    found = judge.detect(np.stack([pixels[place] for place in places]))
+                    for place, detections in zip(places, found, strict=True):
+                        key, image = batch[place]
+                        journal.add(key, row_of(image, detections, partial(judge.color_of, pixels[place])))
                 advance("")
         return [journal.rows[key] for key in keys]
-
-
-def _judged(batch: Sequence[tuple[str, ImageFile]], judge: Detector) -> Iterator[tuple[str, Row]]:
-    """Rows of a batch, as they are judged; the judge sees all images of one size together."""
-    pixels = [image.pixels() for _, image in batch]
-    order = sorted(range(len(batch)), key=lambda place: pixels[place].shape)
-    for _, group in groupby(order, key=lambda place: pixels[place].shape):
-        places = list(group)
-        found = judge.detect(np.stack([pixels[place] for place in places]))
-        for place, detections in zip(places, found, strict=True):
-            key, image = batch[place]
-            yield key, row_of(image, detections, partial(judge.color_of, pixels[place]))
 
 
 def row_of(image: ImageFile, detections: Sequence[Detection], color_of: Any) -> Row:

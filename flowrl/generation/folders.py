@@ -7,7 +7,6 @@ incomplete folders, because a score over some of the images is another number.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -20,7 +19,7 @@ import numpy as np
 from flowrl.media.reading import read_image
 from flowrl.prompts.identity import contents
 from flowrl.prompts.prompt_files import CLIPS, REFERENCES, SOURCES
-from flowrl.runtime.digests import content_digest
+from flowrl.runtime.digests import content_digest, text_digest
 from flowrl.runtime.files import read_json, read_json_lines
 from flowrl.runtime.shapes import UInt8
 
@@ -73,7 +72,7 @@ class ImageFile:
 
     def key_with(self, text: str) -> str:
         """A key from the image's content and the text of a question."""
-        return f"{self.stamp}:{hashlib.sha256(text.encode('utf-8', 'backslashreplace')).hexdigest()[:_LETTERS]}"
+        return f"{self.stamp}:{text_digest(text)}"
 
     def pixels(self) -> UInt8[np.ndarray, " h w 3"]:
         """The image as RGB. Raises ValueError: it cannot be read to its end."""

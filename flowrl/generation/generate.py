@@ -7,7 +7,6 @@ model's fingerprint and the settings; a folder can be continued only with the sa
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -15,8 +14,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, TypeVar
-
-from torch import Tensor
 
 from flowrl.generation.folders import DRAWN, IMAGES, ImageFile, read_drawn, read_folder
 from flowrl.generation.models import Source, fingerprint, load_source, schedule_of, with_negative
@@ -28,6 +25,7 @@ from flowrl.media.videos import save_mp4
 from flowrl.pipelines import Pipeline
 from flowrl.prompts.identity import contents, distinct, drawn_by
 from flowrl.prompts.loading import Prompt, spread
+from flowrl.runtime.digests import text_digest
 from flowrl.runtime.files import write_atomically
 from flowrl.runtime.progress import progress
 from flowrl.runtime.randomness import sample_normals
@@ -141,6 +139,7 @@ def _draw(
     if len(different) <= ENCODED_FIRST:
         encode_all(pipeline, different.values())
         pipeline.free_text_encoders()  # which may be larger than the network
+    fps, save = pipeline.fps, save_lossless if suffix == LOSSLESS else save_mp4
     with bar as advance, ThreadPoolExecutor(1) as writer:
         written: list[Future[Path]] = []
         for batch in batches:
@@ -153,7 +152,7 @@ def _draw(
             for future in written:  # errors of the batch before; at most one batch waits
                 future.result()
             written = [
-                writer.submit(_save, image, place, pipeline.fps, track)
+                writer.submit(*((save_png, image, place) if fps is None else (save, image, place, fps, track)))
                 for (image, track), place in zip(clips, (_place(folder, item, suffix) for item in batch), strict=True)
                 if not place.is_file()
             ]
@@ -176,13 +175,6 @@ def _place(folder: Path, item: Item, suffix: str) -> Path:
     return folder / f"{item[0]:05d}" / "samples" / f"{item[1]:05d}{suffix}"
 
 
-def _save(drawn: Tensor, place: Path, fps: float | None, track: tuple[Tensor, int] | None) -> Path:
-    """Saves an image, or a clip of a pipeline with a frame rate, by the ending of the file's name."""
-    if fps is None:
-        return save_png(drawn, place)
-    return (save_lossless if place.suffix == LOSSLESS else save_mp4)(drawn, place, fps, track)
-
-
 def _settings(
     source: Source, mark: str, prompts: Sequence[Prompt], *, samples: int, seed: int, suffix: str
 ) -> dict[str, Any]:
@@ -203,12 +195,8 @@ def _settings(
         "first_block_cache": source.first_block_cache or None,
         "training_size": source.training_size and list(source.training_size), "negative": source.negative or None,
         "seed": seed, "samples": samples, "num_prompts": len(prompts), "files": None if suffix == PNG else suffix,
-        "prompts": _short(listed), "sources": _short(json.dumps(files)) if any(files) else None,
+        "prompts": text_digest(listed), "sources": text_digest(json.dumps(files)) if any(files) else None,
     }  # fmt: skip
-
-
-def _short(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _check_old(folder: Path) -> None:

@@ -258,7 +258,14 @@ _ITERATIONS = 2  # the first warms up
 def step_checks(config: TrainConfig, name: str, *, hindered: bool) -> Iterator[Check]:
     """Throughput and memory of an iteration, and the recipe's own warnings; downloads no weights. `hindered` says that
     another check found a fault that stops the run."""
-    if why := _left_out(config, hindered=hindered):
+    why = ""
+    if hindered:
+        why = "fix what is marked above first"
+    elif config.policy.train == "full" or config.parallel.shard * config.parallel.context > 1:
+        why = "this step is for one process that trains a LoRA; run flowrl train with num_iterations=2 instead"
+    elif not (Path(model := location_of(config.pipeline)).exists() or in_cache(model)):
+        why = f"the weights of {model} are not here; flowrl bench measures random ones of its size"
+    if why:
         yield Check("step", "note", f"not tried: {why}")
         return
     try:
@@ -270,7 +277,17 @@ def step_checks(config: TrainConfig, name: str, *, hindered: bool) -> Iterator[C
         return
     for reward, reason in subject.absent:
         yield Check("step", "note", f"without the reward {reward}: {reason}")
-    yield from _said(rows, config)
+    failed = max(row.get("invalid_ratio", 0.0) for row in rows)
+    if failed > 0:
+        yield Check(
+            "step",
+            "fault" if failed > config.max_invalid_ratio else "warning",
+            f"{failed:.0%} of the images got no valid reward ({failure_reasons(rows) or 'no reason given'})",
+            "fix the reward or its server: what fails teaches nothing, and beyond max_invalid_ratio "
+            f"({config.max_invalid_ratio:g}) the run stops",
+        )
+    for said in warnings_by_kind(rows).values():
+        yield Check("step", "warning", *divided(said[0][1]))
     row, images = rows[-1], few.num_images
     seconds, share = row["seconds"], config.prompts_per_step / few.prompts_per_step
     hours = seconds * share * config.num_iterations / 3600
@@ -289,32 +306,6 @@ def step_checks(config: TrainConfig, name: str, *, hindered: bool) -> Iterator[C
     )
 
 
-def _left_out(config: TrainConfig, *, hindered: bool) -> str:
-    if hindered:
-        return "fix what is marked above first"
-    if config.policy.train == "full" or config.parallel.shard * config.parallel.context > 1:
-        return "this step is for one process that trains a LoRA; run flowrl train with num_iterations=2 instead"
-    model = location_of(config.pipeline)
-    if not (Path(model).exists() or in_cache(model)):
-        return f"the weights of {model} are not here; flowrl bench measures random ones of its size"
-    return ""
-
-
 def fewest(subject: BenchSubject) -> TrainConfig:
     """The configuration of whole iterations with as few prompts as its other settings allow."""
     return next(with_prompts(subject, range(1, subject.config.prompts_per_step)), settings_of(subject))
-
-
-def _said(rows: list[dict[str, Any]], config: TrainConfig) -> Iterator[Check]:
-    """Faults in the log of the iterations."""
-    failed = max(row.get("invalid_ratio", 0.0) for row in rows)
-    if failed > 0:
-        yield Check(
-            "step",
-            "fault" if failed > config.max_invalid_ratio else "warning",
-            f"{failed:.0%} of the images got no valid reward ({failure_reasons(rows) or 'no reason given'})",
-            "fix the reward or its server: what fails teaches nothing, and beyond max_invalid_ratio "
-            f"({config.max_invalid_ratio:g}) the run stops",
-        )
-    for said in warnings_by_kind(rows).values():
-        yield Check("step", "warning", *divided(said[0][1]))

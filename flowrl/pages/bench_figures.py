@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from flowrl.profiling.result import TimeSpread
 from flowrl.profiling.text import time
-from flowrl.rendering.charts import NARROW, WIDER, legend, nice_ticks, responsive, svg, tick_text
+from flowrl.rendering.bars import tick_lines
+from flowrl.rendering.charts import NARROW, WIDER, legend, nice_ticks, responsive, svg
 from flowrl.rendering.markup import esc
 
 
@@ -42,11 +43,7 @@ def paired_bars(rows: Sequence[BarPair], names: tuple[str, str], *, description:
         def x(seconds: float) -> float:
             return left + seconds * scale / ticks[-1] * (width - left - right)
 
-        parts = [
-            f'<path class="grid" d="M{x(tick / scale):.1f} {top}V{bottom}"/>'
-            f'<text class="tick mid" x="{x(tick / scale):.1f}" y="{bottom + 16}">{tick_text(tick)}</text>'
-            for tick in ticks
-        ]
+        parts = tick_lines(ticks, lambda tick: x(tick / scale), top, bottom)
         room = (left - 19) // 7
         for index, row in enumerate(rows):
             y = top + step * index

@@ -19,7 +19,7 @@ from flowrl.evaluation.board.leaderboard import (
     summary,
     title,
 )
-from flowrl.evaluation.board.standings import Ranking, Standing
+from flowrl.evaluation.board.standings import Ranking
 from flowrl.pages.sorting import ELEMENT, SORTING_POLICY, cell, sortable_table
 from flowrl.pages.strips import Room, strips_of
 from flowrl.rendering.bars import Mark, forest
@@ -72,7 +72,24 @@ def _overview(rankings: Sequence[Ranking]) -> str:
 
 def _section(place: int, ranking: Ranking, out: Path, room: Room) -> str:
     digits = digits_of(ranking)
-    rows = [_row(line, digits, out) for line in ranking.standings]
+    rows = []
+    for line in ranking.standings:
+        behind, low = line.behind, line.rank[0]
+        middle = (low + line.rank[1]) / 2 + low / 1000  # equal middles by the better end
+        mean = float("nan") if behind is None else behind.mean
+        below = "" if behind is None else range_of(behind, digits, sign=True)
+        links = []  # to the pages of its evaluations
+        for number, entry in enumerate(line.entries, start=1):
+            page = entry.folder / "page.html"
+            if page.is_file():
+                words = "page" if len(line.entries) == 1 else f"page {number}"
+                links.append(f'<a href="{esc(quote(os.path.relpath(page.resolve(), out.resolve())))}">{words}</a>')
+        rows.append([
+            f"{esc(name_of(line))} <small>{' '.join(links)}</small>",
+            cell(middle, rank_text(line)),
+            cell(line.score.mean, format_value(line.score.mean, digits), range_of(line.score, digits)),
+            cell(mean, format_value(mean, digits, sign=True), below),
+        ])  # fmt: skip
     intervals = [(name_of(line), [Mark(interval=line.score)]) for line in ranking.standings]
     chart = forest(intervals, x_label=ranking.group.metric.replace("_", " "), around=(), words=False, wide=WIDER,
                    description=f"scores of {title(ranking)} with intervals")  # fmt: skip
@@ -96,23 +113,3 @@ def _section(place: int, ranking: Ranking, out: Path, room: Room) -> str:
     )
     lead = f"{plural(len(ranking.standings), 'model')}. {pairing_text(ranking)}"
     return section(f"table-{place}", title(ranking) + (" (apart)" if ranking.group.apart else ""), body, esc(lead))
-
-
-def _row(line: Standing, digits: int, out: Path) -> list[str]:
-    behind, low = line.behind, line.rank[0]
-    middle = (low + line.rank[1]) / 2 + low / 1000  # equal middles by the better end
-    mean = float("nan") if behind is None else behind.mean
-    below = "" if behind is None else range_of(behind, digits, sign=True)
-    # The model, with links to the pages of its evaluations.
-    links = []
-    for place, entry in enumerate(line.entries, start=1):
-        page = entry.folder / "page.html"
-        if page.is_file():
-            words = "page" if len(line.entries) == 1 else f"page {place}"
-            links.append(f'<a href="{esc(quote(os.path.relpath(page.resolve(), out.resolve())))}">{words}</a>')
-    return [
-        f"{esc(name_of(line))} <small>{' '.join(links)}</small>",
-        cell(middle, rank_text(line)),
-        cell(line.score.mean, format_value(line.score.mean, digits), range_of(line.score, digits)),
-        cell(mean, DASH if behind is None else format_value(mean, digits, sign=True), below),
-    ]

@@ -101,7 +101,7 @@ def curves(run: RunData, held: HeldOut | None) -> str:
         key = [(points, 1, "raw"), ("smoothed", 1, "line")]
         if len(smoothed.low):
             key.append(("95 % over prompts", 1, "band"))
-        figures.append(_figure("Training reward", [smoothed], "reward", text, key))
+        figures.append(figure("Training reward", [smoothed], "reward", text, key))
     if held is not None:
         curve = evaluation_series(run, held.metric, held.label, color=1)
         series, y = [curve], curve.y
@@ -112,7 +112,7 @@ def curves(run: RunData, held: HeldOut | None) -> str:
             key.append(("graded credit", 2, "dash"))
         counted = plural(len(y), "evaluation")
         text = f"{run.held_word.capitalize()} {held.label} at {counted}, from {number(y[0])} to {number(y[-1])}"
-        figures.append(_figure("Evaluation", series, "score", text, key))
+        figures.append(figure("Evaluation", series, "score", text, key))
     figures += _reward_figures(run, held)
     return section("curves", "Learning curves", f'<div class="two">{"".join(figures)}</div>' if figures else "")
 
@@ -217,10 +217,11 @@ def _reward_figures(run: RunData, held: HeldOut | None) -> list[str]:
             title = f"{run.held_word.capitalize() if evaluated else 'Training'} reward: {name}"
             series = evaluation_series(run, key, name, color=3) if evaluated else smooth_series(name, x, y, color=3)
             text = f"{title}, from {number(y[0])} to {number(y[-1])}"
-            figures.append(_figure(title, [series], "reward", text, []))
+            figures.append(figure(title, [series], "reward", text, []))
     return figures
 
 
-def _figure(title: str, series: list[Series], y_label: str, text: str, key: list[tuple[str, int, str]]) -> str:
+def figure(title: str, series: list[Series], y_label: str, text: str, key: list[tuple[str, int, str]]) -> str:
+    """A chart over iterations with its title and legend; `text` is for readers who cannot see it."""
     chart = line_chart(series, x_label="iteration", y_label=y_label, description=text)
     return card(chart, title=esc(title), below=legend(key))

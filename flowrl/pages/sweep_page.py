@@ -44,6 +44,16 @@ def render(results: Sweep, *, rows: StripRows, facts: Mapping[str, str], command
         )
     over_scales = _charts(results, against_scale, _diversities(results)) if len(scales) > 1 else ""
     kinds = [one.setting.kind for one in results.of_kind("rlg", "run")]
+    said = {key: text for key, text in facts.items() if key not in ("features", "name")}
+    roles = {"target": "target, as the run's reward", "heldout": "held out"}
+    said["scores"] = "; ".join(f"{measure.name}: {roles[measure.role]}" for measure in results.measures)
+    if FEATURES in results.peak.columns:
+        of = FEATURES_TEXT[facts["features"]]
+        said[FEATURES] = f"mean of 1 \u2212 cosine over pairs of images of a prompt; features: {of}"
+    averaged = f"images averaged to {PIXEL_GRID} x {PIXEL_GRID}"
+    said[PIXELS] = f"root mean square difference of {averaged}, over pairs of a prompt"
+    said["distance"] = f"{KL_TEXT}. At scale w it is w² times that at 1."
+    items = "".join(f"<dt>{esc(name)}</dt><dd>{esc(text)}</dd>" for name, text in said.items())
     body = "".join([
         f'<p class="summary">{esc(results.sentence)}</p>',
         f'<p class="muted">{reading}</p>',
@@ -59,7 +69,7 @@ def render(results: Sweep, *, rows: StripRows, facts: Mapping[str, str], command
         section("searched", "What search kept", strip(rows, ("best_of", "prune")),
                 "For the same prompts; the first candidate has the start noise of the images above."),
         _tables(results),
-        _measured(results, facts, command),
+        section("measured", "How it was measured", f'{code(command)}<dl class="facts">{items}</dl>'),
     ])  # fmt: skip
     lead = f"{esc(facts['images'])} · {esc(facts['sampling'])}"
     footer = "Written by <code>flowrl sweep</code> from the journals of its folder."
@@ -133,23 +143,6 @@ def _tables(results: Sweep) -> str:
         "divergence from the model that it draws from."
     )
     return section("tables", "Tables", f'<div class="tables">{parts}</div>', lead)
-
-
-def _measured(results: Sweep, facts: Mapping[str, str], command: str) -> str:
-    said = dict(facts)
-    features, _ = said.pop("features"), said.pop("name")
-    roles = {"target": "target, as the run's reward", "heldout": "held out"}
-    listed = {"scores": "; ".join(f"{measure.name}: {roles[measure.role]}" for measure in results.measures)}
-    if FEATURES in results.peak.columns:
-        listed[FEATURES] = (
-            f"mean of 1 \u2212 cosine over pairs of images of a prompt; features: {FEATURES_TEXT[features]}"
-        )
-    listed[PIXELS] = (
-        f"root mean square difference of images averaged to {PIXEL_GRID} x {PIXEL_GRID}, over pairs of a prompt"
-    )
-    listed["distance"] = f"{KL_TEXT}. At scale w it is w² times that at 1."
-    items = "".join(f"<dt>{esc(name)}</dt><dd>{esc(text)}</dd>" for name, text in {**said, **listed}.items())
-    return section("measured", "How it was measured", f'{code(command)}<dl class="facts">{items}</dl>')
 
 
 def _diversities(results: Sweep) -> list[str]:

@@ -54,9 +54,14 @@ class CatalogueEntry:
 
 def entries(kind: str) -> list[CatalogueEntry]:
     """All entries of one kind, in the order of the code; configurations by name."""
-    makers = {"configs": _configs, "rewards": _rewards, "methods": _methods, "families": _families,
-              "benchmarks": _benchmarks, "keys": _keys}  # fmt: skip
-    return list(makers[kind]())
+    if kind == "rewards":
+        return [_of_class(name, *row["place"].split(":")) for name, row in built_in_rewards().items()]
+    if kind == "benchmarks":
+        known = {
+            name: one.reproduces or ast.get_docstring(tree_of(one.rules)) or "" for name, one in BENCHMARKS.items()
+        }
+        return [CatalogueEntry(name=k, text=first_sentence(v), more=(("in full", v),)) for k, v in known.items()]
+    return list({"configs": _configs, "methods": _methods, "families": _families, "keys": _keys}[kind]())
 
 
 def missing_name(kind: str, name: str, found: list[CatalogueEntry]) -> str:
@@ -98,12 +103,6 @@ def _configs() -> Iterator[CatalogueEntry]:
         yield CatalogueEntry(name=name, text=first_sentence(head_of(text)), group=path.parent.name, more=more)
 
 
-def _rewards() -> Iterator[CatalogueEntry]:
-    for name, row in built_in_rewards().items():
-        module, _, cls = row["place"].partition(":")
-        yield _of_class(name, module, cls)
-
-
 def _methods() -> Iterator[CatalogueEntry]:
     for choice in METHODS:
         recipe = f" recipe={choice.recipe}" if choice.recipe not in ("", "grpo") else ""
@@ -123,12 +122,6 @@ def _families() -> Iterator[CatalogueEntry]:
         yield CatalogueEntry(
             name=name, text=text, more=(("classes", ", ".join(facts["stock"])), ("models", "\n".join(models)))
         )
-
-
-def _benchmarks() -> Iterator[CatalogueEntry]:
-    for name, known in BENCHMARKS.items():
-        text = known.reproduces or ast.get_docstring(tree_of(known.rules)) or ""
-        yield CatalogueEntry(name=name, text=first_sentence(text), more=(("in full", text),))
 
 
 def _keys() -> Iterator[CatalogueEntry]:

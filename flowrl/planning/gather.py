@@ -113,7 +113,14 @@ def gather(config: TrainConfig, name: str, family: ModelFamily, *, processes: in
     passes = cache(route.rows)  # asked in every iteration
     prompts, texts, eval_images = _prompts(config)
     text, usual_call = route.text(texts)
-    trained = _trained(config, route.targets)
+    policy = config.policy
+    if policy.train == "full":
+        trained = Trained(targets=policy.target_modules, rank=0)
+    else:  # if a LoRA file is not here, its rank is assumed to be the usual one
+        here = policy.init_lora is None or is_here(policy.init_lora)
+        rank = lora_of(policy, (), init_lora(config))[0] if here else policy.rank
+        dora = policy.lora_variant == "dora"
+        trained = Trained(targets=policy.target_modules or route.targets, rank=rank, magnitudes=dora)
     denoisers = few_blocks(family, model, trained.targets or ())
     rewards, unknown_rewards = _reward_models((*config.rewards, *config.eval.rewards))
     counts, geometry = recipe_of(config).counts(config), geometry_of(config, ranks)
@@ -196,16 +203,6 @@ def _eval_drawn(plan: Plan, route: FamilyRoute | StockRoute, drawn: DrawnSample)
         return route.drawn(evaluated, plan.text.most)
     except ValueError as error:
         raise ValueError(str(error).replace("pipeline.", "eval.")) from error
-
-
-def _trained(config: TrainConfig, usual: tuple[str, ...]) -> Trained:
-    """What is trained; if a LoRA file is not here, its rank is assumed to be the usual one."""
-    settings = config.policy
-    if settings.train == "full":
-        return Trained(targets=settings.target_modules, rank=0)
-    here = settings.init_lora is None or is_here(settings.init_lora)
-    rank = lora_of(settings, (), init_lora(config))[0] if here else settings.rank
-    return Trained(targets=settings.target_modules or usual, rank=rank, magnitudes=settings.lora_variant == "dora")
 
 
 def _choices(plan: Plan, family: ModelFamily) -> Choices:

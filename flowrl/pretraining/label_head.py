@@ -15,7 +15,7 @@ import torch
 from PIL import Image, ImageDraw
 from torch import Tensor, nn
 
-from flowrl.runtime.shapes import Int, UInt8
+from flowrl.runtime.shapes import UInt8
 from flowrl.world.scenes import COLORS, SHAPES, SIZE, Shape, outline
 
 CELLS = 8
@@ -42,33 +42,30 @@ def label_map(shapes: Sequence[Shape]) -> UInt8[np.ndarray, " 8 8"]:
     return np.where(covered, 1 + counts.argmax(axis=-1), 0).astype(np.uint8)
 
 
-def by_tokens(labels: Int[Tensor, " *b 8 8"], side: int) -> Int[Tensor, " *b n k"]:
-    """Labels of tokens that cover `side x side` patches each, row by row; k = side^2."""
-    cells = labels.unfold(-2, side, side).unfold(-2, side, side)
-    return cells.flatten(-2).flatten(-3, -2)
-
-
 class LabelHead(nn.Module):
     """Reads the newest output of a layer; `error` is the cross-entropy of the labels of its tokens."""
 
     def __init__(
-        self, layer: nn.Module, width: int, tokens: Callable[[Any], Tensor], *, per_token: int = 1, seed: int = 0
+        self, layer: nn.Module, width: int, tokens: Callable[[Any], Tensor], *, side: int = 1, seed: int = 0
     ) -> None:
-        """Hooks itself to a layer; `tokens` picks tokens `[b, n, width]` of its output, of `per_token` patches each."""
+        """Hooks itself to a layer; `tokens` picks tokens `[b, n, width]` of its output, of `side x side` patches each,
+        row by row."""
         super().__init__()
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            self.linear = nn.Linear(width, per_token * LABELS)
+            self.linear = nn.Linear(width, side**2 * LABELS)
+        self._side = side
         self._seen: list[Tensor] = []
         self._hook = layer.register_forward_hook(lambda *call: self._seen.append(tokens(call[2])))
 
-    def error(self, labels: Int[Tensor, " b n k"]) -> Tensor:
+    def error(self, labels: UInt8[Tensor, " b *frames 8 8"]) -> Tensor:
         """Mean cross-entropy over the tokens of the newest call, the ground with weight 0.2."""
         weight = torch.ones(LABELS)
         weight[0] = _GROUND_WEIGHT
         scores = self.linear(self._seen.pop().float())
         self._seen.clear()
-        return nn.functional.cross_entropy(scores.reshape(-1, LABELS), labels.long().flatten(), weight=weight)
+        cells = labels.unfold(-2, self._side, self._side).unfold(-2, self._side, self._side)  # token by token
+        return nn.functional.cross_entropy(scores.reshape(-1, LABELS), cells.long().flatten(), weight=weight)
 
     def remove(self) -> None:
         """Takes the hook away."""

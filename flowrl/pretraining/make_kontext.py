@@ -11,7 +11,6 @@ collect and filter; a model that learned from them edits only sometimes, which r
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -25,8 +24,8 @@ from torch import Tensor
 from flowrl.pipelines.families.flux import token_ids
 from flowrl.pipelines.families.kontext import FAMILY
 from flowrl.pipelines.shared.common import pack, unpack
-from flowrl.pretraining.label_head import LabelHead, by_tokens, label_map
-from flowrl.pretraining.making import autoencoder_of, describe, encode_once, learn, prepare, scaled_latents, write_asset
+from flowrl.pretraining.label_head import LabelHead, label_map
+from flowrl.pretraining.making import autoencoder_of, describe, learn, prepare, scaled_latents, write_asset
 from flowrl.pretraining.network_training import Noised, WrongCaptions, velocity_error
 from flowrl.pretraining.tiny_families import build_tiny_kontext
 from flowrl.pretraining.tiny_sd3 import CONTEXT
@@ -63,25 +62,16 @@ def edit_row(config: KontextConfig, stage: str, number: int, wrong: float) -> tu
     return record, failed_scene(record, rng) if rng.random() < wrong else edited_scene(record)
 
 
-def edit_examples(vae: Any, config: KontextConfig, out: Path) -> Callable[..., tuple[list[Tensor], list[str]]]:
+def encoded_edits(
+    vae: Any, config: KontextConfig, course: str, numbers: range, wrong: float
+) -> tuple[dict[str, Tensor], list[str]]:
     """For `making.learn`: float16 latents [8, 8, 8] of edits and sources, the edits' labels, and instructions."""
-
-    def examples(name: str, count: int, wrong: float) -> tuple[list[Tensor], list[str]]:
-        def encode(numbers: range) -> tuple[dict[str, Tensor], list[str]]:
-            pairs, labels, prompts = [], [], []
-            for number in numbers:
-                record, shown = edit_row(config, name, number, wrong)
-                pairs.append(np.stack([draw_scene(shown), draw_scene(source_scene(record))]))
-                labels.append(label_map(shown))
-                prompts.append(str(record["prompt"]))
-            images = torch.from_numpy(np.stack(pairs)).permute(1, 0, 4, 2, 3).flatten(0, 1).float() / 127.5 - 1.0
-            after, before = scaled_latents(vae, images).half().chunk(2)
-            return {"edited": after, "sources": before, "labels": torch.from_numpy(np.stack(labels))}, prompts
-
-        found, prompts = encode_once("edits", out / f"edits-{name}.pt", count, 128, encode)
-        return [found["edited"], found["sources"], by_tokens(found["labels"], 2)], prompts
-
-    return examples
+    rows = [edit_row(config, course, number, wrong) for number in numbers]
+    pairs = np.stack([[draw_scene(shown), draw_scene(source_scene(record))] for record, shown in rows], axis=1)
+    images = torch.from_numpy(pairs).permute(0, 1, 4, 2, 3).flatten(0, 1).float() / 127.5 - 1.0
+    after, before = scaled_latents(vae, images).half().chunk(2)
+    labels = torch.from_numpy(np.stack([label_map(shown) for _, shown in rows]))
+    return {"edited": after, "sources": before, "labels": labels}, [str(record["prompt"]) for record, _ in rows]
 
 
 def velocity_loss(
@@ -114,14 +104,13 @@ def main(config: KontextConfig) -> Path:
     pipe = build_tiny_kontext(autoencoder_of("asset:tiny-sd3"), WORDS, config.seed)
     transformer = pipe.transformer
     head = LabelHead(
-        transformer.transformer_blocks[1], transformer.inner_dim, lambda blocks: blocks[1][:, :_TOKENS], per_token=4
+        transformer.transformer_blocks[1], transformer.inner_dim, lambda blocks: blocks[1][:, :_TOKENS], side=2
     )
     parts = ("transformer", "text_encoder", "text_encoder_2")
-    seconds = learn(pipe, parts, velocity_loss, head, edit_examples(pipe.vae, config, out), config, out)
-    folder = write_asset(pipe, out / "tiny-kontext")
+    seconds = learn(pipe, parts, velocity_loss, head, "edits", encoded_edits, config, out)
     load = partial(FAMILY.load, dtype=torch.float32, max_sequence_length=CONTEXT, height=SIZE, width=SIZE)
     return describe(
-        out, folder, config, seconds, load=load, prompts="asset:prompts/edits_heldout.jsonl",
-        reward=build_reward("edit_verdict", options={"credit": "strict"}), num_steps=NUM_STEPS,
-        guidance_scale=GUIDANCE_SCALE, wrongs=FAILED,
+        out, write_asset(pipe, out / "tiny-kontext"), config, seconds, load=load,
+        prompts="asset:prompts/edits_heldout.jsonl", num_steps=NUM_STEPS, guidance_scale=GUIDANCE_SCALE,
+        reward=build_reward("edit_verdict", options={"credit": "strict"}), wrongs=FAILED,
     )  # fmt: skip

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from flowrl.pipelines.families.sd import FAMILY
 from flowrl.pretraining.label_head import LabelHead
-from flowrl.pretraining.make_sd3 import scene_examples
+from flowrl.pretraining.make_sd3 import encoded_scenes
 from flowrl.pretraining.making import autoencoder_of, describe, learn, prepare, write_asset
 from flowrl.pretraining.network_training import WrongCaptions, in_low_precision, some_empty
 from flowrl.pretraining.tiny_families import build_tiny_sd15
@@ -65,11 +65,10 @@ def main(config: Sd15Config) -> Path:
     pipe = build_tiny_sd15(autoencoder_of("asset:tiny-sd3"), config.seed)
     layer = pipe.unet.up_blocks[0]
     head = LabelHead(layer, pipe.unet.config.block_out_channels[-1], lambda found: found.flatten(2).transpose(1, 2))
-    examples = scene_examples(pipe.vae, config, out)
-    seconds = learn(pipe, ("unet", "text_encoder"), noise_loss, head, examples, config, out)
-    folder = write_asset(pipe, out / "tiny-sd15")
+    seconds = learn(pipe, ("unet", "text_encoder"), noise_loss, head, "scenes", encoded_scenes, config, out)
     return describe(
-        out, folder, config, seconds, load=partial(FAMILY.load, dtype=torch.float32, max_sequence_length=CONTEXT),
+        out, write_asset(pipe, out / "tiny-sd15"), config, seconds, num_steps=NUM_STEPS,
+        guidance_scale=GUIDANCE_SCALE, load=partial(FAMILY.load, dtype=torch.float32, max_sequence_length=CONTEXT),
         prompts="asset:prompts/world_heldout.jsonl", reward=build_reward("geneval", options={"credit": "official"}),
-        num_steps=NUM_STEPS, guidance_scale=GUIDANCE_SCALE, wrongs=WRONG,
+        wrongs=WRONG,
     )  # fmt: skip

@@ -16,7 +16,6 @@ Deliberately left out: perceptual and adversarial terms of the autoencoder, and 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -27,8 +26,8 @@ import torch
 from torch import Tensor
 
 from flowrl.pipelines.families.sd3 import FAMILY
-from flowrl.pretraining.label_head import LabelHead, by_tokens, label_map
-from flowrl.pretraining.making import autoencoder_of, describe, encode_once, learn, prepare, scaled_latents, write_asset
+from flowrl.pretraining.label_head import LabelHead, label_map
+from flowrl.pretraining.making import autoencoder_of, describe, learn, prepare, scaled_latents, write_asset
 from flowrl.pretraining.network_training import (
     Noised,
     OwnAutoencoder,
@@ -113,19 +112,13 @@ def set_latent_statistics(vae: Any, seed: int) -> None:
     )
 
 
-def scene_examples(vae: Any, config: WrongCaptions, out: Path) -> Callable[..., tuple[list[Tensor], list[str]]]:
-    """Examples for `making.learn`: latents [8, 8, 8] in float16, scaled, and labels of drawn scenes."""
-
-    def examples(name: str, count: int, wrong: float) -> tuple[list[Tensor], list[str]]:
-        def encode(numbers: range) -> tuple[dict[str, Tensor], list[str]]:
-            scenes = scene_batch(numbers, config.seed, name, wrong)
-            parts = {"latents": scaled_latents(vae, scenes.images).half(), "labels": scenes.labels}
-            return parts, [str(record["prompt"]) for record in scenes.records]
-
-        found, prompts = encode_once("scenes", out / f"scenes-{name}.pt", count, 128, encode)
-        return [found["latents"], by_tokens(found["labels"], 1)], prompts
-
-    return examples
+def encoded_scenes(
+    vae: Any, config: WrongCaptions, course: str, numbers: range, wrong: float
+) -> tuple[dict[str, Tensor], list[str]]:
+    """For `making.learn`: latents [8, 8, 8] in float16, scaled, and labels of drawn scenes, and their prompts."""
+    scenes = scene_batch(numbers, config.seed, course, wrong)
+    parts = {"latents": scaled_latents(vae, scenes.images).half(), "labels": scenes.labels}
+    return parts, [str(record["prompt"]) for record in scenes.records]
 
 
 def flow_matching_loss(pipe: Any, clean: Tensor, prompts: list[str], config: PretrainConfig, step: int) -> Tensor:
@@ -162,11 +155,10 @@ def main(config: PretrainConfig) -> Path:
     out = prepare(config.out)
     pipe = build(config, out)
     head = LabelHead(pipe.transformer.transformer_blocks[2], pipe.transformer.inner_dim, lambda blocks: blocks[1])
-    examples = scene_examples(pipe.vae, config, out)
-    seconds = learn(pipe, PARTS, flow_matching_loss, head, examples, config, out)
-    folder = write_asset(pipe, out / "tiny-sd3", half=False)
+    seconds = learn(pipe, PARTS, flow_matching_loss, head, "scenes", encoded_scenes, config, out)
     return describe(
-        out, folder, config, seconds, load=partial(FAMILY.load, dtype=torch.float32, max_sequence_length=CONTEXT),
+        out, write_asset(pipe, out / "tiny-sd3", half=False), config, seconds, num_steps=NUM_STEPS,
+        guidance_scale=GUIDANCE_SCALE, load=partial(FAMILY.load, dtype=torch.float32, max_sequence_length=CONTEXT),
         prompts="asset:prompts/world_heldout.jsonl", reward=build_reward("geneval", options={"credit": "official"}),
-        num_steps=NUM_STEPS, guidance_scale=GUIDANCE_SCALE, wrongs=WRONG,
+        wrongs=WRONG,
     )  # fmt: skip

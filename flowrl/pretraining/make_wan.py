@@ -16,7 +16,6 @@ All combinations of shape, colour and direction are drawn: what is held out from
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -29,8 +28,8 @@ from torch import Tensor, nn
 
 from flowrl.config.train import resolve_path
 from flowrl.pipelines.families.wan import FAMILY
-from flowrl.pretraining.label_head import LabelHead, by_tokens, label_map
-from flowrl.pretraining.making import describe, encode_once, learn, prepare, write_asset
+from flowrl.pretraining.label_head import LabelHead, label_map
+from flowrl.pretraining.making import describe, learn, prepare, write_asset
 from flowrl.pretraining.network_training import (
     Noised,
     OwnAutoencoder,
@@ -117,24 +116,18 @@ def set_latent_statistics(pipe: WanPipeline, seed: int) -> None:
     )
 
 
-def clip_examples(vae: Any, config: WanConfig, out: Path) -> Callable[..., tuple[list[Tensor], list[str]]]:
-    """Examples for `flowrl.pretraining.making.learn`: latents [16, 3, 8, 8] in float16, as the transformer sees them,
-    labels of the last frame of each latent one, and prompts, of which a share names the opposite of the clip's way."""
+def encoded_clips(
+    vae: Any, config: WanConfig, course: str, numbers: range, wrong: float
+) -> tuple[dict[str, Tensor], list[str]]:
+    """For `making.learn`: latents [16, 3, 8, 8] in float16, as the transformer sees them, labels of the last frame of
+    each latent one, and prompts, of which a share names the opposite of the clip's way."""
     mean, std = (
         torch.tensor(values)[:, None, None, None] for values in (vae.config.latents_mean, vae.config.latents_std)
     )
-
-    def examples(name: str, count: int, wrong: float) -> tuple[list[Tensor], list[str]]:
-        def encode(numbers: range) -> tuple[dict[str, Tensor], list[str]]:
-            clips, labels, texts = clip_batch(numbers, config.seed, name, wrong)
-            with in_low_precision():
-                encoded = vae.encode(clips).latent_dist.mean.float()
-            return {"latents": ((encoded - mean) / std).half(), "labels": labels}, texts
-
-        found, prompts = encode_once("clips", out / f"clips-{name}.pt", count, 32, encode)
-        return [found["latents"], by_tokens(found["labels"], 2).flatten(1, 2)], prompts
-
-    return examples
+    clips, labels, prompts = clip_batch(numbers, config.seed, course, wrong)
+    with in_low_precision():
+        encoded = vae.encode(clips).latent_dist.mean.float()
+    return {"latents": ((encoded - mean) / std).half(), "labels": labels}, prompts
 
 
 def velocity_loss(pipe: WanPipeline, clean: Tensor, prompts: list[str], config: WanConfig, step: int) -> Tensor:
@@ -159,16 +152,15 @@ def main(config: WanConfig) -> Path:
         train_autoencoder(pipe.vae, lambda step: reconstruction_loss(pipe, config, step), config, out)
         set_latent_statistics(pipe, config.seed)
     width = pipe.transformer.config.num_attention_heads * pipe.transformer.config.attention_head_dim
-    head = LabelHead(pipe.transformer.blocks[2], width, lambda tokens: tokens, per_token=4)
-    examples = clip_examples(pipe.vae, config, out)
-    seconds = learn(pipe, ("transformer", "text_encoder"), velocity_loss, head, examples, config, out)
-    folder = write_asset(pipe, out / "tiny-wan")
+    head = LabelHead(pipe.transformer.blocks[2], width, lambda tokens: tokens, side=2)
+    parts = ("transformer", "text_encoder")
+    seconds = learn(pipe, parts, velocity_loss, head, "clips", encoded_clips, config, out, at_once=32)
     load = partial(
         FAMILY.load, dtype=torch.float32, max_sequence_length=CONTEXT, height=SIZE, width=SIZE, num_frames=FRAMES,
         fps=FPS,
     )  # fmt: skip
     return describe(
-        out, folder, config, seconds, load=load, prompts="asset:prompts/motion_heldout.jsonl",
-        reward=build_reward("motion_verdict", options={"credit": "strict"}), num_steps=NUM_STEPS,
-        guidance_scale=GUIDANCE_SCALE, wrongs={"motion": "the opposite way"},
+        out, write_asset(pipe, out / "tiny-wan"), config, seconds, load=load,
+        prompts="asset:prompts/motion_heldout.jsonl", num_steps=NUM_STEPS, guidance_scale=GUIDANCE_SCALE,
+        reward=build_reward("motion_verdict", options={"credit": "strict"}), wrongs={"motion": "the opposite way"},
     )  # fmt: skip

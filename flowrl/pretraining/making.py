@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -67,8 +68,8 @@ def encode_once(
 
 
 def learn(
-    pipe: Any, parts: Sequence[str], error: Callable[..., Tensor], head: LabelHead,
-    examples: Callable[[str, int, float], tuple[Sequence[Tensor], list[str]]], config: WrongCaptions, out: Path,
+    pipe: Any, parts: Sequence[str], error: Callable[..., Tensor], head: LabelHead, what: str,
+    encode: Callable[..., tuple[dict[str, Tensor], list[str]]], config: WrongCaptions, out: Path, *, at_once: int = 128,
 ) -> float:  # fmt: skip
     """A denoiser's two courses: from right examples until it can, then from some wrong ones until it does so sometimes.
     Returns its seconds, with earlier sessions. The pipeline after the first course is at `out/clean`.
@@ -77,8 +78,10 @@ def learn(
         parts: names of what learns; the autoencoder is finished.
         error: of an update, `error(pipe, *latents, prompts, config, step)`.
         head: hooked to the denoiser; taken away at the end.
-        examples: latents and, last, labels by tokens, and prompts of so many examples, a share of them wrong; the name
-            of the course tells the two apart.
+        what: what the examples are, in one word.
+        encode: `encode(pipe.vae, config, course, numbers, wrong)`: latents by name and, last, labels of the examples
+            of these numbers, and their prompts; `wrong` is the share that is, and `course` tells the two sets apart.
+        at_once: examples that are encoded together.
     """
 
     def loss(pipe: Any, *given: Any) -> Tensor:
@@ -87,8 +90,9 @@ def learn(
         return found + config.label_weight * head.error(labels)
 
     def course(name: str, settings: WrongCaptions, count: int, wrong: float) -> float:
-        tensors, prompts = examples(name, count, wrong)
-        return train_denoiser(pipe, parts, loss, tensors, prompts, settings, out, name=name, head=head)
+        drawn = partial(encode, pipe.vae, config, name, wrong=wrong)
+        found, prompts = encode_once(what, out / f"{what}-{name}.pt", count, at_once, drawn)
+        return train_denoiser(pipe, parts, loss, list(found.values()), prompts, settings, out, name=name, head=head)
 
     seconds = course("clean", config, config.num_right, 0.0)
     write_asset(pipe, out / "clean", half=False)

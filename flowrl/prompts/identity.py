@@ -9,14 +9,13 @@ There are three keys for three questions. None depends on paths or names of file
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from flowrl.prompts.prompt_files import Prompt
-from flowrl.runtime.digests import content_digest
+from flowrl.runtime.digests import content_digest, text_digest
 
 _LETTERS = 32
 
@@ -65,5 +64,4 @@ def contents(files: Iterable[str | Path]) -> list[str]:
 
 
 def _digest(*parts: Any) -> str:
-    text = json.dumps(parts, sort_keys=True, default=str)
-    return hashlib.sha256(text.encode("utf-8", "backslashreplace")).hexdigest()[:_LETTERS]
+    return text_digest(json.dumps(parts, sort_keys=True, default=str), _LETTERS)

@@ -230,7 +230,16 @@ def prompt_of(row: Any, where: str, *, find: Find, negative: str = "", missing: 
 
     Raises ValueError: a wrong type, an empty prompt, or an image or video that is not there or is not one.
     """
-    text, own = _texts(row, where, missing)
+    keys = ("prompt", *foreign_rows.PROMPTS) if isinstance(row, dict) else ()
+    text = next((row[key] for key in keys if row.get(key) is not None), None)
+    if not isinstance(text, str) or not text.strip():
+        raise ValueError(f"{where}: {missing}")
+    check_text(text, where)
+    own = row.get("negative_prompt")
+    if own is not None and not isinstance(own, str):
+        raise ValueError(f"{where}: negative_prompt must be text, got {own!r}; leave it out to take prompts.negative")
+    if own is not None and own.strip():
+        check_text(own, f"{where}, negative_prompt")
     names, sources = _images(row, SOURCES, where, find)
     if not any(row.get(key) is not None for key in SOURCES):
         find_too = foreign_rows.beside_or_in_images(find)
@@ -264,21 +273,6 @@ def clips_of(row: Mapping[str, Any], where: str, find: Find) -> dict[str, str]:
     if (pose in videos) != (face in videos):
         raise ValueError(f"{where}: a character is drawn from a {pose} and a {face}: give both, or neither")
     return videos
-
-
-def _texts(row: Any, where: str, missing: str) -> tuple[str, str | None]:
-    """A record's prompt, and the negative prompt where it has one of its own."""
-    keys = ("prompt", *foreign_rows.PROMPTS) if isinstance(row, dict) else ()
-    text = next((row[key] for key in keys if row.get(key) is not None), None)
-    if not isinstance(text, str) or not text.strip():
-        raise ValueError(f"{where}: {missing}")
-    check_text(text, where)
-    own = row.get("negative_prompt")
-    if own is not None and not isinstance(own, str):
-        raise ValueError(f"{where}: negative_prompt must be text, got {own!r}; leave it out to take prompts.negative")
-    if own is not None and own.strip():
-        check_text(own, f"{where}, negative_prompt")
-    return text, own
 
 
 def _csv_prompts(path: Path, negative: str) -> Iterator[Prompt]:

@@ -34,10 +34,6 @@ from flowrl.pipelines.weights.lora_names import Stock
 Layers = dict[str, tuple[Tensor, Tensor]]
 """Layer -> lora_A [r, in], lora_B [out, r]."""
 
-NOT_SAID = (
-    "is not written for {family}: diffusers' own reader does not take it back from such a file, so nothing could be "
-    "checked; {instead}"
-)
 _FLUX = ("flux", "kontext", "flux_fill")
 _QWEN = ("qwen_image", "qwen_image_edit")
 _UNET = ("sd", "sdxl")
@@ -121,9 +117,9 @@ def comfyui_tensors(lora: SavedLora, family: str) -> dict[str, Tensor]:
     if family in _UNET:
         return kohya_tensors(lora, family)
     if family == "sd3" or family in _FLUX or family in _QWEN:
-        return _fold(lora, lambda layer: f"transformer.{layer}")
+        return _named(lora, lambda layer: f"transformer.{layer}", folded=True)
     if family == "wan":
-        return _fold(lora, _wan_name)
+        return _named(lora, _wan_name, folded=True)
     raise ValueError(_refusal("comfyui", family, "take `form` diffusers, or merge the LoRA with flowrl merge"))
 
 
@@ -146,11 +142,7 @@ def kohya_tensors(lora: SavedLora, family: str) -> dict[str, Tensor]:
 
 def peft_tensors(lora: SavedLora) -> dict[str, Tensor]:
     """The tensors of PEFT's adapter_model.safetensors."""
-    tensors = {}
-    for layer, (down, up) in lora.layers.items():
-        tensors[f"base_model.model.{layer}.lora_A.weight"] = down
-        tensors[f"base_model.model.{layer}.lora_B.weight"] = up
-    return tensors | {
+    return _named(lora, lambda layer: f"base_model.model.{layer}", folded=False) | {
         f"base_model.model.{layer}.lora_magnitude_vector": tensor for layer, tensor in lora.magnitudes.items()
     }
 
@@ -163,13 +155,13 @@ def _kohya(name: str, down: Tensor, up: Tensor, scale: float) -> dict[str, Tenso
     }
 
 
-def _fold(lora: SavedLora, name_of: Callable[[str], str]) -> dict[str, Tensor]:
-    """A and B under PEFT's endings without an alpha: readers of this form take it for the rank."""
+def _named(lora: SavedLora, name_of: Callable[[str], str], *, folded: bool) -> dict[str, Tensor]:
+    """A and B under PEFT's endings, without alpha: where it is `folded` into B, readers take the rank for it."""
     tensors = {}
     for layer, (down, up) in lora.layers.items():
         name = name_of(layer)
         tensors[f"{name}.lora_A.weight"] = down
-        tensors[f"{name}.lora_B.weight"] = up * lora.scale(layer)
+        tensors[f"{name}.lora_B.weight"] = up * lora.scale(layer) if folded else up
     return tensors
 
 
@@ -218,7 +210,10 @@ def _refuse_dora(lora: SavedLora, form: str) -> None:
 
 
 def _refusal(form: str, family: str, instead: str) -> str:
-    return f"`form` {form} {NOT_SAID.format(family=family, instead=instead)}"
+    return (
+        f"`form` {form} is not written for {family}: diffusers' own reader does not take it back from such a file, so "
+        f"nothing could be checked; {instead}"
+    )
 
 
 def _unknown_layer(form: str, layer: str) -> str:

@@ -50,7 +50,7 @@ def forest(
         def x(value: float) -> float:
             return left + (value - ticks[0]) / (ticks[-1] - ticks[0]) * (width - left - right)
 
-        parts = _grid(ticks, x, top, bottom, sign=sign)
+        parts = tick_lines(ticks, x, top, bottom, sign=sign)
         for index, (name, marks) in enumerate(rows):
             parts += _row(name, marks, top + step * (index + 0.5), left, x, sign=sign)
             if words and width > 400 and len(marks) == 1:
@@ -63,7 +63,9 @@ def forest(
     return responsive(draw, wide) if rows else ""
 
 
-def _grid(ticks: Sequence[float], x: Callable[[float], float], top: int, bottom: int, *, sign: bool) -> list[str]:
+def tick_lines(
+    ticks: Sequence[float], x: Callable[[float], float], top: int, bottom: int, *, sign: bool = False
+) -> list[str]:
     """A line and a number for each tick; zero is the axis of differences."""
     parts = []
     for tick in ticks:

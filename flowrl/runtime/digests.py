@@ -46,6 +46,11 @@ def file_stamp(status: os.stat_result) -> _Stamp:
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
+def text_digest(text: str, letters: int = 16) -> str:
+    """The beginning of the SHA-256 of a text, which may hold what is no Unicode."""
+    return hashlib.sha256(text.encode("utf-8", "backslashreplace")).hexdigest()[:letters]
+
+
 def content_digest(path: Path) -> str:
     """SHA-256 of a file's content; of a link, that of its target.
 

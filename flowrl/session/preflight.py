@@ -243,7 +243,13 @@ def _of_whole(config: TrainConfig, looked: Looked, *, here: bool) -> Iterator[Ca
     if here:
         yield lambda: layout_of(config.parallel, num_launched())
     yield lambda: config.resolve_batch(data_ranks(config))
-    yield lambda: _check_number(config, looked)
+    train = () if looked.prompts is None else looked.prompts.train
+    few = (
+        f"curriculum.sampling=gaussian draws prompts_per_step ({config.prompts_per_step}) different prompts, but "
+        f"{config.prompts.train} holds {len(train)}: lower prompts_per_step or add prompts"
+    )
+    drawn_once = config.curriculum.sampling == "gaussian"
+    yield partial(refuse, (drawn_once and 0 < len(train) < config.prompts_per_step, few))
     yield lambda: check_rewards(config.rewards, config.eval.rewards, config.reward_aggregation, config.reward_partial)
     yield lambda: check_votes(config, data_ranks(config) * config.parallel.context, here=here)
     if len(looked.rewards) == len((*config.rewards, *config.eval.rewards)):
@@ -273,16 +279,6 @@ def _of_whole(config: TrainConfig, looked: Looked, *, here: bool) -> Iterator[Ca
         from flowrl.pipelines.weights.embedding_cache import check_cache
 
         yield partial(check_cache, Path(config.prompts.cache).expanduser())
-
-
-def _check_number(config: TrainConfig, looked: Looked) -> None:
-    """Refuses too few prompts for an iteration that draws different ones."""
-    train = () if looked.prompts is None else looked.prompts.train
-    if config.curriculum.sampling == "gaussian" and 0 < len(train) < config.prompts_per_step:
-        raise ValueError(
-            f"curriculum.sampling=gaussian draws prompts_per_step ({config.prompts_per_step}) different prompts, "
-            f"but {config.prompts.train} holds {len(train)}: lower prompts_per_step or add prompts"
-        )
 
 
 def _check_trained(config: TrainConfig, known: ModelFamily, looked: Looked) -> None:

@@ -7,7 +7,6 @@ model from the hub. Differing attention kernels and cards only give a note, beca
 
 from __future__ import annotations
 
-import hashlib
 import json
 import platform
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,9 +14,11 @@ from typing import Any
 
 from flowrl.config.locations import is_path
 from flowrl.config.train import ConfigError, TrainConfig, resolve_path
+from flowrl.runtime.digests import text_digest
 from flowrl.runtime.versions import numbers, versions
 from flowrl.training.model_files import digest_of_file, files_of
 from flowrl.training.processes.devices import device_kind
+from flowrl.training.processes.meeting import process_words
 from flowrl.training.resume_check import settings_of
 
 OWN = ("out", "progress", "threads", "pipeline.device")
@@ -42,7 +43,7 @@ def facts_of(config: TrainConfig, inputs: Mapping[str, Any], *, resumed: bool) -
         if not key.startswith(("prompts.", "pipeline.model", "policy.init_lora")):  # their content is in the inputs
             found |= {f"content of {key} ({text})": digest for text, digest in _contents(value)}
     for key, rows in inputs["prompts"].items():
-        found[f"content of {key}"] = f"{len(str(rows)) // 8} rows ({_digest(str(rows))[:8]})"
+        found[f"content of {key}"] = f"{len(str(rows)) // 8} rows ({text_digest(str(rows), 8)})"
     for part in ("model", "init_lora"):
         files = {name: digest for name, digest in inputs[part].items() if name != "commit"}  # it may yet be downloaded
         found |= {f"{part} file {name}": digest for name, digest in files.items()}
@@ -81,18 +82,15 @@ def rounding_note(given: Sequence[Facts]) -> str:
 
 def _lines(given: Sequence[Facts]) -> Iterator[str]:
     for name in dict.fromkeys(name for facts in given for name in facts):
-        ranks: dict[str, list[int]] = {}
+        held: dict[str, list[int]] = {}
         for rank, facts in enumerate(given):
-            ranks.setdefault(facts.get(name, "not there"), []).append(rank)
-        if len(ranks) > 1:
-            yield f"{name}: " + ", ".join(_held(value, those) for value, those in ranks.items())
-
-
-def _held(value: str, ranks: Sequence[int]) -> str:
-    """A value, and the processes that have it."""
-    short = value if len(value) <= _LONGEST else f"{value[: _LONGEST - 16]} ... ({_digest(value)[:8]})"
-    shown = ", ".join(map(str, ranks[:4])) + (f" and {len(ranks) - 4} more" if len(ranks) > 4 else "")
-    return f"{short} in process{'es' if len(ranks) > 1 else ''} {shown}"
+            held.setdefault(facts.get(name, "not there"), []).append(rank)
+        said = []
+        for value, ranks in held.items():
+            short = value if len(value) <= _LONGEST else f"{value[: _LONGEST - 16]} ... ({text_digest(value, 8)})"
+            said.append(f"{short} in {process_words(ranks, 4)}")
+        if len(said) > 1:
+            yield f"{name}: {', '.join(said)}"
 
 
 def _contents(value: Any) -> Iterator[tuple[str, str]]:
@@ -109,10 +107,7 @@ def _contents(value: Any) -> Iterator[tuple[str, str]]:
         if path.is_file():
             yield value, digest_of_file(path)
         elif is_path(value) and path.is_dir():  # a word that happens to be a folder's name is not one
-            yield value, _digest("".join(f"{name}:{digest_of_file(file)};" for name, file in files_of(path).items()))
+            held = "".join(f"{name}:{digest_of_file(file)};" for name, file in files_of(path).items())
+            yield value, text_digest(held)
     except (ConfigError, OSError, ValueError):  # no path
         return
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode("utf-8", "backslashreplace")).hexdigest()[:16]

@@ -120,7 +120,13 @@ class KeptGradients:
             produced = advance(kernel, x, answer.detach(), *levels, drawn).x_next
             with torch.enable_grad():
                 new, other = kernel(x, answer, *levels), self._answers[step, first][1]
-                terms = [self._loss_of(_at_one(self._config, kernel, new, produced, *levels))]
+                log_prob = kernel.log_prob(produced, new)  # rows at advantage 1, at the ratio 1 of a first update
+                log_ratio = (log_prob - log_prob.detach()) / dims_of(self._config, produced[0])
+                row = dict.fromkeys(("advantage", "clip_low", "clip_high"), torch.ones_like(log_prob))
+                row |= {"log_ratio": log_ratio, "produced": produced, "old_mean": new.mean.detach()}
+                sensitivity = kernel_sensitivity(kernel, *levels)
+                one = Scored(**row, new=new, step_size=float(levels[0] - levels[1]), sensitivity=sensitivity)
+                terms = [self._loss_of(one)]
                 if other is not None:
                     terms.append(kl_of(self._config, kernel, new, kernel(x, sent(other, x.device), *levels), *levels))
             key = (step if self._by_step else -1, first)
@@ -198,17 +204,6 @@ def kl_of(
     if config.kl_type == "exact":
         return gaussian_kl(new, reference) / dims
     return published_kl(new, reference, step_size=None if kernel.full_std else float(now - after)) / dims
-
-
-def _at_one(
-    config: TrainConfig, kernel: Kernel, new: Transition, produced: Tensor, now: Tensor, after: Tensor
-) -> Scored:
-    """Rows at advantage 1 and, before the first update, a ratio of 1."""
-    log_prob = kernel.log_prob(produced, new)
-    log_ratio, ones = (log_prob - log_prob.detach()) / dims_of(config, produced[0]), torch.ones_like(log_prob)
-    row = {"log_ratio": log_ratio, "advantage": ones, "clip_low": ones, "clip_high": ones, "produced": produced}
-    size, sensitivity = float(now - after), kernel_sensitivity(kernel, now, after)
-    return Scored(**row, new=new, old_mean=new.mean.detach(), step_size=size, sensitivity=sensitivity)
 
 
 def _on_host(tensor: Tensor) -> Tensor:

@@ -318,8 +318,7 @@ class Statistics:
         self._read()
         for other in others:
             self._largest.setdefault(other, 0.0)
-        mine = torch.tensor([self._largest.setdefault(name, 0.0)], dtype=torch.float32, device=run.device)
-        return float(run.gather(mine).max())
+        return largest_of(run, self._largest.setdefault(name, 0.0))
 
     def rows(self, run: Run) -> int:
         """Live rows over all processes and updates."""
@@ -335,6 +334,12 @@ class Statistics:
         result = {n: float(s / c) for n, (s, c) in zip(names, total.cpu(), strict=True) if c > 0}
         result |= {name: sum(values) / len(values) for name, values in self._shared.items()}
         return result | {name: self.largest_of_all(name, run) for name in sorted(self._largest)}
+
+
+def largest_of(run: Run, number: float) -> float:
+    """The largest number of all processes: by the longest time all end at the same iteration."""
+    mine = torch.tensor([number], dtype=torch.float32, device=run.device)
+    return float(run.gather(mine).max())
 
 
 def total_of(run: Run, count: int) -> int:

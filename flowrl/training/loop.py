@@ -52,7 +52,7 @@ from flowrl.training.checkpoints import AHEAD, own_state, prune, restore, save_l
 from flowrl.training.draws import Draws
 from flowrl.training.drift import KL_PROMPTS, BaseSide, base_sides, spread, velocity_distances
 from flowrl.training.heldout import Drawing, evaluate
-from flowrl.training.learner import GradientSum, NetworkCounter, Statistics, total_of
+from flowrl.training.learner import GradientSum, NetworkCounter, Statistics, largest_of, total_of
 from flowrl.training.model_files import MODEL, hub_commit
 from flowrl.training.optimizers import add_learners, make_optimizer, rate_of, set_rate, updates_of
 from flowrl.training.parts import (
@@ -328,7 +328,7 @@ class Loop(Draws):
         """Writes an iteration's row, with what it cost and what is wrong; prints the latter. Raises ValueError: the
         weights are not finite, or absurd."""
         row = row | self.scorer.learn(iteration) | self.scorer.image_row() | self.scorer.judge_row() | self._costs()
-        largest = self._largest(watchdog.largest_weight(self.policy.parameters.values())) / self.policy.scale
+        largest = largest_of(self.run, watchdog.largest_weight(self.policy.parameters.values())) / self.policy.scale
         watched, reward_B = self.counters["watch"], self.scorer.reward_B
         found = watchdog.iteration_warnings(watched, row, reward_B, self.config, largest_weight=largest)
         if warning := self.watch.warning():
@@ -347,7 +347,7 @@ class Loop(Draws):
         """What an iteration cost, counted up and for the log: images, evaluations of the network, time, memory."""
         errors = self.scorer.all_errors()
         stages = self.stages.seconds()  # waits for the device, which counts towards the iteration's time
-        seconds = self._largest(time.perf_counter() - self._beginning.clock)
+        seconds = largest_of(self.run, time.perf_counter() - self._beginning.clock)
         self.counters["seconds"] += seconds
         self.network.join(self.run)
         row: dict[str, Any] = {
@@ -361,9 +361,9 @@ class Loop(Draws):
         if self.run.rollouts is not None:
             numbers = self.run.rollouts.row()
             row |= {f"workers/{name}": total_of(self.run, int(numbers[name])) for name in ("alive", "restarts")}
-            row["workers/wait_seconds"] = self._largest(numbers["wait_seconds"])
+            row["workers/wait_seconds"] = largest_of(self.run, numbers["wait_seconds"])
         if memory := self.stages.memory():
-            memory |= {name: self._largest(memory[name]) for name in ("peak", "reserved")}
+            memory |= {name: largest_of(self.run, memory[name]) for name in ("peak", "reserved")}
             row |= {f"memory/{stage}_gib": round(value, 3) for stage, value in memory.items()}
         if self.config.pipeline.dtype == "float16":
             row["loss_scale"] = 2.0 ** self.counters.get("loss_scale_log2", 0)
@@ -378,11 +378,6 @@ class Loop(Draws):
         if latest and self.protocol != "none" and time.monotonic() - self._images_shown >= _IMAGES_EVERY:
             self._images_shown = time.monotonic()
             show(latest, LATEST * (HEIGHT + 4), self.protocol)
-
-    def _largest(self, number: float) -> float:
-        """The largest number of all processes: by the longest time all end at the same iteration."""
-        mine = torch.tensor([number], dtype=torch.float32, device=self.run.device)
-        return float(self.run.gather(mine).max())
 
     # ---- evaluation, saving --------------------------------------------------------------------------------------
 

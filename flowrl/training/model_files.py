@@ -11,7 +11,7 @@ from typing import Any
 
 from flowrl.config.locations import split_revision
 from flowrl.config.train import option_path
-from flowrl.runtime.digests import content_digest, files_below
+from flowrl.runtime.digests import content_digest, files_below, text_digest
 
 MODEL = "model"
 """Folder of a run that trained all weights of a network: the model with them, as stock diffusers opens it."""
@@ -92,8 +92,7 @@ def named_files(options: Any, name: str = "") -> dict[str, str]:
             return {}
     except (OSError, ValueError):  # a text that cannot be a path
         return {}
-    listed = json.dumps(digests_of(place), sort_keys=True)
-    return {name.removeprefix("."): hashlib.sha256(listed.encode()).hexdigest()[:16]}
+    return {name.removeprefix("."): text_digest(json.dumps(digests_of(place), sort_keys=True))}
 
 
 def encoders_digest(model: str, others: Sequence[str]) -> str:

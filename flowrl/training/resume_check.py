@@ -11,7 +11,6 @@ rewards    what every reward says is its version, in which the digests of users'
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from collections import Counter
@@ -22,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from flowrl.config.rewards import RewardConfig
 from flowrl.config.train import TrainConfig, location_of, resolve_path
+from flowrl.runtime.digests import text_digest
 from flowrl.runtime.files import plain
 from flowrl.runtime.former_names import KEYS
 from flowrl.training.model_files import digest_of_file, digests_of, hub_commit, named_files, same_digest
@@ -120,7 +120,7 @@ def _lines(key: str, name: str | None, options: Mapping[str, Any]) -> Iterator[t
 
 def digest_of(inputs: Mapping[str, Any]) -> str:
     """A short digest of a run's inputs, for its checkpoints."""
-    return hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()[:16]
+    return text_digest(json.dumps(inputs, sort_keys=True))
 
 
 def changes(before: Mapping[str, Any], now: Mapping[str, Any], config: TrainConfig) -> list[str]:
@@ -196,4 +196,4 @@ def _settings(
 
 def _row_digest(words: Sequence[Any], images: Sequence[str]) -> str:
     text = json.dumps([*words, *(digest_of_file(Path(image)) for image in images)], sort_keys=True, default=str)
-    return hashlib.sha256(text.encode("utf-8", "backslashreplace")).hexdigest()[:_ROW]
+    return text_digest(text, _ROW)

@@ -39,6 +39,7 @@ from flowrl.prompts.identity import contents
 from flowrl.prompts.loading import Prompt, spread
 from flowrl.rewards import Reward
 from flowrl.runtime.call import call_words
+from flowrl.runtime.digests import text_digest
 from flowrl.runtime.files import locked, refuse_foreign, write_atomically
 from flowrl.runtime.journal import Journal
 from flowrl.runtime.progress import Advance, progress
@@ -246,7 +247,7 @@ def conditions(asked: SweepPlan, versions: Mapping[str, str]) -> dict[str, Any]:
         "shift": source.shift, "training_size": source.training_size, "guidance": source.guidance_scale,
         "base_guidance": asked.base_guidance, "dtype": source.dtype,
         "max_sequence_length": source.max_sequence_length, "seed": asked.seed, "samples": asked.samples,
-        "prompts": hashlib.sha256(texts.encode()).hexdigest()[:16], "features": asked.features,
+        "prompts": text_digest(texts), "features": asked.features,
         "rewards": {measure.reward: versions[measure.reward] for measure in asked.question.measures},
         **{part: value for part, value in more.items() if value},
     }  # fmt: skip

@@ -84,14 +84,12 @@ def _tasks(column: Values) -> Iterator[tuple[Sequence[str], Values]]:
 
 def _column(rows: Sequence[Mapping[str, Any]], read: Any) -> Values:
     """One value per row; rows without one (failed images) are left out, and the others keep their number."""
-    found, files = [], {}
-    for key, row in _keyed(rows):
-        value = read(row)
-        if isinstance(value, int | float) and math.isfinite(value):
-            found.append(ScoreRow(task=key[0], prompt=key[1], sample=key[2], value=float(value)))
-            if isinstance(row.get("file"), str):
-                files[key] = row["file"]
-    return Values(rows=tuple(found), files=files)
+    found = {
+        key: ScoreRow(task=key[0], prompt=key[1], sample=key[2], value=float(value))
+        for key, row in _keyed(rows)
+        if isinstance(value := read(row), int | float) and math.isfinite(value)
+    }
+    return Values(rows=tuple(found.values()), files={key: f for key, f in _files(rows).items() if key in found})
 
 
 def _files(rows: Sequence[Mapping[str, Any]]) -> dict[tuple[str, int | str, int], str]:

@@ -220,31 +220,28 @@ def is_model(given: str, known: str) -> bool:
 
 def examples(protocol: Protocol, parts: Sequence[SubjectVerdicts[CaseVerdicts]]) -> str:
     """Images spread evenly over the cases, with their sources, scores and the judge's words."""
-    places = spread(len(parts[0].found.judgements), EXAMPLES)
-    figures = "".join(_figure(protocol, parts, place) for place in places)
+    figures = ""
+    for place in spread(len(parts[0].found.judgements), EXAMPLES):
+        case = parts[0].found.judgements[place].case
+        shown = [] if case.source is None else [image_element(case.source, f"source of: {case.prompt}")]
+        shown += [image_element(part.images[place].path, f"{part.label}: {case.prompt}") for part in parts]
+        said = ""
+        for part in parts:
+            one = part.found.judgements[place]
+            if one.values is None:
+                said += f"<br>{esc(part.label)}: no scores"
+                continue
+            values = [(score.name, _single(score, one)) for score in protocol.scores if not score.subset]
+            listed = ", ".join(f"{name} {number(value, 2)}" for name, value in values if value is not None)
+            about = {ask.name: ask.fields.get("question", ask.name) for ask in one.case.asks}
+            replies = " ".join(f"{about[name]}: {text}" for name, text in one.replies.items())
+            cut = replies if len(replies) <= SHOWN else f"{replies[:SHOWN]}…"
+            said += f"<br>{esc(part.label)}: {esc(listed)}<br><small>{esc(cut)}</small>"
+        figures += (
+            f"<figure>{''.join(shown)}<figcaption><b>{esc(case.prompt)}</b><br>{esc(case.task)}{said}"
+            f"<br><small>{esc(case.key)}</small></figcaption></figure>"
+        )
     lead = "Spread evenly over the prompts in their order, not picked by looks or score."
     if protocol.edits:
         lead += f" From top to bottom: source, {', '.join(part.label for part in parts)}."
     return section("examples", "Examples", f"<div class='fails'>{figures}</div>" if figures else "", lead)
-
-
-def _figure(protocol: Protocol, parts: Sequence[SubjectVerdicts[CaseVerdicts]], place: int) -> str:
-    case = parts[0].found.judgements[place].case
-    shown = [] if case.source is None else [image_element(case.source, f"source of: {case.prompt}")]
-    shown += [image_element(part.images[place].path, f"{part.label}: {case.prompt}") for part in parts]
-    said = ""
-    for part in parts:
-        one = part.found.judgements[place]
-        if one.values is None:
-            said += f"<br>{esc(part.label)}: no scores"
-            continue
-        values = [(score.name, _single(score, one)) for score in protocol.scores if not score.subset]
-        listed = ", ".join(f"{name} {number(value, 2)}" for name, value in values if value is not None)
-        about = {ask.name: ask.fields.get("question", ask.name) for ask in one.case.asks}
-        replies = " ".join(f"{about[name]}: {text}" for name, text in one.replies.items())
-        cut = replies if len(replies) <= SHOWN else f"{replies[:SHOWN]}…"
-        said += f"<br>{esc(part.label)}: {esc(listed)}<br><small>{esc(cut)}</small>"
-    return (
-        f"<figure>{''.join(shown)}<figcaption><b>{esc(case.prompt)}</b><br>{esc(case.task)}{said}"
-        f"<br><small>{esc(case.key)}</small></figcaption></figure>"
-    )

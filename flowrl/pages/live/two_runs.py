@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from flowrl.pages.run_curves import evaluation_series, training_series
-from flowrl.rendering.charts import Series, legend, line_chart, smooth_series
-from flowrl.rendering.markup import DASH, card, esc, number, section, signed, table
+from flowrl.pages.run_curves import evaluation_series, figure, training_series
+from flowrl.rendering.charts import Series, smooth_series
+from flowrl.rendering.markup import DASH, esc, number, section, signed, table
 from flowrl.runs.run_data import RunData, column, keys_below
 from flowrl.runs.vital_signs import RECENT, SIGNS
 
@@ -64,9 +64,7 @@ def _chart(title: str, series: list[Series]) -> str:
         return ""
     text = f"{title} of {' and '.join(line.label for line in series)}"
     key = [(line.label, line.color, "dash" if line.dashed else "line") for line in series]
-    return card(
-        line_chart(series, x_label="iteration", y_label="", description=text), title=esc(title), below=legend(key)
-    )
+    return figure(title, series, "", text, key)
 
 
 def _numbers(pair: Pair, names: tuple[str, str], signs: list[tuple[str, str]]) -> str:

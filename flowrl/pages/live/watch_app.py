@@ -14,7 +14,6 @@ MARK is a digest of the page's data; if nothing changed, the answer is an empty 
 
 from __future__ import annotations
 
-import hashlib
 import json
 import time
 from collections.abc import Callable
@@ -36,6 +35,7 @@ from flowrl.pages.live.run_view import (
     waiting_row,
 )
 from flowrl.pages.live.two_runs import view_of_two
+from flowrl.runtime.digests import text_digest
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -56,105 +56,105 @@ def make_app(watched: Watched) -> ASGIApp:
     from starlette.responses import HTMLResponse, Response
     from starlette.routing import Route
 
-    def route(path: str, answer: Callable[[Watched, Request], Response]) -> Route:
+    def route(path: str, answer: Callable[[Request], Response]) -> Route:
         def endpoint(request: Request) -> Response:  # not async: Starlette calls it in a thread
             try:
-                return answer(watched, request)
+                return answer(request)
             except (ValueError, OSError) as error:  # the folder is gone, or is refused
                 return _json({"error": str(error)}, 409)
 
         return Route(path, endpoint, methods=["GET", "HEAD"])
 
-    number = "{number:int}"
+    answers, number = _Answers(watched), "{number:int}"
     routes = [
         route("/", lambda *_: HTMLResponse(page())),
         route("/page.js", lambda *_: Response(SCRIPT.read_text(encoding="utf-8"), media_type="text/javascript")),
-        route("/list", _list),
-        route(f"/run/{number}", _run),
-        route(f"/pair/{number}/{{other:int}}", _pair),
-        route(f"/log/{number}", _log),
-        route(f"/samples/{number}", _samples),
-        route(f"/sample/{number}/{{iteration:int}}/{{name}}", _sample),
+        route("/list", answers.list),
+        route(f"/run/{number}", answers.run),
+        route(f"/pair/{number}/{{other:int}}", answers.pair),
+        route(f"/log/{number}", answers.log),
+        route(f"/samples/{number}", answers.samples),
+        route(f"/sample/{number}/{{iteration:int}}/{{name}}", answers.sample),
     ]
     return Starlette(routes=routes)
 
 
-def _list(watched: Watched, request: Request) -> Response:
-    runs, rows, names = watched.look(), [], {}
-    begun, waiting = time.monotonic(), False
-    for followed in runs:
-        names[str(followed.number)] = followed.name
-        if not followed.was_read and time.monotonic() - begun > READING:
-            waiting = True
-            rows.append(waiting_row(followed, "reading"))
-            continue
-        try:
-            followed.refresh()
-            rows.append(list_row(followed))
-        except (ValueError, OSError) as error:
-            rows.append(waiting_row(followed, f"cannot be read: {error}"))
-    newest = max(runs, key=Followed.written, default=None)
-    first = "" if newest is None else str(newest.number)
-    return _since(request, {"html": list_of(rows), "names": names, "newest": first, "waiting": waiting})
+class _Answers:
+    """What is answered at each address of a run."""
 
+    def __init__(self, watched: Watched) -> None:
+        self._watched = watched
 
-def _run(watched: Watched, request: Request) -> Response:
-    followed = _of(watched, request, "number")
-    followed.refresh()
-    with followed.lock:
-        return _since(request, {"view": view(followed), "commands": command_list(commands(followed))})
+    def list(self, request: Request) -> Response:
+        runs, rows, names = self._watched.look(), [], {}
+        begun, waiting = time.monotonic(), False
+        for followed in runs:
+            names[str(followed.number)] = followed.name
+            if not followed.was_read and time.monotonic() - begun > READING:
+                waiting = True
+                rows.append(waiting_row(followed, "reading"))
+                continue
+            try:
+                followed.refresh()
+                rows.append(list_row(followed))
+            except (ValueError, OSError) as error:
+                rows.append(waiting_row(followed, f"cannot be read: {error}"))
+        newest = max(runs, key=Followed.written, default=None)
+        first = "" if newest is None else str(newest.number)
+        return _since(request, {"html": list_of(rows), "names": names, "newest": first, "waiting": waiting})
 
-
-def _pair(watched: Watched, request: Request) -> Response:
-    one, other = (_of(watched, request, key) for key in ("number", "other"))
-    for followed in (one, other):
+    def run(self, request: Request) -> Response:
+        followed = self._of(request)
         followed.refresh()
-    marks = (one.version, other.version)
-    made = one.kept.get(f"pair {other.number}")
-    if made is None or made[0] != marks:
-        html = view_of_two(one.run(), other.run(), (one.name, other.name))
-        made = one.kept[f"pair {other.number}"] = (marks, html)
-    asked = [(f"{run.name}: {words}", command) for run in (one, other) for words, command in commands(run)]
-    return _since(request, {"view": made[1], "commands": command_list(asked)})
+        with followed.lock:
+            return _since(request, {"view": view(followed), "commands": command_list(commands(followed))})
 
+    def pair(self, request: Request) -> Response:
+        one, other = (self._of(request, key) for key in ("number", "other"))
+        for followed in (one, other):
+            followed.refresh()
+        marks = (one.version, other.version)
+        made = one.kept.get(f"pair {other.number}")
+        if made is None or made[0] != marks:
+            html = view_of_two(one.run(), other.run(), (one.name, other.name))
+            made = one.kept[f"pair {other.number}"] = (marks, html)
+        asked = [(f"{run.name}: {words}", command) for run in (one, other) for words, command in commands(run)]
+        return _since(request, {"view": made[1], "commands": command_list(asked)})
 
-def _log(watched: Watched, request: Request) -> Response:
-    followed = _of(watched, request, "number")
-    followed.refresh()
-    generation, _, seen = request.query_params.get("mark", "").partition("-")
-    with followed.lock:
-        same = generation == str(followed.generation) and seen.isdecimal() and int(seen) <= len(followed.rows)
-        start = int(seen) if same else max(0, len(followed.rows) - FIRST_LINES)
-        lines, mark = log_lines(followed.rows[start:]), f"{followed.generation}-{len(followed.rows)}"
-    return _json({"lines": lines, "mark": mark, "again": not same, "error": traceback_of(followed)})
+    def log(self, request: Request) -> Response:
+        followed = self._of(request)
+        followed.refresh()
+        generation, _, seen = request.query_params.get("mark", "").partition("-")
+        with followed.lock:
+            same = generation == str(followed.generation) and seen.isdecimal() and int(seen) <= len(followed.rows)
+            start = int(seen) if same else max(0, len(followed.rows) - FIRST_LINES)
+            lines, mark = log_lines(followed.rows[start:]), f"{followed.generation}-{len(followed.rows)}"
+        return _json({"lines": lines, "mark": mark, "again": not same, "error": traceback_of(followed)})
 
+    def samples(self, request: Request) -> Response:
+        followed = self._of(request)
+        followed.refuse_links()
+        return _since(request, samples_of(followed.folder))
 
-def _samples(watched: Watched, request: Request) -> Response:
-    followed = _of(watched, request, "number")
-    followed.refuse_links()
-    return _since(request, samples_of(followed.folder))
+    def sample(self, request: Request) -> Response:
+        from starlette.responses import FileResponse, PlainTextResponse
 
+        followed = self._of(request)
+        path = sample_file(followed.folder, request.path_params["iteration"], request.path_params["name"])
+        return PlainTextResponse("There is no such sample.\n", 404) if path is None else FileResponse(path)
 
-def _sample(watched: Watched, request: Request) -> Response:
-    from starlette.responses import FileResponse, PlainTextResponse
-
-    followed = _of(watched, request, "number")
-    path = sample_file(followed.folder, request.path_params["iteration"], request.path_params["name"])
-    return PlainTextResponse("There is no such sample.\n", 404) if path is None else FileResponse(path)
-
-
-def _of(watched: Watched, request: Request, key: str) -> Followed:
-    number = request.path_params[key]
-    runs = watched.found or watched.look()
-    if number >= len(runs):
-        raise ValueError(f"there is no run {number}: load the page again")
-    return runs[number]
+    def _of(self, request: Request, key: str = "number") -> Followed:
+        number = request.path_params[key]
+        runs = self._watched.found or self._watched.look()
+        if number >= len(runs):
+            raise ValueError(f"there is no run {number}: load the page again")
+        return runs[number]
 
 
 def _since(request: Request, content: dict[str, Any]) -> Response:
     from starlette.responses import Response
 
-    mark = hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
+    mark = text_digest(json.dumps(content))
     if request.query_params.get("since") == mark:
         return Response(status_code=204)
     return _json({**content, "mark": mark})

@@ -139,7 +139,7 @@ class _Waiting:
         if missing and waited >= self.tells:
             self.tells = waited + _EVERY
             self.meeting.tell(
-                f"Waiting for {_ranks(missing)} of {self.meeting.who.world} for {waited:.0f} s, for "
+                f"Waiting for {process_words(missing)} of {self.meeting.who.world} for {waited:.0f} s, for "
                 f"{self.meeting.limit:.0f} s at most ({WAIT})."
             )
         time.sleep(_LOOK)
@@ -292,15 +292,16 @@ def _place(who: Launched) -> str:
     return f"MASTER_ADDR:MASTER_PORT = {who.address}:{who.port}"
 
 
-def _ranks(ranks: Sequence[int]) -> str:
-    shown = ", ".join(map(str, ranks[:8])) + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
+def process_words(ranks: Sequence[int], most: int = 8) -> str:
+    """Processes by their numbers, of which `most` are named."""
+    shown = ", ".join(map(str, ranks[:most])) + (f" and {len(ranks) - most} more" if len(ranks) > most else "")
     return f"process{'es' if len(ranks) > 1 else ''} {shown}"
 
 
 def _absent(missing: Sequence[int], meeting: Meeting) -> str:
     return (
-        f"{_ranks(missing)} of {meeting.who.world} did not arrive within {meeting.limit:.0f} s, so none trains: see "
-        f"whether it was started and what its own output says; if machines need longer, set {WAIT} to more seconds"
+        f"{process_words(missing)} of {meeting.who.world} did not arrive within {meeting.limit:.0f} s, so none trains: "
+        f"see whether it was started and what its own output says; if machines need longer, set {WAIT} to more seconds"
     )
 
 
