@@ -16,14 +16,8 @@ from torch import Tensor
 
 from flowrl.rewards.base import Reward
 from flowrl.rewards.base.text_limits import TextLimit, clip_limit
-from flowrl.rewards.networks.clip_encoder import (
-    CLIP_MODEL,
-    Library,
-    Preprocess,
-    check_open_clip,
-    load_encoder,
-    prompt_reward,
-)
+from flowrl.rewards.networks import clip_encoder
+from flowrl.rewards.networks.clip_encoder import CLIP_MODEL, Library, Preprocess
 from flowrl.rewards.networks.model_sizes import OneModel
 from flowrl.rewards.networks.pretrained import check_model
 
@@ -61,7 +55,7 @@ class ClipOptions(OneModel):
 
     def build(self, device: torch.device) -> Reward:
         """Loads the model."""
-        encoder = load_encoder(
+        encoder = clip_encoder.load_encoder(
             self.library,
             self.model,
             device=device,
@@ -70,7 +64,9 @@ class ClipOptions(OneModel):
             owner=f"reward {self.name!r}",
         )
         version = f"{self.model}:{self.scale}"
-        return prompt_reward(self.name, encoder, SCALES[self.scale], threshold=self.threshold, version=version)
+        return clip_encoder.prompt_reward(
+            self.name, encoder, SCALES[self.scale], threshold=self.threshold, version=version
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -99,7 +95,7 @@ class ClipScore(ClipOptions):
         for option, value, default in (("revision", self.revision, None), ("preprocess", self.preprocess, "processor")):
             if value != default:
                 raise ValueError(f"{option} is for library transformers; open_clip takes its own: leave it out.")
-        return check_open_clip(self.model)
+        return clip_encoder.check_open_clip(self.model)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -123,7 +123,7 @@ class Ocr:
 
     def lacks(self, prompt: Prompt) -> str | None:
         """A target: what `target_regex` finds, or the field."""
-        if _target(prompt.text, prompt.metadata, self)[1] is None:
+        if self._target(prompt.text, prompt.metadata)[1] is None:
             return None
         if self.target_field is not None:
             return no_fields(prompt, self.target_field) or f"needs a text in the field {self.target_field!r}"
@@ -142,11 +142,11 @@ class Ocr:
 
     def build(self, device: torch.device) -> Reward:
         """Loads a reader, which runs on the host, or the judge."""
-        read, version, remote = _reading(self, device)
+        read, version, remote = self._reading(device)
 
         def score(inputs: RewardInputs) -> RewardOutput:
             pairs = zip(inputs.prompts, inputs.metadata, strict=True)
-            wanted = [_target(prompt, metadata, self) for prompt, metadata in pairs]
+            wanted = [self._target(prompt, metadata) for prompt, metadata in pairs]
             errors = [error for _, error in wanted]
             values = [math.nan] * len(inputs)
             parts = {"found": [math.nan] * len(inputs), "extra": [math.nan] * len(inputs)}
@@ -178,6 +178,108 @@ class Ocr:
         videos = framewise(images, Frames(policy="every", count=4, reducer="positive_mean"))
         return replace(images, score=lambda inputs: (images if inputs.videos is None else videos)(inputs))
 
+    def _target(self, prompt: str, metadata: dict[str, Any]) -> tuple[str, str | None]:
+        """An item's normalised target, and why the item has failed, if it has."""
+        if self.target_field is not None:
+            text = metadata.get(self.target_field)
+            if not isinstance(text, str):
+                return "", "missing_field"
+        else:
+            match = re.search(self.target_regex, prompt)
+            groups = match.groups() if match else ()
+            text = (next((g for g in groups if g is not None), "") if groups else match[0]) if match else ""
+        target = normalise_text(text, self.normalise)
+        if not target and self.on_empty_target == "prompt":
+            target = normalise_text(prompt, self.normalise)
+        return target, None if target or self.on_empty_target == "blank" else "empty_target"
+
+    def _reading(self, device: torch.device) -> tuple[ReadAll, str, bool]:
+        """The reader of images, its name in the version, and whether it waits for another program."""
+        if self.judge is not None:
+            chat, words = build_chat(self.judge, device=device), self.words()
+
+            def ask_all(images: UInt8[np.ndarray, " b h w 3"]) -> list[str | None]:
+                """The text that a vision-language model reads in each image; None if it gave no answer."""
+                answers = chat.ask([words.question([image], {}, max_tokens=VLM_TOKENS) for image in images])
+                said = [None if answer.error else answer.text.strip() for answer in answers]
+                return ["" if text and text.rstrip(".").lower() == NO_TEXT else text for text in said]
+
+            return ask_all, f"vlm:{words.digest}:{chat.version}", is_server(self.judge)
+        sure = f"confidence-{self.min_confidence:g}:angle-{self.angle_classifier}"
+        readers: queue.SimpleQueue[Reader] = queue.SimpleQueue()
+        if self.reader == "paddle":
+            readers.put(self._paddle())
+            paddle = importlib.import_module("paddle").__version__  # there are several packages of that module
+            packages = f"paddleocr-{importlib.metadata.version('paddleocr')}:paddle-{paddle}"
+        else:
+            readers.put(self._rapidocr())
+            files = (importlib.resources.files("rapidocr") / "models").iterdir()  # their versions are in their names
+            models = sorted(file.name.removesuffix(".onnx") for file in files if file.name.endswith(".onnx"))
+            packages = f"rapidocr-{importlib.metadata.version('rapidocr')}:{'+'.join(models)}"
+            packages += f":onnxruntime-{importlib.metadata.version('onnxruntime')}"
+
+        def read_all(images: UInt8[np.ndarray, " b h w 3"]) -> list[str | None]:
+            """The text in each image. A reader keeps state while it reads, so each thread borrows its own."""
+
+            def read(image: UInt8[np.ndarray, " h w 3"]) -> str | None:
+                try:
+                    reader = readers.get_nowait()
+                except queue.Empty:
+                    reader = self._paddle() if self.reader == "paddle" else self._rapidocr()
+                try:
+                    return reader(image)
+                finally:
+                    readers.put(reader)
+
+            if self.workers == 1 or len(images) < 2:
+                return [read(image) for image in images]
+            with ThreadPoolExecutor(self.workers) as pool:
+                return list(pool.map(read, images))
+
+        return read_all, f"{sure}:{packages}", False
+
+    def _rapidocr(self) -> Reader:
+        """One reader on one core; it gives None if the network failed on an image."""
+        from rapidocr import RapidOCR
+        from rapidocr.inference_engine.onnxruntime.main import ONNXRuntimeError
+
+        engine = RapidOCR(
+            params={
+                "EngineConfig.onnxruntime.intra_op_num_threads": 1,
+                "EngineConfig.onnxruntime.inter_op_num_threads": 1,
+                "Global.log_level": "error",  # it warns of every image without text
+                "Global.text_score": self.min_confidence,
+                "Global.use_cls": self.angle_classifier,
+            }
+        )
+
+        def read(image: UInt8[np.ndarray, " h w 3"]) -> str | None:
+            try:
+                result: Any = engine(np.ascontiguousarray(image[:, :, ::-1]))  # blue first, as OpenCV has it
+            except ONNXRuntimeError:
+                return None
+            # A result of another type, without texts, says that boxes were found and nothing in them could be read.
+            return "".join(vars(result).get("txts") or ())
+
+        return read
+
+    def _paddle(self) -> Reader:
+        """PaddleOCR 2 on the host, on one core; None if it failed on an image."""
+        engine = importlib.import_module("paddleocr").PaddleOCR(
+            use_angle_cls=self.angle_classifier, lang="en", use_gpu=False, show_log=False, cpu_threads=1
+        )
+
+        def read(image: UInt8[np.ndarray, " h w 3"]) -> str | None:
+            try:
+                found = engine.ocr(np.ascontiguousarray(image), cls=self.angle_classifier)
+            except (RuntimeError, ValueError, IndexError):
+                return None
+            # A list of lines for each image, None without text; a line is its corners, then its text and confidence.
+            lines = (line[1] for line in (found[0] or ())) if found else ()
+            return "".join(text for text, sure in lines if sure > self.min_confidence)
+
+        return read
+
 
 def normalise_text(text: str, normalise: Normalise) -> str:
     """`nospace_lower`: lower case without white space; `nfkc`: case-folded after NFKC, so full-width and
@@ -202,109 +304,3 @@ def text_reward(read: str, target: str, *, substring_ok: bool = True, extra_text
     else:
         distance = Levenshtein.distance(read, target)
     return 1.0 - min(distance, len(target)) / len(target)
-
-
-def _target(prompt: str, metadata: dict[str, Any], options: Ocr) -> tuple[str, str | None]:
-    """An item's normalised target, and why the item has failed, if it has."""
-    if options.target_field is not None:
-        text = metadata.get(options.target_field)
-        if not isinstance(text, str):
-            return "", "missing_field"
-    else:
-        match = re.search(options.target_regex, prompt)
-        groups = match.groups() if match else ()
-        text = (next((g for g in groups if g is not None), "") if groups else match[0]) if match else ""
-    target = normalise_text(text, options.normalise)
-    if not target and options.on_empty_target == "prompt":
-        target = normalise_text(prompt, options.normalise)
-    return target, None if target or options.on_empty_target == "blank" else "empty_target"
-
-
-def _reading(options: Ocr, device: torch.device) -> tuple[ReadAll, str, bool]:
-    """The reader of images, its name in the version, and whether it waits for another program."""
-    if options.judge is not None:
-        chat, words = build_chat(options.judge, device=device), options.words()
-
-        def ask_all(images: UInt8[np.ndarray, " b h w 3"]) -> list[str | None]:
-            """The text that a vision-language model reads in each image; None if it gave no answer."""
-            answers = chat.ask([words.question([image], {}, max_tokens=VLM_TOKENS) for image in images])
-            said = [None if answer.error else answer.text.strip() for answer in answers]
-            return ["" if text and text.rstrip(".").lower() == NO_TEXT else text for text in said]
-
-        return ask_all, f"vlm:{words.digest}:{chat.version}", is_server(options.judge)
-    sure = f"confidence-{options.min_confidence:g}:angle-{options.angle_classifier}"
-    readers: queue.SimpleQueue[Reader] = queue.SimpleQueue()
-    if options.reader == "paddle":
-        readers.put(_paddle(options))
-        paddle = importlib.import_module("paddle").__version__  # there are several packages of that module
-        packages = f"paddleocr-{importlib.metadata.version('paddleocr')}:paddle-{paddle}"
-    else:
-        readers.put(_rapidocr(options))
-        files = (importlib.resources.files("rapidocr") / "models").iterdir()  # their versions are in their names
-        models = sorted(file.name.removesuffix(".onnx") for file in files if file.name.endswith(".onnx"))
-        packages = f"rapidocr-{importlib.metadata.version('rapidocr')}:{'+'.join(models)}"
-        packages += f":onnxruntime-{importlib.metadata.version('onnxruntime')}"
-
-    def read_all(images: UInt8[np.ndarray, " b h w 3"]) -> list[str | None]:
-        """The text in each image. A reader keeps state while it reads, so each thread borrows its own."""
-
-        def read(image: UInt8[np.ndarray, " h w 3"]) -> str | None:
-            try:
-                reader = readers.get_nowait()
-            except queue.Empty:
-                reader = _paddle(options) if options.reader == "paddle" else _rapidocr(options)
-            try:
-                return reader(image)
-            finally:
-                readers.put(reader)
-
-        if options.workers == 1 or len(images) < 2:
-            return [read(image) for image in images]
-        with ThreadPoolExecutor(options.workers) as pool:
-            return list(pool.map(read, images))
-
-    return read_all, f"{sure}:{packages}", False
-
-
-def _rapidocr(options: Ocr) -> Reader:
-    """One reader on one core; it gives None if the network failed on an image."""
-    from rapidocr import RapidOCR
-    from rapidocr.inference_engine.onnxruntime.main import ONNXRuntimeError
-
-    engine = RapidOCR(
-        params={
-            "EngineConfig.onnxruntime.intra_op_num_threads": 1,
-            "EngineConfig.onnxruntime.inter_op_num_threads": 1,
-            "Global.log_level": "error",  # it warns of every image without text
-            "Global.text_score": options.min_confidence,
-            "Global.use_cls": options.angle_classifier,
-        }
-    )
-
-    def read(image: UInt8[np.ndarray, " h w 3"]) -> str | None:
-        try:
-            result: Any = engine(np.ascontiguousarray(image[:, :, ::-1]))  # blue first, as OpenCV has it
-        except ONNXRuntimeError:
-            return None
-        # A result of another type, without texts, says that boxes were found and nothing in them could be read.
-        return "".join(vars(result).get("txts") or ())
-
-    return read
-
-
-def _paddle(options: Ocr) -> Reader:
-    """PaddleOCR 2 on the host, on one core; None if it failed on an image."""
-    engine = importlib.import_module("paddleocr").PaddleOCR(
-        use_angle_cls=options.angle_classifier, lang="en", use_gpu=False, show_log=False, cpu_threads=1
-    )
-
-    def read(image: UInt8[np.ndarray, " h w 3"]) -> str | None:
-        try:
-            found = engine.ocr(np.ascontiguousarray(image), cls=options.angle_classifier)
-        except (RuntimeError, ValueError, IndexError):
-            return None
-        # One list of lines an image, None for one without text; a line is its corners, then its text and confidence.
-        lines = (line[1] for line in (found[0] or ())) if found else ()
-        return "".join(text for text, sure in lines if sure > options.min_confidence)
-
-    return read

@@ -106,7 +106,7 @@ class Physics(OneModel):
                     )
                 windows = torch.stack([pixels[start : start + window] for start in starts]).to(device)
                 with network_autocast(device):
-                    s_N = torch.cat([_similarity(piece, self, network) for piece in windows.split(_WINDOWS_PER_CALL)])
+                    s_N = torch.cat([self._similarity(piece, network) for piece in windows.split(_WINDOWS_PER_CALL)])
                 value, change = float(soft_min(s_N, temperature=self.temperature)), float(frame_change(video))
                 if self.min_change and value > 0:
                     value *= min(1.0, change / self.min_change)
@@ -124,6 +124,24 @@ class Physics(OneModel):
             f"min_change-{self.min_change:g}:{type(processor).__name__}-{network.config.crop_size}:float32",
         )
 
+    def _similarity(self, windows: Float[Tensor, " n f 3 h w"], network: Any) -> Float[Tensor, " n"]:
+        """[N] similarity of what was foreseen and what came, for windows of processed frames."""
+        seen: Tensor = network.get_vision_features(windows[:, : self.context])
+        if self.target_features == "window":
+            came = network.get_vision_features(windows)[:, seen.shape[1] :]
+        else:
+            came = network.get_vision_features(windows[:, self.context :])
+        # Tokens are numbered through the window; the predictor reads positions off these numbers.
+        numbers = torch.arange(seen.shape[1] + came.shape[1], device=seen.device).expand(len(windows), -1)
+        foreseen = network.predictor(
+            encoder_hidden_states=seen,
+            context_mask=[numbers[:, : seen.shape[1]]],
+            target_mask=[numbers[:, seen.shape[1] :]],
+        ).last_hidden_state
+        if self.pooling == "mean":
+            foreseen, came = foreseen.mean(1, keepdim=True), came.mean(1, keepdim=True)
+        return cosine_similarity(widened(foreseen), widened(came), dim=-1).mean(1)
+
 
 def soft_min(similarities: Float[Tensor, " n"], *, temperature: float) -> Float[Tensor, ""]:
     """`sum_i softmax_i((1 - s_i) / temperature) s_i`: between the minimum and the mean; small temperatures go lower."""
@@ -134,22 +152,3 @@ def soft_min(similarities: Float[Tensor, " n"], *, temperature: float) -> Float[
 def window_starts(frames: int, *, window: int, stride: int) -> list[int]:
     """First frames of the windows that fit: 0, stride, 2 stride, …"""
     return list(range(0, frames - window + 1, stride))
-
-
-def _similarity(windows: Float[Tensor, " n f 3 h w"], options: Physics, network: Any) -> Float[Tensor, " n"]:
-    """[N] similarity of what was foreseen and what came, for windows of processed frames."""
-    seen: Tensor = network.get_vision_features(windows[:, : options.context])
-    if options.target_features == "window":
-        came = network.get_vision_features(windows)[:, seen.shape[1] :]
-    else:
-        came = network.get_vision_features(windows[:, options.context :])
-    # Tokens are numbered through the window; the predictor reads positions off these numbers.
-    numbers = torch.arange(seen.shape[1] + came.shape[1], device=seen.device).expand(len(windows), -1)
-    foreseen = network.predictor(
-        encoder_hidden_states=seen,
-        context_mask=[numbers[:, : seen.shape[1]]],
-        target_mask=[numbers[:, seen.shape[1] :]],
-    ).last_hidden_state
-    if options.pooling == "mean":
-        foreseen, came = foreseen.mean(1, keepdim=True), came.mean(1, keepdim=True)
-    return cosine_similarity(widened(foreseen), widened(came), dim=-1).mean(1)

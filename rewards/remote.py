@@ -121,7 +121,7 @@ class Remote:
         pixels = "png-8bit" if self.image_format == "png" else self.image_format
         return FunctionReward(
             name="remote",
-            score=partial(_score, pool=pool, about=about, options=self),
+            score=partial(self._score, pool=pool, about=about),
             needs=about.needs,
             kind=about.kind,
             waits=True,
@@ -129,34 +129,31 @@ class Remote:
             version=f"remote:{self.protocol}:{about.name or 'default'}:{about.version or 'unknown'}:{pixels}",
         )
 
-
-def _score(
-    inputs: RewardInputs, *, pool: ServerPool[RewardServer], about: RewardFacts, options: Remote
-) -> RewardOutput:
-    items = items_of(inputs, about.needs)
-    groups = ADAPTERS[options.protocol].groups if about.kind != "remote" else None
-    chunks = chunks_of(items, options.batch_size, groups, about.room)
-    way = Way(image_format=options.image_format, videos=about.videos)
-    end = time.monotonic() + options.deadline
-    threads = ThreadPoolExecutor(options.concurrency * len(options.urls), thread_name_prefix="remote")
-    try:
-        jobs = [threads.submit(ask_scores, pool, about, chunk, inputs.iteration, end, way) for chunk in chunks]
-        wait_for(jobs, timeout=options.deadline)
-        # Looked at once: what arrives later than this must not make half of a request count.
-        done = [job.done() for job in jobs]
-    finally:
-        threads.shutdown(wait=False, cancel_futures=True)
-    scores: dict[int, ItemScore] = {}
-    for job, chunk, finished in zip(jobs, chunks, done, strict=True):
-        result = job.result() if finished else Failure(error="timeout")
-        if isinstance(result, Failure):
-            scores |= {item.id: ItemScore(id=item.id, value=None, error=result.error) for item in chunk}
-        else:
-            scores |= {score.id: score for score in result.scores}
-    ordered = [scores[item.id] for item in items]
-    names = sorted(set[str]().union(*(score.parts for score in ordered)))
-    parts = {name: [score.parts.get(name, math.nan) for score in ordered] for name in names}
-    return output_of([score.value for score in ordered], inputs, parts, [score.error for score in ordered])
+    def _score(self, inputs: RewardInputs, *, pool: ServerPool[RewardServer], about: RewardFacts) -> RewardOutput:
+        items = items_of(inputs, about.needs)
+        groups = ADAPTERS[self.protocol].groups if about.kind != "remote" else None
+        chunks = chunks_of(items, self.batch_size, groups, about.room)
+        way = Way(image_format=self.image_format, videos=about.videos)
+        end = time.monotonic() + self.deadline
+        threads = ThreadPoolExecutor(self.concurrency * len(self.urls), thread_name_prefix="remote")
+        try:
+            jobs = [threads.submit(ask_scores, pool, about, chunk, inputs.iteration, end, way) for chunk in chunks]
+            wait_for(jobs, timeout=self.deadline)
+            # Looked at once: what arrives later than this must not make half of a request count.
+            done = [job.done() for job in jobs]
+        finally:
+            threads.shutdown(wait=False, cancel_futures=True)
+        scores: dict[int, ItemScore] = {}
+        for job, chunk, finished in zip(jobs, chunks, done, strict=True):
+            result = job.result() if finished else Failure(error="timeout")
+            if isinstance(result, Failure):
+                scores |= {item.id: ItemScore(id=item.id, value=None, error=result.error) for item in chunk}
+            else:
+                scores |= {score.id: score for score in result.scores}
+        ordered = [scores[item.id] for item in items]
+        names = sorted(set[str]().union(*(score.parts for score in ordered)))
+        parts = {name: [score.parts.get(name, math.nan) for score in ordered] for name in names}
+        return output_of([score.value for score in ordered], inputs, parts, [score.error for score in ordered])
 
 
 def items_of(inputs: RewardInputs, needs: frozenset[str]) -> list[WireItem]:

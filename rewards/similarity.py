@@ -97,21 +97,21 @@ class Similarity:
 
             version = pretrained.fingerprint([vision.layernorm.weight, vision.embeddings.cls_token])
         source, known, needs = "given", None, {"images", "reference_images"}
-        memory: dict[str, Tensor] = {}
+        memory = FeatureMemory(embed)
         if self.references is not None:
             known = image_files(self.references)
-            source = _remember_files(known, embed, memory)
+            source = memory.remember_files(known)
             needs = {"images"} if None in known else {"images", "prompts"}
 
         @torch.no_grad()
         def score(inputs: RewardInputs) -> RewardOutput:
             if known is None:
-                keys = _remember_given(inputs, embed, memory)
+                keys = memory.remember_given(inputs)
             else:
                 keys = [[str(path) for path in known.get(None, known.get(prompt, ()))] for prompt in inputs.prompts]
             images = embed(list(to_uint8(inputs.images)))
             values = [
-                float((torch.stack([memory[key] for key in mine]) @ image).max()) if mine else None
+                float((torch.stack([memory.features[key] for key in mine]) @ image).max()) if mine else None
                 for mine, image in zip(keys, images, strict=True)
             ]
             return output_of(values, inputs, errors=[None if mine else "missing_reference" for mine in keys])
@@ -125,46 +125,45 @@ class Similarity:
         )
 
 
-# ---- references ------------------------------------------------------------------------------------------------------
+class FeatureMemory:
+    """Features of reference images, each encoded once, by a file's path or by a digest of what came with a sample."""
 
+    def __init__(self, embed: Embed) -> None:
+        self.embed = embed
+        self.features: dict[str, Tensor] = {}
 
-def _remember_files(files: Mapping[str | None, Sequence[Path]], embed: Embed, memory: dict[str, Tensor]) -> str:
-    """Encodes all files into the memory; returns a short hash of their contents."""
-    paths = {str(path): path for path in sorted({path for listed in files.values() for path in listed})}
-    digest = hashlib.sha256()
-    _remember(list(paths), lambda key: read_image(paths[key], owner=OWNER), embed, memory)
-    for path in paths.values():
-        digest.update(hashlib.sha256(path.read_bytes()).digest())
-    return f"{len(paths)}-{digest.hexdigest()[:12]}"
+    def remember_files(self, files: Mapping[str | None, Sequence[Path]]) -> str:
+        """Encodes all files; returns a short hash of their contents."""
+        paths = {str(path): path for path in sorted({path for listed in files.values() for path in listed})}
+        digest = hashlib.sha256()
+        self._remember(list(paths), lambda key: read_image(paths[key], owner=OWNER))
+        for path in paths.values():
+            digest.update(hashlib.sha256(path.read_bytes()).digest())
+        return f"{len(paths)}-{digest.hexdigest()[:12]}"
 
+    def remember_given(self, inputs: RewardInputs) -> list[Sequence[str]]:
+        """Encodes the samples' references that were not seen before; returns each sample's keys."""
+        if inputs.reference_images is None:
+            raise ValueError(
+                f"{OWNER} needs reference images, and the samples have none: give them with the prompts, or name files "
+                f"by option references."
+            )
+        by_key: dict[str, UInt8[np.ndarray, " h w 3"]] = {}
+        keys: list[Sequence[str]] = []
+        for images in inputs.reference_images:
+            arrays = [to_uint8(image[None])[0] for image in images]
+            mine = [hashlib.sha256(str(array.shape).encode() + array.tobytes()).hexdigest() for array in arrays]
+            by_key.update(zip(mine, arrays, strict=True))
+            keys.append(mine)
+        if len(self.features.keys() | by_key.keys()) > REMEMBERED:
+            self.features.clear()
+        self._remember([key for key in by_key if key not in self.features], by_key.__getitem__)
+        return keys
 
-def _remember_given(inputs: RewardInputs, embed: Embed, memory: dict[str, Tensor]) -> list[Sequence[str]]:
-    """Encodes the samples' references that were not seen before; returns each sample's keys into the memory."""
-    if inputs.reference_images is None:
-        raise ValueError(
-            f"{OWNER} needs reference images, and the samples have none: give them with the prompts, or name files by "
-            f"option references."
-        )
-    by_key: dict[str, UInt8[np.ndarray, " h w 3"]] = {}
-    keys: list[Sequence[str]] = []
-    for images in inputs.reference_images:
-        arrays = [to_uint8(image[None])[0] for image in images]
-        mine = [hashlib.sha256(str(array.shape).encode() + array.tobytes()).hexdigest() for array in arrays]
-        by_key.update(zip(mine, arrays, strict=True))
-        keys.append(mine)
-    if len(memory.keys() | by_key.keys()) > REMEMBERED:
-        memory.clear()
-    _remember([key for key in by_key if key not in memory], by_key.__getitem__, embed, memory)
-    return keys
-
-
-@torch.no_grad()
-def _remember(
-    keys: Sequence[str], image: Callable[[str], UInt8[np.ndarray, " h w 3"]], embed: Embed, memory: dict[str, Tensor]
-) -> None:
-    """Puts the features of the keys' images into the memory."""
-    for start in range(0, len(keys), BATCH):
-        part = keys[start : start + BATCH]
-        # Cloned, so a cached one does not keep its whole batch.
-        features = [feature.clone() for feature in embed([image(key) for key in part])]
-        memory.update(zip(part, features, strict=True))
+    @torch.no_grad()
+    def _remember(self, keys: Sequence[str], image: Callable[[str], UInt8[np.ndarray, " h w 3"]]) -> None:
+        for start in range(0, len(keys), BATCH):
+            part = keys[start : start + BATCH]
+            # Cloned, so a cached one does not keep its whole batch.
+            features = [feature.clone() for feature in self.embed([image(key) for key in part])]
+            self.features.update(zip(part, features, strict=True))

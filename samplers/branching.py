@@ -98,7 +98,11 @@ def _complete(
     """
     evaluated = [thinned_steps(schedule.num_steps, after, stride) for after in steps for stride in strides]
     for step in range(min(steps) + 1, schedule.num_steps):
-        alike = _sharing(evaluated, steps, step)
+        alike: dict[int, list[int]] = {}  # those evaluated here, by the first of those that share its latent
+        for path in (path for path, own in enumerate(evaluated) if step in own):
+            row = path // len(strides)
+            first = next(p for p in range(row * len(strides), path + 1) if step in evaluated[p])
+            alike.setdefault(first if step <= steps[row] + 2 else path, []).append(path)
         for leaders in torch.tensor(list(alike)).split(batch_size) if alike else ():
             members = [(place, path) for place, first in enumerate(leaders.tolist()) for path in alike[first]]
             begin = members[0][1]  # a chunk's paths stand together; of those between them none is evaluated here
@@ -111,17 +115,6 @@ def _complete(
                 x[paths - begin], velocity[places], schedule.sigma[step], schedule.sigma[following]
             )
             put(x_F, begin, x)
-
-
-def _sharing(evaluated: Sequence[Sequence[int]], steps: Sequence[int], step: int) -> dict[int, list[int]]:
-    """Completions that are evaluated at a step, by the first of those that share its latent."""
-    alike: dict[int, list[int]] = {}
-    each = len(evaluated) // len(steps)
-    for path in (path for path, own in enumerate(evaluated) if step in own):
-        row = path // each
-        first = next(p for p in range(row * each, path + 1) if step in evaluated[p])
-        alike.setdefault(first if step <= steps[row] + 2 else path, []).append(path)
-    return alike
 
 
 def sample_branches(

@@ -96,33 +96,25 @@ def classifier_free_guidance(
         return conditioned(network, cond)
     negative = negative.expand(len(cond))
     if apart or train_negative is not True:
-        return _guided_apart(network, cond, negative, scale, rule, train_negative)
+        # A backward pass starts with the newest call: the positive's graph is gone when the negative's is built again.
+        def half_by_half(x: Float[Tensor, " b *latent"], sigma: Tensor, timestep: Tensor) -> Tensor:
+            if train_negative == "recompute" and torch.is_grad_enabled():
+                without = checkpoint(
+                    _evaluate, network, x, timestep, negative, use_reentrant=False, preserve_rng_state=False,
+                    context_fn=lambda: (nullcontext(), uncounted()),
+                )  # fmt: skip
+            else:
+                with torch.set_grad_enabled(train_negative is not False and torch.is_grad_enabled()):
+                    without = _evaluate(network, x, timestep, negative)
+            return rule(without, _evaluate(network, x, timestep, cond), scale)
+
+        return half_by_half
     both = Conditioning.cat([negative, cond])
 
     def velocity(x: Float[Tensor, " b *latent"], sigma: Tensor, timestep: Tensor) -> Float[Tensor, " b *latent"]:
         doubled = timestep if timestep.ndim == 0 else torch.cat([timestep, timestep])
         without, with_prompt = _evaluate(network, torch.cat([x, x]), doubled, both).chunk(2)
         return rule(without, with_prompt, scale)
-
-    return velocity
-
-
-def _guided_apart(
-    network: Network, cond: Conditioning, negative: Conditioning, scale: float, rule: Rule, train: TrainNegative
-) -> Velocity:
-    """Guidance with one call for each half, the negative before the positive: a backward pass starts with the newest
-    call, so the positive's graph is gone when the negative's is built again."""
-
-    def velocity(x: Float[Tensor, " b *latent"], sigma: Tensor, timestep: Tensor) -> Float[Tensor, " b *latent"]:
-        if train == "recompute" and torch.is_grad_enabled():
-            without = checkpoint(
-                _evaluate, network, x, timestep, negative, use_reentrant=False, preserve_rng_state=False,
-                context_fn=lambda: (nullcontext(), uncounted()),
-            )  # fmt: skip
-        else:
-            with torch.set_grad_enabled(train is not False and torch.is_grad_enabled()):
-                without = _evaluate(network, x, timestep, negative)
-        return rule(without, _evaluate(network, x, timestep, cond), scale)
 
     return velocity
 

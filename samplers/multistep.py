@@ -56,7 +56,10 @@ def dpm_step(
     base = 1 - s_next / s  # (1 - sigma_next)(1 - exp(-h)) in a form that has no limit to take at either end
     weights = [base]
     if len(cleans) == 2:
-        change = base / 2 * _slope(levels) if s_next > 0 else 0.0
+        change = 0.0
+        if s_next > 0:  # times 1 / r, which is 0 if the previous step came from sigma 1
+            before, now, after = (-math.inf if sigma == 1 else math.log((1 - sigma) / sigma) for sigma in levels)
+            change = base / 2 * (1 / ((now - before) / (after - now)))
         weights = [-change, base + change]
     dtype = working_dtype(x)
     result = s_next / s * x.to(dtype)
@@ -89,9 +92,3 @@ def solve(
         cleans = [*cleans[-1:], clean_from_velocity(x, predicted, schedule.sigma[step])]
         x = dpm_step(x, cleans[-order:], schedule.sigma[step + 1 - order : step + 2])
     return x
-
-
-def _slope(levels: Sequence[float]) -> float:
-    """1 / r of three levels: this step in lambda over the one before; 0 if the previous step came from sigma 1."""
-    before, now, after = (-math.inf if sigma == 1 else math.log((1 - sigma) / sigma) for sigma in levels)
-    return 1 / ((now - before) / (after - now))

@@ -207,10 +207,7 @@ def normalise(
     Args:
         raw_KM: [K, M] float. NaN is left out of all statistics and stays NaN: mask those rows.
         norm_M: [M] integers; rows with equal numbers are one set.
-        scope: Whose std divides: "group" the row's own set, "global" all rows about their common mean (the baseline
-            stays that of the set), "none" no division.
-        correction: 0 population std, 1 sample std.
-        baseline: "mean" of the set, or "leave_one_out", the mean of the other members.
+        scope, eps, correction, baseline: As `group_advantages`, a set for a group; "global" keeps the set's baseline.
         virtual_max: Upper bound of the reward: one virtual member of that value joins mean and std of every set (NGRPO,
             arXiv 2509.18851), so that a set of equal failures gets a negative advantage, a set of one too. A set whose
             members all reach the bound still gets 0. The real members' mean advantage is negative.

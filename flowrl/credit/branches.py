@@ -69,7 +69,20 @@ class TempFlow:
             raise ValueError(
                 f"tempflow completes every branch once, got {reward_KML.shape[2]} strides: use g2rpo for several"
             )
-        weight = _noise_weights(sampled, context.step_std) if self.noise_weights else None
+        weight, step_std = None, context.step_std
+        if self.noise_weights:  # std of each transition's step over the mean of the steps that occur
+            steps = sampled.step.unique()
+            if step_std is None or step_std.ndim != 1 or len(step_std) <= int(steps.max()):
+                raise ValueError(
+                    "noise_weights need step_std [T], the std of the kernel at each step, got "
+                    f"{None if step_std is None else tuple(step_std.shape)}"
+                )
+            std = step_std.to(device=steps.device, dtype=torch.float64)
+            if not bool((std[steps] > 0).all()):
+                raise ValueError(
+                    f"step_std must be positive at the steps {steps.tolist()} that branch, got {step_std.tolist()}"
+                )
+            weight = (std / std[steps].mean())[sampled.step].to(sampled.log_prob.dtype)
         # An anchor's state at a step is one latent of the pool, so its index stands for (start noise, step).
         within = sampled.source if self.seed_groups else sampled.step
         return Credit(raw=reward_KML[:, :, 0], norm=norm_within(sampled, within), weight=weight)
@@ -105,19 +118,3 @@ class SelfOpd:
         weight = torch.where(gain < 0, gain * (1 - along) / 2, gain).clamp(-1, 1).flatten()
         raw = torch.where(weight.isnan(), torch.nan, 0.0)[None]
         return Credit(raw=raw, norm=norm_within(sampled, sampled.source), offset=weight)
-
-
-def _noise_weights(sampled: Sampled, step_std: Tensor | None) -> Float[Tensor, " M"]:
-    """Std of each transition's step over the mean of the steps that occur."""
-    steps = sampled.step.unique()
-    if step_std is None or step_std.ndim != 1 or len(step_std) <= int(steps.max()):
-        raise ValueError(
-            "noise_weights need step_std [T], the std of the kernel at each step, got "
-            f"{None if step_std is None else tuple(step_std.shape)}"
-        )
-    std = step_std.to(device=steps.device, dtype=torch.float64)
-    if not bool((std[steps] > 0).all()):
-        raise ValueError(
-            f"step_std must be positive at the steps {steps.tolist()} that branch, got {step_std.tolist()}"
-        )
-    return (std / std[steps].mean())[sampled.step].to(sampled.log_prob.dtype)

@@ -16,7 +16,7 @@ from flowrl.prompts.loading import eval_items
 from flowrl.rewards.embedded.realism import scene_images, world_features, world_realism
 from flowrl.runtime.public import public
 from flowrl.statistics.bootstrap import Interval
-from flowrl.statistics.kernel_distance import kernel_change
+from flowrl.statistics.kernel_distance import kernel_interval
 from flowrl.training.parts import read_prompts
 
 __all__ = ["Realism", "realism"]
@@ -76,9 +76,8 @@ def realism(runs: str | Path | Sequence[str | Path]) -> list[Realism]:
         before, after = images
         records = [item.prompt.metadata for item in items]
         real = world_features(scene_images(records))
-        change = kernel_change(
-            world_features(before), world_features(after), real, [item.prompt.text for item in items]
-        )
+        texts = [item.prompt.text for item in items]
+        change = kernel_interval(world_features(after), real, texts, before=world_features(before))
         levels = [world_realism(side, records, num_resamples=2).mean for side in images]
         found.append(Realism(folder=folder, before=levels[0], after=levels[1], change=change))
     return found

@@ -26,16 +26,9 @@ from typing import Any, ClassVar, Literal, Protocol
 import torch
 from torch import Tensor
 
+from flowrl.objectives import terms
 from flowrl.objectives.preference_losses import best_of_group, centred_distillation, group_gate, reward_weights
-from flowrl.objectives.terms import (
-    AdvantageMode,
-    Weighting,
-    clipped_surrogate,
-    matching_error,
-    matching_log_prob,
-    mean_squared_error,
-    optimality,
-)
+from flowrl.objectives.terms import AdvantageMode, Weighting
 from flowrl.runtime.placement import widened
 from flowrl.runtime.shapes import Float, Int
 from flowrl.samplers.parametrization import column, working_dtype
@@ -158,12 +151,12 @@ class Nft:
     def __call__(self, matched: Matched) -> Weighed:
         """Loss and metrics of b images, with `old`."""
         old = _of("old", matched, "nft")
-        r = widened(optimality(matched.advantage, advantage_range=self.advantage_range, mode=self.mode))
+        r = widened(terms.optimality(matched.advantage, advantage_range=self.advantage_range, mode=self.mode))
         velocity = matched.velocity.to(working_dtype(matched.velocity))
         sigma = column(matched.sigma, velocity)
         branches = (old + sign * self.beta * (velocity - old) for sign in (1, -1))
         positive, negative = (
-            matching_error(sigma * (branch - matched.target), adaptive=self.adaptive, floor=self.floor)
+            terms.matching_error(sigma * (branch - matched.target), adaptive=self.adaptive, floor=self.floor)
             for branch in branches
         )
         scale = self.advantage_range / self.beta if self.published_scale else 1.0
@@ -209,15 +202,15 @@ class Awm:
 
     def __call__(self, matched: Matched) -> Weighed:
         """Loss and metrics of b images, with `old` if off_policy."""
-        error = mean_squared_error(matched.velocity, matched.target)
-        log_prob = matching_log_prob(error, matched.sigma, weighting=self.weighting, power=self.power)
+        error = terms.mean_squared_error(matched.velocity, matched.target)
+        log_prob = terms.matching_log_prob(error, matched.sigma, weighting=self.weighting, power=self.power)
         before = log_prob.detach()
         if self.off_policy:
-            old_error = mean_squared_error(_of("old", matched, "awm with off_policy"), matched.target)
-            before = matching_log_prob(old_error, matched.sigma, weighting=self.weighting, power=self.power)
+            old_error = terms.mean_squared_error(_of("old", matched, "awm with off_policy"), matched.target)
+            before = terms.matching_log_prob(old_error, matched.sigma, weighting=self.weighting, power=self.power)
         advantage = widened(matched.advantage).clamp(-self.advantage_range, self.advantage_range)
         advantage = advantage * (self.advantage_max / self.advantage_range)
-        loss = clipped_surrogate(log_prob - before, advantage, clip_low=self.clip, clip_high=self.clip)
+        loss = terms.clipped_surrogate(log_prob - before, advantage, clip_low=self.clip, clip_high=self.clip)
         return _finish(matched, loss, error=error, ratio=(log_prob - before).exp())
 
 
@@ -249,13 +242,13 @@ class Dgpo:
 
     def __call__(self, matched: Matched) -> Weighed:
         """Loss and metrics of complete groups that share sigma and noise, with `reference`; with clip, `old`."""
-        error = mean_squared_error(matched.velocity, matched.target)
-        reference_error = mean_squared_error(_of("reference", matched, "dgpo"), matched.target)
+        error = terms.mean_squared_error(matched.velocity, matched.target)
+        reference_error = terms.mean_squared_error(_of("reference", matched, "dgpo"), matched.target)
         advantage = widened(matched.advantage).clamp(-self.advantage_range, self.advantage_range)
         gate = group_gate(error, reference_error, advantage, matched.group, beta=self.beta)
         clipped = torch.zeros_like(advantage, dtype=torch.bool)
         if self.clip is not None:
-            old_error = mean_squared_error(_of("old", matched, "dgpo with clip"), matched.target)
+            old_error = terms.mean_squared_error(_of("old", matched, "dgpo with clip"), matched.target)
             ratio = (old_error - error.detach()).exp()
             clipped = torch.where(advantage > 0, ratio > 1 + self.clip, ratio < 1 - self.clip)
         loss = gate * advantage * torch.where(clipped, error.detach(), error)
@@ -296,9 +289,9 @@ class Crd:
     def __call__(self, matched: Matched) -> Weighed:
         """Loss and metrics of complete groups, with `old`."""
         old = _of("old", matched, "crd")
-        r = widened(optimality(matched.advantage, advantage_range=self.advantage_range))
+        r = widened(terms.optimality(matched.advantage, advantage_range=self.advantage_range))
         new_error, old_error = (
-            matching_error(v - matched.target, adaptive=self.adaptive, floor=self.floor)
+            terms.matching_error(v - matched.target, adaptive=self.adaptive, floor=self.floor)
             for v in (matched.velocity, old)
         )
         rho = old_error - new_error
@@ -402,7 +395,7 @@ def _finish(matched: Matched, loss: Tensor, **metrics: Tensor) -> Weighed:
 
 
 def _weigh(matched: Matched, weight: Tensor) -> Weighed:
-    error = mean_squared_error(matched.velocity, matched.target)
+    error = terms.mean_squared_error(matched.velocity, matched.target)
     return _finish(matched, widened(weight) * error, error=error, weight=widened(weight))
 
 

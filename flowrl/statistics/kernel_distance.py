@@ -24,55 +24,45 @@ from flowrl.statistics.bootstrap import Interval, codes, draw_counts, percentile
 _CHUNK = 250  # resamples weighed at once: bounds memory
 
 
+Blocks = tuple[tuple[np.ndarray, np.ndarray], ...]
+"""Kernel values and a mask (0 or 1) of those that count: among generated images, among real ones, and between them."""
+
+
 def kernel_interval(
     generated: Float[np.ndarray, " n d"],
     real: Float[np.ndarray, " n d"],
     labels: Sequence[Hashable],
     *,
+    before: Float[np.ndarray, " n d"] | None = None,
     num_resamples: int = 1000,
     seed: int = 0,
 ) -> Interval:
     """The distance of two sets of feature vectors, with a percentile bootstrap interval from R = `num_resamples`.
 
-    Each resample draws labels with replacement, and takes all their rows in both sets. The interval is meant for sets
+    Each resample draws labels with replacement, and takes all their rows in every set. The interval is meant for sets
     that differ: if both come from one distribution, the statistic is degenerate and the interval says only "near 0".
 
     Args:
-        labels: [N] what row i of either set shows, such as its prompt.
+        labels: [N] what row i of every set shows, such as its prompt.
+        before: If given, its distance from `real` is subtracted: below 0 images became more realistic. Row i has the
+            prompt and start noise of row i of `generated`, and resamples draw both together, so what they share
+            cancels.
 
     Raises ValueError: fewer than two vectors or labels, unequal shapes, numbers not finite, no resamples.
     """
-    return _interval([generated], real, labels, num_resamples, seed)
-
-
-def kernel_change(
-    before: Float[np.ndarray, " n d"],
-    after: Float[np.ndarray, " n d"],
-    real: Float[np.ndarray, " n d"],
-    labels: Sequence[Hashable],
-    *,
-    num_resamples: int = 1000,
-    seed: int = 0,
-) -> Interval:
-    """The distance of `after` minus that of `before`, with its interval; below 0 if images became more realistic. Row i
-    of both has one prompt and start noise. Each resample draws both together, against the same real images, so what
-    they share cancels. Otherwise as `kernel_interval`."""
-    return _interval([before, after], real, labels, num_resamples, seed)
-
-
-Blocks = tuple[tuple[np.ndarray, np.ndarray], ...]
-"""Kernel values and a mask (0 or 1) of those that count: among generated images, among real ones, and between them."""
-
-
-def _interval(
-    sets: Sequence[np.ndarray], real: np.ndarray, labels: Sequence[Hashable], num_resamples: int, seed: int
-) -> Interval:
-    """The distance of the only set, or the distance of the second minus that of the first."""
     if num_resamples < 1:
         raise ValueError(f"num_resamples must be at least 1, got {num_resamples}: 1000 is the default")
-    checked = [_check(features, labels) for features in (*sets, real)]
-    if len({array.shape for array in checked}) > 1:
-        shapes = " and ".join(str(list(array.shape)) for array in checked)
+    sets = [np.asarray(one, dtype=np.float64) for one in (generated, before, real) if one is not None]
+    for array in sets:
+        if array.ndim != 2 or len(array) != len(labels) or len(set(labels)) < 2 or array.shape[1] == 0:
+            raise ValueError(
+                f"features must be [N, D] with one label per row and two or more different labels, got the shape "
+                f"{list(array.shape)} and {len(labels)} labels, {len(set(labels))} of them different"
+            )
+        if not np.isfinite(array).all():
+            raise ValueError("the features hold numbers that are not finite: drop failed images first")
+    if len({array.shape for array in sets}) > 1:
+        shapes = " and ".join(str(list(array.shape)) for array in sets)
         raise ValueError(f"all sets need the same images and the same features, got the shapes {shapes}")
     unit_N = codes(labels)
     units, rng = int(unit_N.max()) + 1, np.random.default_rng(seed)
@@ -80,12 +70,12 @@ def _interval(
     while len(single := np.flatnonzero((drawn_RU > 0).sum(axis=1) < 2)):  # one unit again and again has no pair
         drawn_RU[single] = draw_counts(units, len(single), rng)
     drawn_RN = drawn_RU[:, unit_N]
-    blocks = [_blocks(generated, checked[-1], unit_N) for generated in checked[:-1]]
-    points = [float(_distances(pairs, np.ones((1, len(unit_N))))[0]) for pairs in blocks]
-    replicates = [_distances(pairs, drawn_RN) for pairs in blocks]
-    if len(sets) == 1:
-        return percentiles(points[0], replicates[0])
-    return percentiles(points[1] - points[0], replicates[1] - replicates[0])
+    once_1N, mean, replicates = np.ones((1, len(unit_N))), 0.0, np.zeros(num_resamples)
+    for sign, one in zip((1, -1), sets[:-1], strict=False):
+        pairs = _blocks(one, sets[-1], unit_N)
+        mean += sign * float(_distances(pairs, once_1N)[0])
+        replicates += sign * _distances(pairs, drawn_RN)
+    return percentiles(mean, replicates)
 
 
 def _blocks(a_ND: np.ndarray, b_ND: np.ndarray, unit_N: np.ndarray) -> Blocks:
@@ -107,15 +97,3 @@ def _distances(pairs: Blocks, drawn_RN: np.ndarray) -> Float[np.ndarray, " r"]:
         )
         found.append(within + real - 2.0 * between)
     return np.concatenate(found)
-
-
-def _check(features: np.ndarray, labels: Sequence[Hashable]) -> Float[np.ndarray, " n d"]:
-    array = np.asarray(features, dtype=np.float64)
-    if array.ndim != 2 or len(array) != len(labels) or len(set(labels)) < 2 or array.shape[1] == 0:
-        raise ValueError(
-            f"features must be [N, D] with one label per row and two or more different labels, got the shape "
-            f"{list(array.shape)} and {len(labels)} labels, {len(set(labels))} of them different"
-        )
-    if not np.isfinite(array).all():
-        raise ValueError("the features hold numbers that are not finite: drop failed images first")
-    return array

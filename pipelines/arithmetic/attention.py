@@ -259,26 +259,21 @@ class _Instead(TorchFunctionMode):
 def attention_of(word: str) -> Attend:
     """A kernel as a function with the arguments of torch's attention, `[b, heads, n, d]` each."""
     kernel = KERNELS[word]
-    if kernel.casts:
-        return _in_float32
-    return partial(_by_backend, backend=AttentionBackendName(kernel.backend))
 
+    def in_float32(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, **more: Any) -> Tensor:
+        """Torch's attention on float32 copies, in the dtype of the values, as autocast would give it."""
+        mask = attn_mask.float() if attn_mask is not None and attn_mask.is_floating_point() else attn_mask
+        with torch.autocast(query.device.type, enabled=False):
+            attended = F.scaled_dot_product_attention(query.float(), key.float(), value.float(), attn_mask=mask, **more)
+        return attended.to(value.dtype)
 
-def _in_float32(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, **options: Any) -> Tensor:
-    """Torch's attention on float32 copies, in the dtype of the values, as autocast would give it."""
-    mask = attn_mask.float() if attn_mask is not None and attn_mask.is_floating_point() else attn_mask
-    with torch.autocast(query.device.type, enabled=False):
-        attended = F.scaled_dot_product_attention(query.float(), key.float(), value.float(), attn_mask=mask, **options)
-    return attended.to(value.dtype)
+    def by_backend(query: Tensor, key: Tensor, value: Tensor, **more: Any) -> Tensor:
+        """A kernel of diffusers' dispatcher, with queries and keys in the dtype of the values."""
+        given = (x.to(value.dtype).transpose(1, 2) for x in (query, key, value))
+        attended: Tensor = dispatch_attention_fn(*given, backend=AttentionBackendName(kernel.backend), **more)
+        return attended.transpose(1, 2)
 
-
-def _by_backend(
-    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, *, backend: Any, **options: Any
-) -> Tensor:
-    """A kernel of diffusers' dispatcher, with queries and keys in the dtype of the values."""
-    given = (x.to(value.dtype).transpose(1, 2) for x in (query, key, value))
-    attended: Tensor = dispatch_attention_fn(*given, attn_mask=attn_mask, backend=backend, **options)
-    return attended.transpose(1, 2)
+    return in_float32 if kernel.casts else by_backend
 
 
 _INPUTS = ((64, 1.0, 56), (515, 1.0, 3), (64, 20.0, 56))

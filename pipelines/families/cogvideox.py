@@ -8,8 +8,6 @@ time (`use_dynamic_cfg`), and CogVideoX 1.5, which pads and drops latent frames.
 
 from __future__ import annotations
 
-from typing import Any
-
 from diffusers import CogVideoXTransformer3DModel
 from torch import Tensor
 
@@ -48,24 +46,15 @@ def _positions(p: FamilyPipeline) -> dict[str, Tensor]:
     return {"cos": cos, "sin": sin}
 
 
-def _conditioning(p: FamilyPipeline, tokens: int) -> dict[str, Tensor]:
-    _check_text(p.card, tokens)
-    return {"embeds": common.meta(1, tokens, p.card.network.text_embed_dim)}
-
-
-def _check_text(card: Card, tokens: int) -> None:
+def _checked(card: Card, tokens: int) -> int:
+    """Tokens of text, which have to be as many as the network was trained with."""
     own = card.network.max_text_seq_length
     if tokens != own:
         raise ValueError(
             f"pipeline.max_sequence_length ({tokens}) must be {own} for {card.model}: its network attends to padding "
             "as to words and was trained with so many tokens of text"
         )
-
-
-def _tokens(card: Card, options: Any) -> int:
-    length = 226 if options.max_sequence_length is None else int(options.max_sequence_length)
-    _check_text(card, length)
-    return length
+    return tokens
 
 
 FAMILY = Family(
@@ -81,10 +70,16 @@ FAMILY = Family(
         "hidden_states": x.transpose(1, 2), "encoder_hidden_states": cond.tensors["embeds"], "timestep": timestep,
         "image_rotary_emb": (p.positions["cos"], p.positions["sin"]) if p.positions else None,
     },
-    read=lambda p, output, x: output.transpose(1, 2), conditioning=_conditioning,
+    read=lambda p, output, x: output.transpose(1, 2),
+    conditioning=lambda p, tokens: {
+        "embeds": common.meta(1, _checked(p.card, tokens), p.card.network.text_embed_dim)
+    },
     constants=lambda p: sd.levels_on(p.device, stock_schedules.plain_config(p.pipe.scheduler.config)),
     positions=_positions, evaluate=sd.evaluate, schedule=sd.own_levels,
-    check_scheduler=stock_schedules.check_diffusion_scheduler, tokens=_tokens,
+    check_scheduler=stock_schedules.check_diffusion_scheduler,
+    tokens=lambda card, options: _checked(
+        card, 226 if options.max_sequence_length is None else int(options.max_sequence_length)
+    ),
     refuse=refusing((
         lambda card: card.network.patch_size_t is not None,
         "{card.model} is a CogVideoX 1.5 (patch_size_t {card.network.patch_size_t}), which is not supported: take "

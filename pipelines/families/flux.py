@@ -15,7 +15,7 @@ from diffusers import FluxTransformer2DModel
 from torch import Tensor
 
 from flowrl.pipelines.shared import common, stock_schedules
-from flowrl.pipelines.shared.cards import Card, Grid, embedding, given, square
+from flowrl.pipelines.shared.cards import Card, Grid, embedding, given, refusing, square
 from flowrl.pipelines.shared.family_pipeline import Family, FamilyPipeline
 from flowrl.pipelines.weights.lora import JOINT_ATTENTION
 from flowrl.trajectory import Conditioning
@@ -58,15 +58,15 @@ def read(p: FamilyPipeline, output: Tensor, x: Tensor) -> Tensor:
     return common.unpack(output[:, : x.shape[-2] * x.shape[-1] // 4], x.shape[1:])
 
 
-def refuse(card: Card) -> None:
-    """Refuses networks that take more than latents. Raises ValueError: a fill or control model."""
-    channels, wanted = card.vae.get("latent_channels", 16), card.network.in_channels
-    if wanted != 4 * channels:
-        raise ValueError(
-            f"the network of {card.model} takes {wanted} channels per token, and latents of its VAE have "
-            f"{4 * channels}: it is a fill or control model; pipeline.name=flux_fill loads FLUX.1 Fill, and no "
-            "pipeline.name the others"
-        )
+refuse = refusing(
+    (
+        lambda card: (wanted := 4 * card.vae.get("latent_channels", 16)) != card.network.in_channels and wanted,
+        "the network of {card.model} takes {card.network.in_channels} channels per token, and latents of its VAE have "
+        "{wanted}: it is a fill or control model; pipeline.name=flux_fill loads FLUX.1 Fill, and no pipeline.name the "
+        "others",
+    )
+)
+"""Refuses networks that take more than latents."""
 
 
 def _tokens(card: Card, options: Any) -> int:

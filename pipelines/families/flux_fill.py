@@ -14,7 +14,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +22,6 @@ from flowrl.pipelines.families import flux
 from flowrl.pipelines.shared import common
 from flowrl.pipelines.shared.cards import Card, Grid
 from flowrl.pipelines.shared.family_pipeline import FamilyPipeline
-from flowrl.trajectory import Conditioning
 
 _GREY = (0.299, 0.587, 0.114)  # ITU-R BT.601, by which stock's image library turns colours to grey
 
@@ -44,11 +42,6 @@ def _embed_sources(p: FamilyPipeline, sources: Sequence[Tensor]) -> dict[str, Te
     return {"kept": torch.cat([common.pack(latents), common.pack(folded)], dim=2).to(p.dtype)}
 
 
-def _arguments(p: FamilyPipeline, x: Tensor, timestep: Tensor, cond: Conditioning) -> dict[str, Any]:
-    given = flux.arguments(p, x, timestep, cond)
-    return given | {"hidden_states": torch.cat([given["hidden_states"], cond.tensors["kept"]], dim=2)}
-
-
 def _refuse(card: Card) -> None:
     channels, found = card.vae.get("latent_channels", 16), card.network.in_channels
     wanted = 4 * (2 * channels + card.factors[0] ** 2)
@@ -63,7 +56,10 @@ def _refuse(card: Card) -> None:
 FAMILY = replace(
     flux.FAMILY, name="flux_fill", title="FLUX.1 Fill", num_sources=(2, 2),
     grid=lambda config: Grid(channels=(config.out_channels or config.in_channels) // 4, patch=2),
-    embed_sources=_embed_sources, arguments=_arguments, refuse=_refuse,
+    embed_sources=_embed_sources, refuse=_refuse,
+    arguments=lambda p, x, timestep, cond: (given := flux.arguments(p, x, timestep, cond)) | {
+        "hidden_states": torch.cat([given["hidden_states"], cond.tensors["kept"]], dim=2)
+    },
     conditioning=lambda p, tokens: {
         **flux.FAMILY.conditioning(p, tokens),
         "kept": common.meta(1, math.prod(p.latent_shape[1:]) // 4, 4 * (p.latent_shape[0] + p.card.factors[0] ** 2)),

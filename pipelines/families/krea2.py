@@ -11,7 +11,6 @@ guidance, one pass. A checkpoint that says `is_distilled` has none; its levels a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -39,9 +38,7 @@ DISTILLED_MU = 1.15
 """Logarithm of the shift of distilled checkpoints, as in stock."""
 
 
-def _embed(p: FamilyPipeline, prompt: str, sources: Sequence[Tensor]) -> dict[str, Tensor]:
-    found = embedding("embeds", "mask")(p, prompt, sources)
-    return pad_embeddings(found["embeds"][:, found["mask"][0]], p.max_sequence_length)
+_embed = embedding("embeds", "mask")
 
 
 def _arguments(p: FamilyPipeline, x: Tensor, timestep: Tensor, cond: Conditioning) -> dict[str, Any]:
@@ -70,7 +67,10 @@ def _schedule(p: FamilyPipeline, num_steps: int, grid: str, shift: float | None)
 FAMILY = Family(
     name="krea2", title="Krea 2", network=Krea2Transformer2DModel, lora_targets=LORA_TARGETS,
     encoders=("text_encoder",), own_size=lambda card: Size(height=1024, width=1024), grid=packed_grid, factors=factors,
-    constants=common.latent_statistics, embed=_embed, arguments=_arguments, read=read,
+    constants=common.latent_statistics, arguments=_arguments, read=read,
+    embed=lambda p, prompt, sources: pad_embeddings(
+        (found := _embed(p, prompt, sources))["embeds"][:, found["mask"][0]], p.max_sequence_length
+    ),
     conditioning=lambda p, tokens: padded_meta(tokens, p.card.network.num_text_layers, p.card.network.text_hidden_dim),
     guided=lambda p, asked: guided_from_zero(
         p, asked, distilled=bool(p.card.index.get("is_distilled")), apart=True,

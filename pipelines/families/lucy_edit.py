@@ -10,20 +10,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from torch import Tensor
-
 from flowrl.pipelines.families import wan
 from flowrl.pipelines.families.wan_vace import fit
 from flowrl.pipelines.shared import common
 from flowrl.pipelines.shared.cards import Card, Size
-from flowrl.pipelines.shared.family_pipeline import FamilyPipeline
 
 _CLIPS = ("source_video",)
-
-
-def conditioning(p: FamilyPipeline, tokens: int) -> dict[str, Tensor]:
-    """What the denoiser is given, without numbers."""
-    return {"embeds": common.meta(1, tokens, p.card.network.text_dim), "beside": common.meta(1, *p.latent_shape)}
 
 
 def refuse(card: Card) -> None:
@@ -46,7 +38,10 @@ FAMILY = replace(
     needed_clips=_CLIPS,
     own_size=lambda card: Size(height=480, width=832, num_frames=81, fps=24.0),
     embed_sources=lambda p, shown: {"beside": wan.encode(p, 2 * fit(p, shown[0], p.image_shape[2:]) - 1).to(p.dtype)},
-    conditioning=conditioning,
+    conditioning=lambda p, tokens: {
+        "embeds": common.meta(1, tokens, p.card.network.text_dim),
+        "beside": common.meta(1, *p.latent_shape),
+    },
     count_sources=lambda card, options: (1, 1),
     refuse=refuse,
     suits=wan.suits_experts,

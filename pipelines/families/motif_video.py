@@ -12,17 +12,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from diffusers import MotifVideoTransformer3DModel
-from torch import Tensor
 
 from flowrl.pipelines.arithmetic.attention_words import Attends
 from flowrl.pipelines.families import wan
 from flowrl.pipelines.families.z_image import guided_from_zero
 from flowrl.pipelines.shared import common
-from flowrl.pipelines.shared.cards import Card, Grid, Size, VideoOptions, embedding, given
+from flowrl.pipelines.shared.cards import Grid, Size, VideoOptions, embedding, given, refusing
 from flowrl.pipelines.shared.common import Guidance
 from flowrl.pipelines.shared.family_pipeline import Family, FamilyPipeline
 from flowrl.pipelines.shared.stock_schedules import check_flow_scheduler, flow_levels_of
@@ -30,7 +28,6 @@ from flowrl.pipelines.weights.lora import JOINT_ATTENTION
 from flowrl.samplers.guidance import Velocity
 from flowrl.samplers.guidance_rules import Rule
 from flowrl.samplers.path_memory import AdaptiveProjection
-from flowrl.trajectory import Conditioning
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,28 +42,12 @@ class MotifVideoOptions(VideoOptions):
     """Longest average of a frame, by its norm; 0 is no limit."""
 
 
-def arguments(p: FamilyPipeline, x: Tensor, timestep: Tensor, cond: Conditioning) -> dict[str, Any]:
-    """What the denoiser is called with."""
-    b, channels, *rest = x.shape
-    return common.masked_arguments(torch.cat([x, x.new_zeros(b, channels + 1, *rest)], dim=1), timestep, cond)
-
-
 def guided(p: FamilyPipeline, asked: Guidance) -> Velocity:
     """In two passes, by projections unless the options say otherwise."""
     chosen = p.options
     projected = AdaptiveProjection(longest=chosen.longest, momentum=chosen.momentum, dims=(-1, -2, -4))
     rule: Rule = projected if chosen.projected else lambda no, yes, scale: yes + scale * (yes - no)
     return guided_from_zero(p, asked, distilled=False, rule=rule)
-
-
-def refuse(card: Card) -> None:
-    """Refuses a network that reads other channels."""
-    found, wanted = card.network.in_channels, 2 * card.network.out_channels + 1
-    if found != wanted:
-        raise ValueError(
-            f"the network of {card.model} reads {found} channels, and motif_video gives it {wanted}: the noisy ones, "
-            "those of a first frame and a mask"
-        )
 
 
 FAMILY = Family(
@@ -80,7 +61,9 @@ FAMILY = Family(
     grid=lambda config: Grid(channels=config.out_channels, patch=config.patch_size, frame_patch=config.patch_size_t),
     factors=wan.FAMILY.factors,
     embed=embedding("embeds", "", "mask"),
-    arguments=arguments,
+    arguments=lambda p, x, timestep, cond: common.masked_arguments(
+        torch.cat([x, torch.zeros_like(x), torch.zeros_like(x[:, :1])], dim=1), timestep, cond
+    ),
     conditioning=given("text_embed_dim", mask=True),
     guided=guided,
     passes=lambda card, scale: 1 if scale == 0 else 2,
@@ -95,6 +78,12 @@ FAMILY = Family(
     decode=wan.FAMILY.decode,
     encode=wan.encode,
     check_scheduler=check_flow_scheduler,
-    refuse=refuse,
+    refuse=refusing(
+        (
+            lambda card: (wanted := 2 * card.network.out_channels + 1) != card.network.in_channels and wanted,
+            "the network of {card.model} reads {card.network.in_channels} channels, and motif_video gives it {wanted}: "
+            "the noisy ones, those of a first frame and a mask",
+        )
+    ),
     attention=Attends(mask="keys"),
 )

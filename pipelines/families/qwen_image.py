@@ -85,11 +85,6 @@ def conditioning(p: FamilyPipeline, tokens: int) -> dict[str, Tensor]:
     return padded_meta(tokens, p.card.network.joint_attention_dim)
 
 
-def rescale_by_token(negative: Tensor, positive: Tensor, scale: float) -> Tensor:
-    """`qwen_norm_rescale` of unpacked outputs: norms are those of tokens."""
-    return unpack(qwen_norm_rescale(pack(negative), pack(positive), scale), positive.shape[1:])
-
-
 def decode(p: FamilyPipeline, z: Tensor) -> Tensor:
     """Decodes images as videos of one frame."""
     return p.pipe.vae.decode(common.restore(p, z).unsqueeze(2), return_dict=False)[0][:, :, 0]
@@ -112,7 +107,10 @@ FAMILY = Family(
     embed=lambda p, prompt, sources: pad_embeddings(
         embedding("embeds")(p, prompt, sources)["embeds"], p.max_sequence_length
     ),
-    guided=lambda p, asked: common.two_pass_guidance(asked, rule=rescale_by_token, apart=True),
+    # Norms are those of tokens
+    guided=lambda p, asked: common.two_pass_guidance(
+        asked, rule=lambda no, yes, w: unpack(qwen_norm_rescale(pack(no), pack(yes), w), yes.shape[1:]), apart=True
+    ),
     schedule=stock_schedules.by_image_size, decode=decode, encode=encode, longest=lambda card: LONGEST_PROMPT,
     attention=Attends(mask="keys"),
 )  # fmt: skip

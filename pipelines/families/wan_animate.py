@@ -67,22 +67,6 @@ def embed_sources(p: FamilyPipeline, sources: Sequence[Tensor]) -> dict[str, Ten
     return {name: tensor.to(p.dtype) for name, tensor in found.items()}
 
 
-def arguments(p: FamilyPipeline, x: Tensor, timestep: Tensor, cond: Conditioning) -> dict[str, Any]:
-    """What the denoiser is called with: Wan's, the pose and the face."""
-    own = {"pose_hidden_states": cond.tensors["pose"].to(x), "face_pixel_values": cond.tensors["face"].to(x)}
-    return wan.FAMILY.arguments(p, x, timestep, cond) | own
-
-
-def conditioning(p: FamilyPipeline, tokens: int) -> dict[str, Tensor]:
-    """What it is given, without numbers."""
-    channels, frames, height, width = p.grid_shape
-    side = p.card.network.motion_encoder_size
-    return wan.FAMILY.conditioning(p, tokens) | {
-        "pose": common.meta(1, channels, frames, height, width),
-        "face": common.meta(1, 3, p.image_shape[0], side, side),
-    }
-
-
 def guided(p: FamilyPipeline, asked: Guidance) -> Velocity:
     """In two passes, the negative one with a black face."""
     if asked.negative is not None:
@@ -103,7 +87,14 @@ FAMILY = replace(
     wan.FAMILY, name="wan_animate", title="Wan Animate", network=WanAnimateTransformer3DModel,
     denoisers=("transformer",), options=VideoOptions, clips=_CLIPS, needed_clips=_CLIPS[:2],
     own_size=lambda card: Size(height=720, width=1280, num_frames=77, fps=30.0),
-    embed_sources=embed_sources, arguments=arguments, conditioning=conditioning, guided=guided,
+    embed_sources=embed_sources, guided=guided,
+    arguments=lambda p, x, timestep, cond: wan.FAMILY.arguments(p, x, timestep, cond) | {
+        "pose_hidden_states": cond.tensors["pose"].to(x), "face_pixel_values": cond.tensors["face"].to(x),
+    },
+    conditioning=lambda p, tokens: wan.FAMILY.conditioning(p, tokens) | {
+        "pose": common.meta(1, *p.grid_shape),
+        "face": common.meta(1, 3, p.image_shape[0], *2 * (p.card.network.motion_encoder_size,)),
+    },
     count_sources=lambda card, options: (1, 1 + len(_CLIPS)),
     # The character's frame, then those of the clip
     state=lambda p: (p.grid_shape[0], 1 + p.grid_shape[1], *p.grid_shape[2:]),

@@ -194,6 +194,8 @@ class GenericFamily:
         """Loads a checkpoint from a folder or the hub, and tests whether its own call works step by step. It loads
         everything at once: `how.later` has no effect. Raises ValueError: nothing loadable there, or a pipeline that is
         not reproduced, and why."""
+        import diffusers
+
         chosen = self.chosen(options)
         check_compile(compile, device)
         refuse_unable(chosen.vae_dtype, device, "pipeline.vae_dtype")
@@ -214,7 +216,16 @@ class GenericFamily:
         pipe = stock_loading.load_stock(cls.__name__, model, title=cls.__name__, dtype=dtype, exact=("vae",))
         networks = {name: part for name, part in pipe.components.items() if isinstance(part, nn.Module)}
         denoisers = {name: part for name, part in networks.items() if name.startswith(("transformer", "unet"))}
-        _check_loaded(pipe, has_networks=bool(denoisers) and "vae" in networks)
+        if not denoisers or "vae" not in networks:
+            raise ValueError(f"{cls.__name__} has not both a transformer or unet and a vae: {OTHER}")
+        schedulers = [part for part, one in pipe.components.items() if isinstance(one, diffusers.SchedulerMixin)]
+        if schedulers != ["scheduler"]:
+            raise ValueError(
+                f"{cls.__name__} has the schedulers {', '.join(schedulers)}, and one can be taken: {OTHER}"
+            )
+        for part in stock_classes.GUIDER_PARTS:
+            if (guider := getattr(pipe, part, None)) is not None:
+                stock_classes.check_guider(cls.__name__, type(guider).__name__, dict(guider.config))
         stock_loading.freeze(pipe, device)
         encoders = [name for name in networks if name.startswith("text_encoder")]
         return self.made(model, pipe, denoisers, encoders, chosen, dtype, torch.device(device), compile)
@@ -251,21 +262,6 @@ class GenericFamily:
                 raise
             raise describe_error(name, error) from error
         return p
-
-
-def _check_loaded(pipe: Any, *, has_networks: bool) -> None:
-    """Refuses a loaded pipeline without denoiser or autoencoder, with several schedulers, or with another guider."""
-    import diffusers
-
-    name = type(pipe).__name__
-    if not has_networks:
-        raise ValueError(f"{name} has not both a transformer or unet and a vae: {OTHER}")
-    schedulers = [part for part, one in pipe.components.items() if isinstance(one, diffusers.SchedulerMixin)]
-    if schedulers != ["scheduler"]:
-        raise ValueError(f"{name} has the schedulers {', '.join(schedulers)}, and one can be taken: {OTHER}")
-    for part in stock_classes.GUIDER_PARTS:
-        if (guider := getattr(pipe, part, None)) is not None:
-            stock_classes.check_guider(name, type(guider).__name__, dict(guider.config))
 
 
 FAMILY = GenericFamily()

@@ -150,11 +150,6 @@ def sample_size(card: Card) -> Size:
     return Size(height=height * factor, width=width * factor)
 
 
-def image_factors(vae: Mapping[str, Any]) -> tuple[int, int]:
-    """Factors of an image autoencoder."""
-    return common.pixels_per_latent(vae), 1
-
-
 def clip_context(card: Card) -> int:
     """Tokens that CLIP's prompts always fill: its tokenizer's context."""
     return int((read_part(card.model, "tokenizer/tokenizer_config.json") or {}).get("model_max_length", 77))
@@ -240,12 +235,13 @@ def given(
 
 
 def refusing(*reasons: tuple[Callable[[Card], Any], str]) -> Callable[[Card], None]:
-    """A `refuse` of checkpoints for which one of some conditions holds; its words name what `card` has in braces."""
+    """A `refuse` of checkpoints for which one of some conditions holds; its words name what `card` has in braces, and
+    as `wanted` what the condition gives."""
 
     def refuse(card: Card) -> None:
         for unfit, words in reasons:
-            if unfit(card):
-                raise ValueError(words.format(card=card))
+            if wanted := unfit(card):
+                raise ValueError(words.format(card=card, wanted=wanted))
 
     return refuse
 

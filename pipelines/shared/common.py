@@ -208,13 +208,6 @@ def meta(*shape: int) -> Tensor:
     return torch.empty(shape, device="meta")
 
 
-def decode_slices(latents: Tensor, size: int, decode: Callable[[Tensor], Tensor], *, gradient: bool) -> Tensor:
-    """Images in [0, 1] of latents, `size` at a time in float32; without gradient memory does not grow with the batch.
-    `decode` gives images in [-1, 1]."""
-    with torch.set_grad_enabled(gradient):
-        return torch.cat([(decode(part.float()) / 2 + 0.5).clamp(0, 1) for part in latents.split(size)])
-
-
 @torch.no_grad()
 def encode_slices(
     images: Tensor, wanted: tuple[int, ...], size: int, encode: Callable[[Tensor], Tensor], device: torch.device

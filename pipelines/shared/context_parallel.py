@@ -64,13 +64,16 @@ def refuse_unsplit(
             f"{text} tokens of a prompt cannot be split evenly over parallel.context={context} processes: set "
             f"pipeline.max_sequence_length to a multiple of {context}"
         )
-    for size in sizes:
-        for sources, count in ({} if size is None else image_tokens(family, model, options, size)).items():
+    for size in filter(None, sizes):
+        for sources, count in image_tokens(family, model, options, size).items():
             if count % context:
+                frames = f" x {size.num_frames} frames" if size.num_frames else ""
+                beside = "" if not sources else " with a source image"
+                beside = f" with {sources} source images" if sources > 1 else beside
                 raise ValueError(
-                    f"{_size_text(size, sources)} is {count} tokens of {model}, which cannot be split evenly over "
-                    f"parallel.context={context} processes: choose another size{' of either' if sources else ''}, or "
-                    "another number"
+                    f"{size.width} x {size.height}{frames}{beside} is {count} tokens of {model}, which cannot be split "
+                    f"evenly over parallel.context={context} processes: choose another size"
+                    f"{' of either' if sources else ''}, or another number"
                 )
 
 
@@ -114,12 +117,6 @@ def _refuse_heads(network: Any, context: int) -> None:
             f"parallel.context={context} processes share the heads of attention, and {heads} heads do not divide by "
             f"{context}: choose one of {', '.join(str(n) for n in range(1, heads + 1) if heads % n == 0)}"
         )
-
-
-def _size_text(size: Any, sources: int) -> str:
-    frames = f" x {size.num_frames} frames" if size.num_frames else ""
-    beside = "" if not sources else " with a source image" if sources == 1 else f" with {sources} source images"
-    return f"{size.width} x {size.height}{frames}{beside}"
 
 
 def _attend(

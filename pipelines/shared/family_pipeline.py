@@ -106,7 +106,7 @@ class Family:
     """Images in [-1, 1] as the autoencoder gives them."""
     encode: Callable[[FamilyPipeline, Tensor], Tensor] = lambda p, x: common.encode(p.pipe.vae, x)
     """Latents of images in [-1, 1] as the autoencoder takes them."""
-    factors: Callable[[Mapping[str, Any]], tuple[int, int]] = cards.image_factors
+    factors: Callable[[Mapping[str, Any]], tuple[int, int]] = lambda vae: (common.pixels_per_latent(vae), 1)
     """Pixels of a latent's side and frames of a latent frame, of the autoencoder's configuration."""
     state: Callable[[FamilyPipeline], tuple[int, ...]] = lambda p: p.grid_shape
     """Shape of the denoised tensor, if it is more than the latent of an image or clip."""
@@ -465,11 +465,13 @@ class FamilyPipeline:
         return self.family.schedule(self, num_steps, grid, shift)
 
     def decode(self, latents: Tensor, *, gradient: bool = False) -> Tensor:
-        """Decodes slice by slice, in the autoencoder's arithmetic; images are float32."""
+        """Decodes slice by slice, in the autoencoder's arithmetic; images are float32. Without gradient memory does not
+        grow with the batch."""
         decode = in_arithmetic(self.options.vae_dtype, self.device, partial(self.family.decode, self))
         turned = (lambda z: decode(z).transpose(1, 2)) if self.family.videos else decode
-        with self.awake("vae"):
-            return common.decode_slices(latents, self.options.vae_slice, turned, gradient=gradient)
+        with self.awake("vae"), torch.set_grad_enabled(gradient):
+            parts = latents.split(self.options.vae_slice)
+            return torch.cat([(turned(part.float()) / 2 + 0.5).clamp(0, 1) for part in parts])
 
     @property
     def parts(self) -> dict[str, tuple[Any, ...]]:

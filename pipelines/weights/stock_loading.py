@@ -170,12 +170,24 @@ def fetch(model: str, variant: str | None) -> None:
 
 
 def _check_parts(pipe: Any, model: str, given: Mapping[str, Any]) -> None:
-    """Refuses networks without weights, and tokenizers that are damaged or of another encoder; skips `given`."""
+    """Refuses networks that lack weights or have some that are not numbers, and tokenizers that are damaged or of
+    another encoder; skips `given`."""
     from transformers import PreTrainedTokenizerBase, ProcessorMixin
 
     for part, module in pipe.components.items():
-        if isinstance(module, nn.Module) and given.get(part) is None:
-            _check_weights(module, f"{model}/{part}")
+        if not isinstance(module, nn.Module) or given.get(part) is not None:
+            continue
+        place, weights = f"{model}/{part}", dict(module.named_parameters())
+        if lacking := [key for key, weight in weights.items() if weight.is_meta]:
+            raise ValueError(lacks(place, lacking))
+        for key, weight in weights.items():
+            # A sum takes no memory beside the weight, and what is not finite in it stays so.
+            if weight.is_floating_point() and not bool(weight.detach().sum(dtype=torch.float64).isfinite()):
+                raise ValueError(
+                    f"{place} holds NaN or infinity ({key}), read as {str(weight.dtype).removeprefix('torch.')}: the "
+                    "file is damaged or of a training that diverged, or its numbers are too large for "
+                    f"pipeline.dtype=float16; {AGAIN}, or set pipeline.dtype=bfloat16"
+                )
     for part, words in pipe.components.items():
         words = vars(words).get("tokenizer") if isinstance(words, ProcessorMixin) else words
         if not isinstance(words, PreTrainedTokenizerBase):
@@ -185,21 +197,6 @@ def _check_parts(pipe: Any, model: str, given: Mapping[str, Any]) -> None:
             check_tokenizer(words, f"{model}/{part}", AGAIN)
         if isinstance(encoder, nn.Module):
             check_fits(words, encoder, f"{model}/{part}")
-
-
-def _check_weights(network: nn.Module, place: str) -> None:
-    """Refuses a network that lacks weights, or has some that are not numbers."""
-    weights = dict(network.named_parameters())
-    if lacking := [key for key, weight in weights.items() if weight.is_meta]:
-        raise ValueError(lacks(place, lacking))
-    for key, weight in weights.items():
-        # A sum takes no memory beside the weight, and what is not finite in it stays so.
-        if weight.is_floating_point() and not bool(weight.detach().sum(dtype=torch.float64).isfinite()):
-            raise ValueError(
-                f"{place} holds NaN or infinity ({key}), read as {str(weight.dtype).removeprefix('torch.')}: the file "
-                "is damaged or of a training that diverged, or its numbers are too large for pipeline.dtype=float16; "
-                f"{AGAIN}, or set pipeline.dtype=bfloat16"
-            )
 
 
 def _unread_part(model: str) -> str:

@@ -127,7 +127,7 @@ class WorkerReward:
                     flush=True,
                 )
             until = time.monotonic() + seconds
-            return self.workers.pool.ask(partial(_scores, place=self.place, inputs=given, until=until))
+            return self.workers.pool.ask(partial(self._scores, inputs=given, until=until))
 
         found: RewardOutput | Refusal | Failure = call_with_retries(
             send, deadline=_DEADLINE, retries=_RETRIES, seed=seed
@@ -151,26 +151,25 @@ class WorkerReward:
             raise _error_of(f"reward {self.name!r}", found)
         return move_output(found, inputs.images.device)
 
+    def _scores(self, actor: Any, *, inputs: RewardInputs, until: float) -> RewardOutput | Refusal | Failure:
+        import ray
 
-def _scores(actor: Any, *, place: int, inputs: RewardInputs, until: float) -> RewardOutput | Refusal | Failure:
-    import ray
-
-    try:
-        refuse_ended()
-        asked = actor.score.remote(place, inputs)
-        while True:
+        try:
             refuse_ended()
-            left = until - time.monotonic()
-            try:
-                found: RewardOutput | Refusal = ray.get(asked, timeout=max(min(left, _LOOK), 0.001))
-                return found
-            except ray.exceptions.GetTimeoutError as error:
-                if left <= _LOOK:  # the time of the call is over, for other workers too
-                    return Failure(error="timeout", again=False, message=_first_line(error))
-    except ray.exceptions.RayTaskError:  # not dead: the message could not be read there, or its answer here
-        raise
-    except ray.exceptions.RayError as error:
-        return Failure(error="connection", message=_first_line(error))
+            asked = actor.score.remote(self.place, inputs)
+            while True:
+                refuse_ended()
+                left = until - time.monotonic()
+                try:
+                    found: RewardOutput | Refusal = ray.get(asked, timeout=max(min(left, _LOOK), 0.001))
+                    return found
+                except ray.exceptions.GetTimeoutError as error:
+                    if left <= _LOOK:  # the time of the call is over, for other workers too
+                        return Failure(error="timeout", again=False, message=_first_line(error))
+        except ray.exceptions.RayTaskError:  # not dead: the message could not be read there, or its answer here
+            raise
+        except ray.exceptions.RayError as error:
+            return Failure(error="connection", message=_first_line(error))
 
 
 def _is_ready(actor: Any) -> bool:

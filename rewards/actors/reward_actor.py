@@ -14,10 +14,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from flowrl.config.rewards import RewardConfig
-from flowrl.rewards.base import Reward, RewardInputs, RewardOutput
+from flowrl.rewards.base import Reward, RewardInputs, RewardOutput, with_images
 from flowrl.rewards.base.outputs import check_output, move_output
 from flowrl.rewards.base.specs import check_reward
 from flowrl.runtime.placement import sent
@@ -103,18 +102,7 @@ class RewardActor:
 
 def inputs_on(inputs: RewardInputs, device: torch.device) -> RewardInputs:
     """The same inputs with their images on a device."""
-
-    def of(images: list[list[Tensor]] | None) -> list[list[Tensor]] | None:
-        return None if images is None else [[sent(image, device) for image in few] for few in images]
-
-    return replace(
-        inputs,
-        images=sent(inputs.images, device),
-        videos=None if inputs.videos is None else sent(inputs.videos, device),
-        sounds=None if inputs.sounds is None else sent(inputs.sounds, device),
-        source_images=of(inputs.source_images),
-        reference_images=of(inputs.reference_images),
-    )
+    return with_images(inputs, lambda images: sent(images, device))
 
 
 def _refused(error: BaseException) -> Refusal:

@@ -100,6 +100,18 @@ class RewardInputs:
         return replace(self, **{name: of(getattr(self, name)) for name in _PER_SAMPLE})
 
 
+def with_images(inputs: RewardInputs, change: Callable[[Tensor], Tensor]) -> RewardInputs:
+    """The same inputs with each of their images, videos and sounds changed."""
+
+    def of(given: Any) -> Any:
+        if isinstance(given, list):
+            return [[change(image) for image in few] for few in given]
+        return None if given is None else change(given)
+
+    names = ("images", "videos", "sounds", "source_images", "reference_images")
+    return replace(inputs, **{name: of(getattr(inputs, name)) for name in names})
+
+
 _PER_SAMPLE = tuple(one.name for one in fields(RewardInputs) if one.name not in ("fps", "sound_rate", "iteration"))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 import torch
@@ -68,14 +68,15 @@ def lacks_numbers(tensor: Tensor) -> str:
     return ""
 
 
+def changed_output(output: RewardOutput, change: Callable[[Tensor], Tensor]) -> RewardOutput:
+    """The same output with each of its tensors changed, and its errors."""
+    parts = {name: change(part) for name, part in output.parts.items()}
+    return replace(output, values=change(output.values), valid=change(output.valid), parts=parts)
+
+
 def move_output(output: RewardOutput, device: torch.device) -> RewardOutput:
     """The same output with its tensors on a device."""
-    return RewardOutput(
-        values=output.values.to(device),
-        valid=output.valid.to(device),
-        parts={name: part.to(device) for name, part in output.parts.items()},
-        errors=output.errors,
-    )
+    return changed_output(output, lambda tensor: tensor.to(device))
 
 
 def join_outputs(outputs: Sequence[RewardOutput]) -> RewardOutput:

@@ -33,8 +33,8 @@ import torch
 from torch import Tensor
 
 from flowrl.config.options import build_options, options_class
-from flowrl.rewards.base import FunctionReward, Reward, RewardInputs, RewardOutput, output_of
-from flowrl.rewards.base.outputs import check_output, lacks_numbers
+from flowrl.rewards.base import FunctionReward, Reward, RewardInputs, RewardOutput, output_of, with_images
+from flowrl.rewards.base.outputs import changed_output, check_output, lacks_numbers
 from flowrl.rewards.base.user_code import call_function, content_of, load_function
 
 
@@ -68,8 +68,7 @@ class UserFile:
             result = call_function(scorer, *arguments, file=self.file, where=where, counters=counters)
             if self.num_arguments == 1:
                 output = check_output(result, len(inputs), where.removeprefix("reward "))
-                parts = {name: part.detach().clone() for name, part in output.parts.items()}
-                return replace(output, values=output.values.detach().clone(), valid=output.valid.clone(), parts=parts)
+                return changed_output(output, lambda tensor: tensor.detach().clone())
             batch = len(inputs)
             if isinstance(result, Tensor) and (said := lacks_numbers(result)):
                 raise ValueError(f"{where} must return {batch} numbers, one per image, and returned {said}.")
@@ -114,22 +113,12 @@ def user_file_options(file: str, function: str, options: Mapping[str, Any]) -> U
 
 def copy_inputs(inputs: RewardInputs) -> RewardInputs:
     """A copy of the inputs without gradient: writing into it spoils nothing."""
-
-    def of(images: list[list[Tensor]] | None) -> list[list[Tensor]] | None:
-        """A copy of the images of each prompt."""
-        return None if images is None else [[image.detach().clone() for image in few] for few in images]
-
     return replace(
-        inputs,
+        with_images(inputs, lambda images: images.detach().clone()),
         prompts=list(inputs.prompts),
-        images=inputs.images.detach().clone(),
         metadata=deepcopy(inputs.metadata),
         group_ids=inputs.group_ids.clone(),
         sample_ids=inputs.sample_ids.clone(),
-        videos=None if inputs.videos is None else inputs.videos.detach().clone(),
-        sounds=None if inputs.sounds is None else inputs.sounds.detach().clone(),
-        source_images=of(inputs.source_images),
-        reference_images=of(inputs.reference_images),
     )
 
 

@@ -109,7 +109,7 @@ class JudgeComparator:
 
         def compare(inputs: RewardInputs, pairs: Pairs) -> Verdicts:
             wanted = _ANSWERS[self.style].replace("{name}", "Video" if self.media == "video" else "Image")
-            shown = {place: _images(inputs, place, self) for place in np.unique(pairs).tolist()}
+            shown = {place: self._images(inputs, place) for place in np.unique(pairs).tolist()}
             errors: list[str | None] = [None] * len(pairs)
             questions, asked = [], []
             for number, (first, second) in enumerate(pairs.tolist()):
@@ -127,7 +127,7 @@ class JudgeComparator:
             wins = np.full(len(pairs), np.nan)
             categories: list[Mapping[str, float]] = [{}] * len(pairs)
             for number, answer in zip(asked, ask_all(chat, questions), strict=True):
-                wins[number], errors[number], categories[number] = _read(answer, self)
+                wins[number], errors[number], categories[number] = self._read(answer)
             return Verdicts(first_wins=wins, errors=tuple(errors), categories=tuple(categories))
 
         return Comparator(
@@ -138,28 +138,36 @@ class JudgeComparator:
             waits=is_server(self.judge),
         )
 
+    def _read(self, answer: Answer) -> tuple[float, str | None, Mapping[str, float]]:
+        """The probability that the first is better, or NaN and why the answer does not say; and that by category."""
+        by_category: dict[str, float] = {}
+        if answer.error:
+            return math.nan, answer.error, {}
+        if self.style == "logprobs" and not answer.logprobs:
+            return math.nan, "no_logprobs", {}
+        if self.style == "logprobs":
+            verdict = yes_no(answer.logprobs[0], yes="1", no="2")
+        elif self.style == "scores_json":
+            scores = number_list(answer.text, 2, brackets=False)
+            verdict = None if scores is None else 0.5 * (1 + (scores[0] > scores[1]) - (scores[0] < scores[1]))
+        elif self.style == "categories":
+            said = json_record(answer.text)
+            verdict, by_category = named_winner(said["winner"]) if "winner" in said else None, category_winners(said)
+        else:
+            winner = parse_winner(answer.text)
+            verdict = None if winner is None else {"A": 1.0, "B": 0.0, "tie": 0.5}[winner]
+        if verdict is not None:
+            return verdict, None, by_category
+        return (0.5, None, by_category) if self.unparsed == "tie" else (math.nan, "unparsable", {})
 
-def _read(answer: Answer, options: JudgeComparator) -> tuple[float, str | None, Mapping[str, float]]:
-    """The probability that the first is better, or NaN and why the answer does not say; and that by category."""
-    by_category: dict[str, float] = {}
-    if answer.error:
-        return math.nan, answer.error, {}
-    if options.style == "logprobs" and not answer.logprobs:
-        return math.nan, "no_logprobs", {}
-    if options.style == "logprobs":
-        verdict = yes_no(answer.logprobs[0], yes="1", no="2")
-    elif options.style == "scores_json":
-        scores = number_list(answer.text, 2, brackets=False)
-        verdict = None if scores is None else 0.5 * (1 + (scores[0] > scores[1]) - (scores[0] < scores[1]))
-    elif options.style == "categories":
-        said = json_record(answer.text)
-        verdict, by_category = named_winner(said["winner"]) if "winner" in said else None, category_winners(said)
-    else:
-        winner = parse_winner(answer.text)
-        verdict = None if winner is None else {"A": 1.0, "B": 0.0, "tie": 0.5}[winner]
-    if verdict is not None:
-        return verdict, None, by_category
-    return (0.5, None, by_category) if options.unparsed == "tie" else (math.nan, "unparsable", {})
+    def _images(self, inputs: RewardInputs, place: int) -> list[Pixels]:
+        if self.media == "video":
+            if inputs.videos is None:
+                raise ValueError("comparator: media is video, but images are made: set media: image.")
+            return shown_of(inputs, place, self.frames or _FRAMES)
+        if self.media == "edit" and inputs.source_images is None:
+            raise ValueError("comparator: media is edit, but the samples have no source images: set media: image.")
+        return shown_of(inputs, place)
 
 
 def named_winner(text: object) -> float:
@@ -173,13 +181,3 @@ def category_winners(said: Mapping[str, Any]) -> dict[str, float]:
     found = said.get("categories")
     listed = [one for one in found[:3] if isinstance(one, Mapping)] if isinstance(found, list) else []
     return {str(one.get("name") or "category").strip(): named_winner(one.get("cat_winner")) for one in listed}
-
-
-def _images(inputs: RewardInputs, place: int, options: JudgeComparator) -> list[Pixels]:
-    if options.media == "video":
-        if inputs.videos is None:
-            raise ValueError("comparator: media is video, but images are made: set media: image.")
-        return shown_of(inputs, place, options.frames or _FRAMES)
-    if options.media == "edit" and inputs.source_images is None:
-        raise ValueError("comparator: media is edit, but the samples have no source images: set media: image.")
-    return shown_of(inputs, place)

@@ -27,23 +27,9 @@ from flowrl.rewards.base import FunctionReward, Reward, RewardInputs, RewardOutp
 from flowrl.rewards.base.nested import InnerOptions, build_nested, nested_options
 from flowrl.rewards.base.outputs import log_words
 from flowrl.rewards.base.prompt_needs import lack_of
+from flowrl.rewards.comparing import tournaments
 from flowrl.rewards.comparing.comparators import comparator_options
-from flowrl.rewards.comparing.tournaments import (
-    Byes,
-    Matches,
-    Play,
-    Scores,
-    all_pairs,
-    anchor,
-    bradley_terry,
-    hold,
-    rank_reward,
-    ring_pairs,
-    round_robin,
-    single_elimination,
-    swiss,
-)
-from flowrl.rewards.comparing.tournaments import win_rate as rate_of_wins
+from flowrl.rewards.comparing.tournaments import Byes
 from flowrl.rewards.comparing.verdicts import Bouts, Orders, VerdictCache, group_places
 from flowrl.runtime.randomness import counter_choice
 from flowrl.runtime.shapes import Float64
@@ -51,8 +37,50 @@ from flowrl.runtime.shapes import Float64
 _CACHE = 65536  # verdicts; some 10 MB
 
 
+class ComparingOptions:
+    """What rewards that ask a comparator about pairs have in common; each states its fields itself."""
+
+    __slots__ = ()
+    comparator: Mapping[str, Any]
+    orders: Orders
+    soft: bool
+    cache: int
+
+    def lacks(self, prompt: Prompt) -> str | None:
+        """What the comparator needs."""
+        return lack_of(comparator_options(self.comparator), prompt)
+
+    def check(self) -> None:
+        """Refuses what no such reward takes, such as a `soft` without effect."""
+        at_least(0, self, "cache")
+        gives = comparator_options(self.comparator).gives
+        if self.soft and gives == "wins":
+            raise ValueError(
+                "soft takes probabilities as they are, and this comparator gives 0, 1/2 and 1 only: set temperature "
+                "beside reward, or style: logprobs beside judge, or leave out soft."
+            )
+        if gives == "probabilities" and not self.soft:
+            raise ValueError("the comparator's temperature means nothing without soft: true.")
+
+    def reward(
+        self, name: str, score: Callable[..., RewardOutput], settings: str, device: torch.device
+    ) -> FunctionReward:
+        """A reward whose `score` receives the comparisons of a batch, `bouts`."""
+        comparator = comparator_options(self.comparator).build(device)
+        kept = VerdictCache(self.cache) if self.cache and not comparator.free else None
+        bouts = partial(Bouts, comparator=comparator, orders=self.orders, soft=self.soft, cache=kept)
+        return FunctionReward(
+            name=name,
+            score=partial(score, bouts=bouts),
+            needs=comparator.needs | {"prompts", "group_ids", "sample_ids"},
+            version=f"{name}:{settings}:soft-{self.soft}:{comparator.version}",
+            kind="pairwise",
+            waits=comparator.waits,
+        )
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
-class WinRate:
+class WinRate(ComparingOptions):
     """Share of the others in its group that a sample beats, a tie being half (Pref-GRPO, arXiv 2508.20751), in [0, 1].
 
     Pref-GRPO asks in a single order and counts an unreadable answer as a tie; here a failed comparison is left
@@ -90,16 +118,12 @@ class WinRate:
                 f"min_comparisons must be at least 1 and at most opponents ({self.opponents}), got "
                 f"{self.min_comparisons}."
             )
-        _check(self)
+        self.check()
         if not 0 <= self.categories <= 1 or (self.categories and self.comparator.get("style") != "categories"):
             raise ValueError(
                 f"categories is a share in [0, 1] of the value, with a judge that is asked by category (comparator: "
                 f"{{judge: ..., style: categories}}), got {self.categories}."
             )
-
-    def lacks(self, prompt: Prompt) -> str | None:
-        """What the comparator needs."""
-        return lack_of(comparator_options(self.comparator), prompt)
 
     def build(self, device: torch.device) -> Reward:
         """Makes the reward; loads a model that compares, if it runs here."""
@@ -108,11 +132,15 @@ class WinRate:
 
         def win_rate(inputs: RewardInputs, *, bouts: Callable[[RewardInputs], Bouts]) -> RewardOutput:
             groups = group_places(inputs)
-            rounds: list[Matches] = []
+            rounds: list[tournaments.Matches] = []
             for group, places in groups.items():
                 count = len(places)
                 order = counter_choice(count, count, "opponents", inputs.iteration, group)
-                rounds.append(all_pairs(count) if self.opponents is None else ring_pairs(order, self.opponents))
+                rounds.append(
+                    tournaments.all_pairs(count)
+                    if self.opponents is None
+                    else tournaments.ring_pairs(order, self.opponents)
+                )
             played = bouts(inputs)
             values = np.full(len(inputs), np.nan)
             rates: dict[str, np.ndarray] = {}  # by category
@@ -121,14 +149,14 @@ class WinRate:
             ):
                 first_wins_NN = np.full((len(places), len(places)), np.nan)
                 first_wins_NN[pairs[:, 0], pairs[:, 1]] = scores[:, 0]
-                measure = rate_of_wins if self.score == "rate" else bradley_terry
+                measure = tournaments.win_rate if self.score == "rate" else tournaments.bradley_terry
                 values[places] = measure(first_wins_NN, min_comparisons=self.min_comparisons)
                 by_name: dict[str, np.ndarray] = {}
                 for first, second in pairs.tolist():
                     for name, wins in played.categories((int(places[first]), int(places[second]))).items():
                         by_name.setdefault(name, np.full_like(first_wins_NN, np.nan))[first, second] = wins
                 for name, wins_NN in by_name.items():
-                    rates.setdefault(name, np.full(len(inputs), np.nan))[places] = rate_of_wins(wins_NN)
+                    rates.setdefault(name, np.full(len(inputs), np.nan))[places] = tournaments.win_rate(wins_NN)
             if not rates:
                 return _output(values, inputs, played)
             rates = {name: np.where(np.isnan(values), np.nan, rate) for name, rate in rates.items()}
@@ -140,11 +168,11 @@ class WinRate:
                 {**{words[name]: rate for name, rate in rates.items()}, "overall": values},
             )
 
-        return _reward("win_rate", self, win_rate, settings, device)
+        return self.reward("win_rate", win_rate, settings, device)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Tournament:
+class Tournament(ComparingOptions):
     """A sample's place in a tournament of its group, as a reward in [0, 1], 1 for the first.
 
     ArenaRL (arXiv 2601.06487), which judges in both orders. It takes fewer comparisons than all pairs; those of a round
@@ -172,19 +200,15 @@ class Tournament:
     def __post_init__(self) -> None:
         if self.byes != "top_seeds" and self.scheme != "single_elimination":
             raise ValueError(f"byes: {self.byes} means nothing with scheme: {self.scheme}, which has no bracket.")
-        _check(self)
-
-    def lacks(self, prompt: Prompt) -> str | None:
-        """What the comparator needs."""
-        return lack_of(comparator_options(self.comparator), prompt)
+        self.check()
 
     def build(self, device: torch.device) -> Reward:
         """Makes the reward; loads a model that compares, if it runs here."""
-        schemes: dict[str, Callable[[int], Play]] = {
-            "anchor": anchor,
-            "round_robin": round_robin,
-            "swiss": swiss,
-            "single_elimination": partial(single_elimination, byes=self.byes),
+        schemes: dict[str, Callable[[int], tournaments.Play]] = {
+            "anchor": tournaments.anchor,
+            "round_robin": tournaments.round_robin,
+            "swiss": tournaments.swiss,
+            "single_elimination": partial(tournaments.single_elimination, byes=self.byes),
         }
         scheme = schemes[self.scheme]
 
@@ -192,13 +216,13 @@ class Tournament:
             played = bouts(inputs)
             groups = [places for places in group_places(inputs).values() if len(places) > 1]
             values = np.full(len(inputs), np.nan)
-            keys = hold([scheme(len(places)) for places in groups], partial(_judged, played, groups))
+            keys = tournaments.hold([scheme(len(places)) for places in groups], partial(_judged, played, groups))
             for places, key in zip(groups, keys, strict=True):
-                values[places] = rank_reward(key, ties=self.ties)
+                values[places] = tournaments.rank_reward(key, ties=self.ties)
             return _output(values, inputs, played)
 
         settings = f"{self.scheme}:{self.orders}:byes-{self.byes}:ties-{self.ties}"
-        return _reward("tournament", self, tournament, settings, device)
+        return self.reward("tournament", tournament, settings, device)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -229,7 +253,7 @@ class Rank(InnerOptions):
             values = np.full(len(inputs), np.nan)
             errors: list[str | None] = [None] * len(inputs)
             for places in group_places(inputs).values():
-                values[places] = rank_reward(score[places], ties=self.ties, denominator=self.denominator)
+                values[places] = tournaments.rank_reward(score[places], ties=self.ties, denominator=self.denominator)
                 for place in places.tolist():
                     if math.isnan(values[place]) and not math.isnan(score[place]):
                         errors[place] = "group_of_one" if len(places) == 1 else "no_opponent"
@@ -261,37 +285,9 @@ def blend(
     return np.where(count > 0, (1 - share) * rate + share * means, rate)
 
 
-def _check(options: WinRate | Tournament) -> None:
-    """Refuses what both rewards refuse, such as a `soft` without effect."""
-    at_least(0, options, "cache")
-    gives = comparator_options(options.comparator).gives
-    if options.soft and gives == "wins":
-        raise ValueError(
-            "soft takes probabilities as they are, and this comparator gives 0, 1/2 and 1 only: set temperature beside "
-            "reward, or style: logprobs beside judge, or leave out soft."
-        )
-    if gives == "probabilities" and not options.soft:
-        raise ValueError("the comparator's temperature means nothing without soft: true.")
-
-
-def _reward(
-    name: str, options: WinRate | Tournament, score: Callable[..., RewardOutput], settings: str, device: torch.device
-) -> FunctionReward:
-    """A reward whose `score` receives the comparisons of a batch, `bouts`."""
-    comparator = comparator_options(options.comparator).build(device)
-    kept = VerdictCache(options.cache) if options.cache and not comparator.free else None
-    bouts = partial(Bouts, comparator=comparator, orders=options.orders, soft=options.soft, cache=kept)
-    return FunctionReward(
-        name=name,
-        score=partial(score, bouts=bouts),
-        needs=comparator.needs | {"prompts", "group_ids", "sample_ids"},
-        version=f"{name}:{settings}:soft-{options.soft}:{comparator.version}",
-        kind="pairwise",
-        waits=comparator.waits,
-    )
-
-
-def _judged(played: Bouts, groups: Sequence[np.ndarray], rounds: Sequence[Matches]) -> list[Scores]:
+def _judged(
+    played: Bouts, groups: Sequence[np.ndarray], rounds: Sequence[tournaments.Matches]
+) -> list[tournaments.Scores]:
     """Scores (p, 1 - p) of matches within each group, all asked at once; p: the first wins."""
     places = [members[matches] for members, matches in zip(groups, rounds, strict=True)]
     wins = played.play(np.concatenate(places)) if places else np.zeros(0)

@@ -60,15 +60,9 @@ def world_features(images: Float[Tensor, " n 3 h w"]) -> Float[np.ndarray, " n d
 def world_realism(
     images: Float[Tensor, " n 3 h w"], records: Sequence[Mapping[str, Any]], *, num_resamples: int = 1000
 ) -> Interval:
-    """The kernel distance of generated images to drawn scenes of the same records; 0: no difference seen.
-
-    To compare two models on the same prompts and start noise, `flowrl.statistics.kernel_distance.kernel_change` of
-    their `world_features` and those of `scene_images` is sharper.
-
-    The bootstrap draws from prompts.
-
-    Raises ValueError: the lengths differ, or fewer than two prompts.
-    """
+    """The kernel distance of generated images to drawn scenes of the same records; 0: no difference seen. The bootstrap
+    draws from prompts. Two models on the same prompts and start noise are compared more sharply by `kernel_interval`
+    with `before`. Raises ValueError: the lengths differ, or fewer than two prompts."""
     if len(images) != len(records):
         raise ValueError(f"each image needs its record, got {len(images)} images and {len(records)} records.")
     prompts = [str(record.get("prompt")) for record in records]

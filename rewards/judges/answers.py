@@ -123,22 +123,19 @@ def parse_winner(text: str) -> Winner | None:
     preferred; else "tie", "equal", "neither" and the like are a tie; else a side that is named alone is preferred.
     """
     tagged = re.findall(r"<answer>(.*?)(?:</answer>|$)", text, flags=re.IGNORECASE | re.DOTALL)
-    places = tagged[-1:] or [text.rstrip().rpartition("\n")[2], text]
-    return next((winner for winner in map(_verdict, places) if winner is not None), None)
-
-
-def _verdict(text: str) -> Winner | None:
-    text = text.strip(_SPACES + "*_`\"'.:[](){}")
-    alone = _ALONE.fullmatch(text)
-    if alone:
-        return _side(alone.group(1))
-    preferred = {_side(m.group(1) or m.group(2)) for m in _BETTER.finditer(text)}
-    if len(preferred) == 1:
-        return preferred.pop()
-    if not preferred and re.search(_TIE, text, flags=re.IGNORECASE):
-        return "tie"
-    named = {_side(m.group(1) or m.group(2)) for m in _NAMED.finditer(text)}
-    return named.pop() if len(named) == 1 else None
+    for place in tagged[-1:] or [text.rstrip().rpartition("\n")[2], text]:
+        said = place.strip(_SPACES + "*_`\"'.:[](){}")
+        if alone := _ALONE.fullmatch(said):
+            return _side(alone.group(1))
+        preferred = {_side(m.group(1) or m.group(2)) for m in _BETTER.finditer(said)}
+        if len(preferred) == 1:
+            return preferred.pop()
+        if not preferred and re.search(_TIE, said, flags=re.IGNORECASE):
+            return "tie"
+        named = {_side(m.group(1) or m.group(2)) for m in _NAMED.finditer(said)}
+        if len(named) == 1:
+            return named.pop()
+    return None
 
 
 _THING = r"(?:image|picture|photo|video|clip|edit|option|candidate|response)s?"

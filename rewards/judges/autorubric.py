@@ -23,21 +23,12 @@ import torch
 
 from flowrl.config.sections import at_least, share
 from flowrl.prompts.pairs import Pair, read_pairs
+from flowrl.rewards.judges import rubric_fit
 from flowrl.rewards.judges.asking import check_answer_options
 from flowrl.rewards.judges.chat import build_chat, check_chat
 from flowrl.rewards.judges.rubric import Rule, save_rubric
 from flowrl.rewards.judges.rubric_answers import AnswerCache, propose_rules, score_rules
-from flowrl.rewards.judges.rubric_fit import (
-    Negative,
-    accuracy,
-    complete_part,
-    distinct_rules,
-    hard_pairs,
-    largest_penalty,
-    require_scikit_learn,
-    seed_pairs,
-    select_rules,
-)
+from flowrl.rewards.judges.rubric_fit import Negative
 from flowrl.rewards.judges.templates import Template, load_templates
 from flowrl.runtime.randomness import counter_choice
 
@@ -124,7 +115,7 @@ def train_rubric(
 ) -> TrainedRubric:
     """Learns a rubric and writes it to `out`, for the reward `rubric`. Raises ValueError: for bad pairs, before the
     judge is asked; if the judge proposes or answers nothing that can be used; if the penalty leaves no rule."""
-    require_scikit_learn()
+    rubric_fit.require_scikit_learn()
     fitted, unseen = _split(read_pairs(Path(pairs).expanduser()), options.num_pairs, options.held_out, options.seed)
     out = Path(out).expanduser()
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -149,13 +140,15 @@ def train_rubric(
             temperature=options.temperature,
         )
         errors += failed
-        fresh = distinct_rules(proposed, candidates, similarity=options.similarity, limit=options.rules_per_round)
+        fresh = rubric_fit.distinct_rules(
+            proposed, candidates, similarity=options.similarity, limit=options.rules_per_round
+        )
         if not fresh:
             break
         candidates += fresh
         scores, failed = score_rules(chat, fitted, candidates, words, cache)
         errors += failed
-        places, rules = complete_part(scores)
+        places, rules = rubric_fit.complete_part(scores)
         if len(places) < 2 or not len(rules):
             raise ValueError(
                 f"{OWNER}: the judge answered too little: {len(places)} pairs and {len(rules)} rules are without "
@@ -164,14 +157,14 @@ def train_rubric(
         # Only of pairs without failed answers; a rule that failed too often has weight 0, and differences of 0.
         delta = np.zeros((len(places), scores.shape[2]))
         delta[:, rules] = scores[places][:, 0, rules] - scores[places][:, 1, rules]
-        weights = select_rules(delta, options.penalty, top=options.top, negative=options.negative)
+        weights = rubric_fit.select_rules(delta, options.penalty, top=options.top, negative=options.negative)
         if not weights.any():
             raise ValueError(
                 f"{OWNER}: no rule got a weight with penalty {options.penalty}: all are 0 from "
-                f"{largest_penalty(delta):.4g} on; choose a smaller penalty, negative: flip, or a judge that tells the "
-                f"pairs apart."
+                f"{rubric_fit.largest_penalty(delta):.4g} on; choose a smaller penalty, negative: flip, or a judge "
+                f"that tells the pairs apart."
             )
-        explained = [fitted[places[i]] for i in hard_pairs(delta, weights, options.num_hard)]
+        explained = [fitted[places[i]] for i in rubric_fit.hard_pairs(delta, weights, options.num_hard)]
     if not candidates:
         raise ValueError(f"{OWNER}: the judge proposed no rule for {len(fitted)} pairs ({_reasons(errors)}).")
 
@@ -181,14 +174,14 @@ def train_rubric(
     errors += failed
     unseen_delta = measured[:, 0] - measured[:, 1]
     unseen_delta = unseen_delta[np.isfinite(unseen_delta).all(axis=1)]  # the pairs with all answers
-    held_out_accuracy = accuracy(unseen_delta, weights[order]) if len(unseen_delta) else math.nan
+    held_out_accuracy = rubric_fit.accuracy(unseen_delta, weights[order]) if len(unseen_delta) else math.nan
     result = TrainedRubric(
         path=out,
         rules=tuple(
             Rule(text=candidates[j], weight=abs(float(weights[j])), answer="yes" if weights[j] > 0 else "no")
             for j in order
         ),
-        accuracy=accuracy(delta, weights),
+        accuracy=rubric_fit.accuracy(delta, weights),
         held_out_accuracy=held_out_accuracy,
         num_pairs=len(delta),
         num_candidates=len(candidates),
@@ -232,7 +225,7 @@ def _split(pairs: Sequence[Pair], num_pairs: int, held_out: float, seed: int) ->
             f"{OWNER}: held_out {held_out} leaves {len(rest)} of {len(pairs)} pairs to fit to, and it takes two at "
             f"least, a few hundred to be good: lower it, or give more pairs."
         )
-    chosen = seed_pairs([pair.prompt for pair in rest], [pair.margin for pair in rest], num_pairs)
+    chosen = rubric_fit.seed_pairs([pair.prompt for pair in rest], [pair.margin for pair in rest], num_pairs)
     return [rest[i] for i in chosen], unseen
 
 

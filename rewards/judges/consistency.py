@@ -29,17 +29,7 @@ from flowrl.prompts.grids import cell_pairs, check_grid, grid_shape, split_grid,
 from flowrl.prompts.loading import Prompt
 from flowrl.rewards.base import Model, Reward, RewardInputs, RewardOutput
 from flowrl.rewards.base.prompt_needs import no_cells, no_grid, no_source
-from flowrl.rewards.judges.asking import (
-    MISSING,
-    JudgedItem,
-    NoScore,
-    all_of,
-    judge_items,
-    judged_reward,
-    pixels_of,
-    probability_of_yes,
-    source_of,
-)
+from flowrl.rewards.judges import asking
 from flowrl.rewards.judges.chat import TOP_LOGPROBS, Answer, Chat, Pixels, Question, check_chat, judge_models
 from flowrl.rewards.judges.subfigures import DEFAULT_MODEL, mean_over_cells, mean_over_pairs
 from flowrl.rewards.judges.templates import Template, digest_of, load_templates
@@ -126,17 +116,58 @@ class GridConsistency:
                 inner = prompt_reward("clip_score", encoder, lambda cosine, _: cosine, threshold=None, version=version)
                 made = mean_over_cells(inner, grid=self.grid)
             return replace(made, name="grid_consistency")
-        templates, respects = self.templates(), tuple(self.criteria or CRITERIA)
-        shape = None if self.grid is None else grid_shape(self.grid)
-        score = _score_edit if self.mode == "edit" else partial(_score_grid, shape=shape)
-        return judged_reward(
+        templates, criteria = self.templates(), "|".join(self.criteria or CRITERIA)
+        score = self._score_edit if self.mode == "edit" else self._score_grid
+        return asking.judged_reward(
             "grid_consistency",
-            partial(score, templates=templates, criteria=respects),
+            partial(score, templates=templates),
             judge=self.judge,
             device=device,
             needs={"metadata"} | ({"source_images"} if self.mode == "edit" else set()),
-            version=f"{self.mode}:grid-{self.grid}:{'|'.join(respects)}:template-{digest_of(templates)}",
+            version=f"{self.mode}:grid-{self.grid}:{criteria}:template-{digest_of(templates)}",
         )
+
+    def _score_grid(self, inputs: RewardInputs, *, chat: Chat, templates: Mapping[str, Template]) -> RewardOutput:
+        words, criteria = templates["consistency"], self.criteria or CRITERIA
+        respects = [_respects(record, criteria) for record in inputs.metadata]
+        if "{criterion}" not in words.user + (words.system or ""):
+            respects = [[("", 1.0)]] * len(inputs)
+
+        def ask(item: int) -> list[Question]:
+            prompt = inputs.prompts[item]
+            found = grid_shape(self.grid or prompt)
+            if found is None:
+                raise asking.NoScore(asking.MISSING)
+            cells = [asking.pixels_of(cell) for cell in split_grid(inputs.images[item][None], *found)[0]]
+            pairs = [(cells[i], cells[j]) for i, j in cell_pairs(len(cells))]
+            return [_ask(words, pair, prompt, criterion) for criterion, _ in respects[item] for pair in pairs]
+
+        def read(item: int, answers: list[Answer]) -> asking.JudgedItem:
+            scores = asking.all_of(answers, [asking.probability_of_yes(answer) for answer in answers])
+            # Questions of one criterion stand side by side, one per pair.
+            means = np.mean(np.reshape(scores, (len(respects[item]), -1)), axis=1)
+            return asking.JudgedItem(value=float(np.dot(means, [share for _, share in respects[item]])))
+
+        return asking.judge_items(inputs, chat, ask, read)
+
+    def _score_edit(self, inputs: RewardInputs, *, chat: Chat, templates: Mapping[str, Template]) -> RewardOutput:
+        respects = [_respects(record, self.criteria or CRITERIA) for record in inputs.metadata]
+
+        def ask(item: int) -> list[Question]:
+            pair, prompt = [asking.source_of(inputs, item), asking.pixels_of(inputs.images[item])], inputs.prompts[item]
+            return [
+                _ask(templates["edit_following"], pair, prompt),
+                *(_ask(templates["consistency_edit"], pair, prompt, criterion) for criterion, _ in respects[item]),
+            ]
+
+        def read(item: int, answers: list[Answer]) -> asking.JudgedItem:
+            scores = asking.all_of(answers, [asking.probability_of_yes(answer) for answer in answers])
+            following, consistency = scores[0], float(np.dot(scores[1:], [share for _, share in respects[item]]))
+            return asking.JudgedItem(
+                value=math.sqrt(consistency * following), parts={"consistency": consistency, "following": following}
+            )
+
+        return asking.judge_items(inputs, chat, ask, read, parts=("consistency", "following"))
 
 
 def _respects(record: Mapping[str, Any], default: Sequence[str]) -> list[tuple[str, float]]:
@@ -161,56 +192,3 @@ def _respects(record: Mapping[str, Any], default: Sequence[str]) -> list[tuple[s
 def _ask(words: Template, pair: Sequence[Pixels], prompt: str, criterion: str = "") -> Question:
     fields = {"prompt": prompt, "theme": theme(prompt), "criterion": criterion}
     return words.question(pair, fields, top_logprobs=TOP_LOGPROBS)
-
-
-def _score_grid(
-    inputs: RewardInputs,
-    *,
-    chat: Chat,
-    templates: Mapping[str, Template],
-    criteria: Sequence[str],
-    shape: tuple[int, int] | None,
-) -> RewardOutput:
-    words = templates["consistency"]
-    respects = [_respects(record, criteria) for record in inputs.metadata]
-    if "{criterion}" not in words.user + (words.system or ""):
-        respects = [[("", 1.0)]] * len(inputs)
-
-    def ask(item: int) -> list[Question]:
-        prompt = inputs.prompts[item]
-        found = shape or grid_shape(prompt)
-        if found is None:
-            raise NoScore(MISSING)
-        cells = [pixels_of(cell) for cell in split_grid(inputs.images[item][None], *found)[0]]
-        pairs = [(cells[i], cells[j]) for i, j in cell_pairs(len(cells))]
-        return [_ask(words, pair, prompt, criterion) for criterion, _ in respects[item] for pair in pairs]
-
-    def read(item: int, answers: list[Answer]) -> JudgedItem:
-        scores = all_of(answers, [probability_of_yes(answer) for answer in answers])
-        # Questions of one criterion stand side by side, one per pair.
-        means = np.mean(np.reshape(scores, (len(respects[item]), -1)), axis=1)
-        return JudgedItem(value=float(np.dot(means, [share for _, share in respects[item]])))
-
-    return judge_items(inputs, chat, ask, read)
-
-
-def _score_edit(
-    inputs: RewardInputs, *, chat: Chat, templates: Mapping[str, Template], criteria: Sequence[str]
-) -> RewardOutput:
-    respects = [_respects(record, criteria) for record in inputs.metadata]
-
-    def ask(item: int) -> list[Question]:
-        pair, prompt = [source_of(inputs, item), pixels_of(inputs.images[item])], inputs.prompts[item]
-        return [
-            _ask(templates["edit_following"], pair, prompt),
-            *(_ask(templates["consistency_edit"], pair, prompt, criterion) for criterion, _ in respects[item]),
-        ]
-
-    def read(item: int, answers: list[Answer]) -> JudgedItem:
-        scores = all_of(answers, [probability_of_yes(answer) for answer in answers])
-        following, consistency = scores[0], float(np.dot(scores[1:], [share for _, share in respects[item]]))
-        return JudgedItem(
-            value=math.sqrt(consistency * following), parts={"consistency": consistency, "following": following}
-        )
-
-    return judge_items(inputs, chat, ask, read, parts=("consistency", "following"))

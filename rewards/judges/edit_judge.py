@@ -21,22 +21,8 @@ import torch
 from flowrl.prompts.loading import Prompt
 from flowrl.rewards.base import Reward, RewardInputs, RewardOutput
 from flowrl.rewards.base.prompt_needs import no_source
+from flowrl.rewards.judges import asking
 from flowrl.rewards.judges.answers import expected_level
-from flowrl.rewards.judges.asking import (
-    MISSING,
-    UNPARSED,
-    JudgedItem,
-    NoScore,
-    all_of,
-    check_answer_options,
-    draw_seed,
-    first_error,
-    judge_items,
-    judged_reward,
-    number_list,
-    pixels_of,
-    source_of,
-)
 from flowrl.rewards.judges.chat import TOP_LOGPROBS, Answer, Chat, OneJudge, Question, check_chat, score_schema
 from flowrl.rewards.judges.templates import Template, digest_of, load_templates
 
@@ -82,7 +68,7 @@ class EditScore(OneJudge):
                 f"draws must be at least 1, and above 1 only with method ratings and temperature above 0, since all "
                 f"draws agree otherwise; got {self.draws}."
             )
-        check_answer_options(self.max_tokens, self.temperature)
+        asking.check_answer_options(self.max_tokens, self.temperature)
         self.templates()
         check_chat(self.judge)
 
@@ -118,68 +104,66 @@ class EditScore(OneJudge):
         settings = f"requirement-{self.requirement}"
         if self.method == "ratings":
             settings = f"{self.of_pair}:draws-{self.draws}:max_tokens-{self.tokens}:temperature-{self.heat:g}"
-        score = _score_digits if self.method == "digits" else _score_ratings
-        return judged_reward(
+        score = self._score_digits if self.method == "digits" else self._score_ratings
+        return asking.judged_reward(
             "edit_score",
-            partial(score, templates=templates, options=self),
+            partial(score, templates=templates),
             judge=self.judge,
             device=device,
             needs={"source_images"} | ({"metadata"} if self.method == "digits" and self.requirement else set()),
             version=f"{self.method}:{settings}:template-{digest_of(templates)}",
         )
 
+    def _score_digits(self, inputs: RewardInputs, *, chat: Chat, templates: Mapping[str, Template]) -> RewardOutput:
+        (words,), field = templates.values(), self.requirement
 
-def _score_digits(
-    inputs: RewardInputs, *, chat: Chat, templates: Mapping[str, Template], options: EditScore
-) -> RewardOutput:
-    (words,), field = templates.values(), options.requirement
+        def ask(item: int) -> list[Question]:
+            source, wanted = asking.source_of(inputs, item), inputs.metadata[item].get(field) if field else ""
+            if not isinstance(wanted, str):
+                raise asking.NoScore(asking.MISSING)
+            fields = {"prompt": inputs.prompts[item], "requirement": wanted}
+            return [words.question([source, asking.pixels_of(inputs.images[item])], fields, top_logprobs=TOP_LOGPROBS)]
 
-    def ask(item: int) -> list[Question]:
-        source, wanted = source_of(inputs, item), inputs.metadata[item].get(field) if field else ""
-        if not isinstance(wanted, str):
-            raise NoScore(MISSING)
-        fields = {"prompt": inputs.prompts[item], "requirement": wanted}
-        return [words.question([source, pixels_of(inputs.images[item])], fields, top_logprobs=TOP_LOGPROBS)]
-
-    def read(item: int, answers: list[Answer]) -> JudgedItem:
-        (level,) = all_of(answers, [expected_level(a.logprobs[0], DIGITS) if a.logprobs else None for a in answers])
-        return JudgedItem(value=level / 5)
-
-    return judge_items(inputs, chat, ask, read)
-
-
-def _score_ratings(
-    inputs: RewardInputs, *, chat: Chat, templates: Mapping[str, Template], options: EditScore
-) -> RewardOutput:
-    def ask(item: int) -> list[Question]:
-        source, edited = source_of(inputs, item), pixels_of(inputs.images[item])
-        shown = {"edit_instruction": [source, edited], "edit_quality": [edited]}
-        return [
-            replace(
-                templates[name].question(
-                    images,
-                    {"prompt": inputs.prompts[item]},
-                    max_tokens=options.tokens,
-                    temperature=options.heat,
-                    seed=draw_seed(name, inputs, item, options.heat, draw),
-                ),
-                schema=score_schema(2, 0, 25),
+        def read(item: int, answers: list[Answer]) -> asking.JudgedItem:
+            (level,) = asking.all_of(
+                answers, [expected_level(a.logprobs[0], DIGITS) if a.logprobs else None for a in answers]
             )
-            for draw in range(options.draws)
-            for name, images in shown.items()
-        ]
+            return asking.JudgedItem(value=level / 5)
 
-    def read(item: int, answers: list[Answer]) -> JudgedItem:
-        rated = []  # SC and PQ of each draw, in [0, 1]
-        of_pair = min if options.of_pair == "lowest" else fmean
-        for k in range(0, len(answers), 2):
-            lists = [None if answer.error else number_list(answer.text, 2, 0, 25) for answer in answers[k : k + 2]]
-            if (pair := [of_pair(ratings) / 25 for ratings in lists if ratings is not None]) and len(pair) == 2:
-                rated.append(pair)
-        if not rated:
-            raise NoScore(first_error(answers) or UNPARSED)
-        consistency, quality = (fmean(column) for column in zip(*rated, strict=True))
-        value = fmean([math.sqrt(sc * pq) for sc, pq in rated])
-        return JudgedItem(value=value, parts={"consistency": consistency, "quality": quality})
+        return asking.judge_items(inputs, chat, ask, read)
 
-    return judge_items(inputs, chat, ask, read, parts=("consistency", "quality"))
+    def _score_ratings(self, inputs: RewardInputs, *, chat: Chat, templates: Mapping[str, Template]) -> RewardOutput:
+        def ask(item: int) -> list[Question]:
+            source, edited = asking.source_of(inputs, item), asking.pixels_of(inputs.images[item])
+            shown = {"edit_instruction": [source, edited], "edit_quality": [edited]}
+            return [
+                replace(
+                    templates[name].question(
+                        images,
+                        {"prompt": inputs.prompts[item]},
+                        max_tokens=self.tokens,
+                        temperature=self.heat,
+                        seed=asking.draw_seed(name, inputs, item, self.heat, draw),
+                    ),
+                    schema=score_schema(2, 0, 25),
+                )
+                for draw in range(self.draws)
+                for name, images in shown.items()
+            ]
+
+        def read(item: int, answers: list[Answer]) -> asking.JudgedItem:
+            rated = []  # SC and PQ of each draw, in [0, 1]
+            of_pair = min if self.of_pair == "lowest" else fmean
+            for k in range(0, len(answers), 2):
+                lists = [
+                    None if answer.error else asking.number_list(answer.text, 2, 0, 25) for answer in answers[k : k + 2]
+                ]
+                if (pair := [of_pair(ratings) / 25 for ratings in lists if ratings is not None]) and len(pair) == 2:
+                    rated.append(pair)
+            if not rated:
+                raise asking.NoScore(asking.first_error(answers) or asking.UNPARSED)
+            consistency, quality = (fmean(column) for column in zip(*rated, strict=True))
+            value = fmean([math.sqrt(sc * pq) for sc, pq in rated])
+            return asking.JudgedItem(value=value, parts={"consistency": consistency, "quality": quality})
+
+        return asking.judge_items(inputs, chat, ask, read, parts=("consistency", "quality"))

@@ -21,24 +21,8 @@ from flowrl.config.sections import at_least
 from flowrl.prompts.loading import Prompt
 from flowrl.rewards.base import FunctionReward, Model, Reward, RewardInputs, RewardOutput
 from flowrl.rewards.base.prompt_needs import no_source
+from flowrl.rewards.judges import asking
 from flowrl.rewards.judges.answers import parse_score
-from flowrl.rewards.judges.asking import (
-    MISSING,
-    UNPARSED,
-    JudgedItem,
-    NoScore,
-    all_of,
-    ask_all,
-    check_answer_options,
-    draw_seed,
-    full_weights,
-    judge_items,
-    pixels_of,
-    probability_of_yes,
-    source_of,
-    weighted_geometric_mean,
-    weighted_mean,
-)
 from flowrl.rewards.judges.chat import (
     TOP_LOGPROBS,
     Answer,
@@ -101,8 +85,8 @@ def aggregate_principles(
     if aggregate == "min":
         return min(min(values) for values in by_kind.values()), means
     if aggregate == "mean":
-        return weighted_mean(means, weights), means
-    return weighted_geometric_mean(means, weights), means
+        return asking.weighted_mean(means, weights), means
+    return asking.weighted_geometric_mean(means, weights), means
 
 
 class Planner:
@@ -131,13 +115,27 @@ class Planner:
                 if key not in self.plans
             }
             fresh: dict[str, Plan | str] = {
-                key: answer.error or parse_principles(answer.text, self.limit) or UNPARSED
-                for key, answer in zip(new, ask_all(self.chat, list(new.values())), strict=True)
+                key: answer.error or parse_principles(answer.text, self.limit) or asking.UNPARSED
+                for key, answer in zip(new, asking.ask_all(self.chat, list(new.values())), strict=True)
             }
             plans = [fresh[key] if key in fresh else self.plans[key] for key in keys]
             self.plans |= {key: plan for key, plan in fresh.items() if not isinstance(plan, str)}
             for key in list(self.plans)[: max(0, len(self.plans) - MAX_PLANS)]:
                 del self.plans[key]
+        return plans
+
+    def plans_of(self, inputs: RewardInputs) -> list[Plan | str]:
+        """The principles of each item, those of its record before the planner's, or why it has none."""
+        sources = [asking.pixels_of(own[0]) if own else None for own in inputs.source_images or [[]] * len(inputs)]
+        given = [given_principles(record, self.limit) for record in inputs.metadata]
+        plans: list[Plan | str] = [
+            asking.MISSING if source is None else own or () for source, own in zip(sources, given, strict=True)
+        ]
+        open_items = [item for item, plan in enumerate(plans) if not plan]
+        images = [source for item in open_items if (source := sources[item]) is not None]
+        made = self.plan([inputs.prompts[item] for item in open_items], images)
+        for item, plan in zip(open_items, made, strict=True):
+            plans[item] = plan
         return plans
 
 
@@ -190,10 +188,10 @@ class EditPrinciples:
 
     def __post_init__(self) -> None:
         at_least(1, self, "max_principles")
-        full_weights(self.weights, KINDS)
+        asking.full_weights(self.weights, KINDS)
         if self.verify == "yes_no" and self.temperature != 0:
             raise ValueError("temperature means nothing with verify yes_no: leave it out.")
-        check_answer_options(self.max_tokens, self.temperature)
+        asking.check_answer_options(self.max_tokens, self.temperature)
         self.templates()
         check_chat(self.judge)
         if self.planner is not None:
@@ -219,17 +217,16 @@ class EditPrinciples:
 
     def build(self, device: torch.device) -> Reward:
         """Makes the reward; loads the judge, if it runs here."""
-        templates, weights = self.templates(), full_weights(self.weights, KINDS)
+        templates, weights = self.templates(), asking.full_weights(self.weights, KINDS)
         chat = build_chat(self.judge, device=device)
         plans = chat if self.planner is None else build_chat(self.planner, device=device, owner="planner")
         planner = Planner(plans, templates["principle_list"], limit=self.max_principles, max_tokens=self.max_tokens)
-        words = templates[f"principle_{self.verify}"]
         listed = ",".join(f"{kind}-{weights[kind]:g}" for kind in KINDS)
         # A planner in this process must not run in threads beside the rollout, wherever the judge is.
         remote = is_server(self.judge) and is_server(self.planner or self.judge)
         return FunctionReward(
             name="edit_principles",
-            score=partial(_score, chat=chat, planner=planner, words=words, weights=weights, options=self),
+            score=partial(self._score, chat=chat, planner=planner, words=templates[f"principle_{self.verify}"]),
             kind="remote" if remote else "pointwise",
             waits=remote,
             needs=frozenset({"images", "prompts", "source_images", "metadata"}),
@@ -238,62 +235,39 @@ class EditPrinciples:
             f"{chat.version}:planner-{plans.version}",
         )
 
+    def _score(self, inputs: RewardInputs, *, chat: Chat, planner: Planner, words: Template) -> RewardOutput:
+        plans, weights = planner.plans_of(inputs), asking.full_weights(self.weights, KINDS)
+        checked: dict[int, Plan] = {}
+        reasoned = self.verify == "reasoned"
 
-def _score(
-    inputs: RewardInputs,
-    *,
-    chat: Chat,
-    planner: Planner,
-    words: Template,
-    weights: Mapping[str, float],
-    options: EditPrinciples,
-) -> RewardOutput:
-    plans = _plans(inputs, planner)
-    checked: dict[int, Plan] = {}
-    reasoned = options.verify == "reasoned"
+        def ask(item: int) -> list[Question]:
+            found = plans[item]
+            if isinstance(found, str):
+                raise asking.NoScore(found)
+            plan = tuple(principle for principle in found if weights[principle.kind] > 0)  # others are not asked about
+            if not plan:
+                raise asking.NoScore(asking.UNPARSED)
+            checked[item] = plan
+            images = [asking.source_of(inputs, item), asking.pixels_of(inputs.images[item])]
+            return [
+                words.question(
+                    images,
+                    {"prompt": inputs.prompts[item], "principle": principle.text, "kind": principle.kind},
+                    max_tokens=self.max_tokens if reasoned else 1,
+                    temperature=self.temperature,
+                    top_logprobs=0 if reasoned else TOP_LOGPROBS,
+                    seed=asking.draw_seed("principle", inputs, item, self.temperature, number),
+                )
+                for number, principle in enumerate(plan)
+            ]
 
-    def ask(item: int) -> list[Question]:
-        found = plans[item]
-        if isinstance(found, str):
-            raise NoScore(found)
-        plan = tuple(principle for principle in found if weights[principle.kind] > 0)  # others are not asked about
-        if not plan:
-            raise NoScore(UNPARSED)
-        checked[item] = plan
-        images = [source_of(inputs, item), pixels_of(inputs.images[item])]
-        return [
-            words.question(
-                images,
-                {"prompt": inputs.prompts[item], "principle": principle.text, "kind": principle.kind},
-                max_tokens=options.max_tokens if reasoned else 1,
-                temperature=options.temperature,
-                top_logprobs=0 if reasoned else TOP_LOGPROBS,
-                seed=draw_seed("principle", inputs, item, options.temperature, number),
-            )
-            for number, principle in enumerate(plan)
-        ]
+        def read(item: int, answers: list[Answer]) -> asking.JudgedItem:
+            if reasoned:  # from 0 to 10
+                found = [parse_score(answer.text, pattern=SCORE, low=0, high=10) for answer in answers]
+                scores = [score / 10 for score in asking.all_of(answers, found)]
+            else:
+                scores = asking.all_of(answers, [asking.probability_of_yes(answer) for answer in answers])
+            value, means = aggregate_principles(checked[item], scores, weights, self.aggregate)
+            return asking.JudgedItem(value=value, parts=means)
 
-    def read(item: int, answers: list[Answer]) -> JudgedItem:
-        if reasoned:  # from 0 to 10
-            found = [parse_score(answer.text, pattern=SCORE, low=0, high=10) for answer in answers]
-            scores = [score / 10 for score in all_of(answers, found)]
-        else:
-            scores = all_of(answers, [probability_of_yes(answer) for answer in answers])
-        value, means = aggregate_principles(checked[item], scores, weights, options.aggregate)
-        return JudgedItem(value=value, parts=means)
-
-    return judge_items(inputs, chat, ask, read, parts=[kind for kind in KINDS if weights[kind] > 0])
-
-
-def _plans(inputs: RewardInputs, planner: Planner) -> list[Plan | str]:
-    """The principles of each item, those of its record before the planner's, or why it has none."""
-    sources = [pixels_of(own[0]) if own else None for own in inputs.source_images or [[]] * len(inputs)]
-    given = [given_principles(record, planner.limit) for record in inputs.metadata]
-    plans: list[Plan | str] = [
-        MISSING if source is None else own or () for source, own in zip(sources, given, strict=True)
-    ]
-    open_items = [item for item, plan in enumerate(plans) if not plan]
-    images = [source for item in open_items if (source := sources[item]) is not None]
-    for item, made in zip(open_items, planner.plan([inputs.prompts[item] for item in open_items], images), strict=True):
-        plans[item] = made
-    return plans
+        return asking.judge_items(inputs, chat, ask, read, parts=[kind for kind in KINDS if weights[kind] > 0])

@@ -21,15 +21,7 @@ import torch
 from flowrl.config.options import build_options
 from flowrl.config.train import option_path
 from flowrl.rewards.base import Reward, RewardInputs, RewardOutput
-from flowrl.rewards.judges.asking import (
-    UNPARSED,
-    JudgedItem,
-    first_error,
-    judge_items,
-    judged_reward,
-    pixels_of,
-    probability_of_yes,
-)
+from flowrl.rewards.judges import asking
 from flowrl.rewards.judges.chat import TOP_LOGPROBS, Answer, Chat, OneJudge, Pixels, Question, check_chat
 from flowrl.rewards.judges.templates import Template, load_template
 from flowrl.runtime.files import parse_json, read_text, replacing
@@ -131,19 +123,19 @@ class Rubric(OneJudge):
             names = [f"rule_{number:02d}" for number in range(1, len(rules) + 1)]
 
             def ask(item: int) -> list[Question]:
-                image = pixels_of(inputs.images[item])
+                image = asking.pixels_of(inputs.images[item])
                 return [rule_question(words, image, inputs.prompts[item], rule.text) for rule in rules]
 
-            def read(item: int, answers: list[Answer]) -> JudgedItem:
-                yes = [math.nan if p is None else p for p in map(probability_of_yes, answers)]
+            def read(item: int, answers: list[Answer]) -> asking.JudgedItem:
+                yes = [math.nan if p is None else p for p in map(asking.probability_of_yes, answers)]
                 agreed = [p if rule.answer == "yes" else 1.0 - p for p, rule in zip(yes, rules, strict=True)]
                 score = math.fsum(rule.weight * value for rule, value in zip(rules, agreed, strict=True))
-                error = first_error(answers) or (UNPARSED if math.isnan(score) else None)
-                return JudgedItem(value=score / total, error=error, parts=dict(zip(names, agreed, strict=True)))
+                error = asking.first_error(answers) or (asking.UNPARSED if math.isnan(score) else None)
+                return asking.JudgedItem(value=score / total, error=error, parts=dict(zip(names, agreed, strict=True)))
 
-            return judge_items(inputs, chat, ask, read, parts=names)
+            return asking.judge_items(inputs, chat, ask, read, parts=names)
 
-        return judged_reward(
+        return asking.judged_reward(
             "rubric",
             score,
             judge=self.judge,

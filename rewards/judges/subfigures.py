@@ -34,7 +34,7 @@ from flowrl.rewards.base import (
     reward_options,
 )
 from flowrl.rewards.base.nested import build_nested, nested_options
-from flowrl.rewards.base.outputs import check_output, join_outputs
+from flowrl.rewards.base.outputs import changed_output, check_output, join_outputs
 from flowrl.rewards.base.prompt_needs import lack_of, no_cells, no_grid
 from flowrl.rewards.judges.asking import MISSING
 from flowrl.rewards.networks.clip_encoder import (
@@ -235,10 +235,5 @@ def _by_shape(
         step = max(1, cells_per_call // (shape[0] * shape[1]))
         pieces += [score(items[start : start + step], shape) for start in range(0, len(items), step)]
         order += items
-    whole, back = join_outputs(pieces), torch.tensor(order).argsort().to(inputs.images.device)
-    return replace(
-        whole,
-        values=whole.values[back],
-        valid=whole.valid[back],
-        parts={name: part[back] for name, part in whole.parts.items()},
-    )
+    back = torch.tensor(order).argsort().to(inputs.images.device)
+    return changed_output(join_outputs(pieces), lambda tensor: tensor[back])

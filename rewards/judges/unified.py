@@ -29,22 +29,8 @@ import torch
 from flowrl.prompts.loading import Prompt
 from flowrl.rewards.base import Reward, RewardInputs, RewardOutput
 from flowrl.rewards.base.prompt_needs import no_source
+from flowrl.rewards.judges import asking
 from flowrl.rewards.judges.answers import parse_score
-from flowrl.rewards.judges.asking import (
-    UNPARSED,
-    JudgedItem,
-    NoScore,
-    check_answer_options,
-    draw_seed,
-    first_error,
-    full_weights,
-    judge_items,
-    judged_reward,
-    number_list,
-    shown_of,
-    source_of,
-    weighted_mean,
-)
 from flowrl.rewards.judges.chat import Answer, Chat, OneJudge, Question, check_chat, score_schema
 from flowrl.rewards.judges.templates import Template, digest_of, load_templates
 
@@ -137,7 +123,7 @@ class UnifiedReward(OneJudge):
                 f"num_frames must be at least 1, and 1 for style {self.style!r} if it judges edits, got "
                 f"{self.num_frames}."
             )
-        check_answer_options(self.max_tokens, self.temperature)
+        asking.check_answer_options(self.max_tokens, self.temperature)
         self.templates()
         check_chat(self.judge)
 
@@ -158,7 +144,7 @@ class UnifiedReward(OneJudge):
 
     def full_weights(self) -> dict[str, float]:
         """The weights of all dimensions."""
-        return full_weights(self.weights, self.ask.dimensions)
+        return asking.full_weights(self.weights, self.ask.dimensions)
 
     def templates(self) -> dict[str, Template]:
         """The style's templates, or those that take their place, by name."""
@@ -175,15 +161,51 @@ class UnifiedReward(OneJudge):
         if self.style == "edit":
             templates = {name: words for name, words in templates.items() if weights[name.removeprefix("edit_")] > 0}
         listed = ",".join(f"{name}-{weight:g}" for name, weight in weights.items())
-        return judged_reward(
+        return asking.judged_reward(
             "unified_reward",
-            partial(_score, options=self, templates=templates),
+            partial(self._score, templates=templates),
             judge=self.judge if self.template is not None or ask.size is None else {"size": ask.size, **self.judge},
             device=device,
             needs=({"source_images"} if ask.edits else set()) | ({"videos"} if self.num_frames > 1 else set()),
             version=f"{self.style}:{self.scale or ask.scale}:{listed}:frames-{self.num_frames}:"
             f"max_tokens-{self.tokens}:temperature-{self.heat:g}:template-{digest_of(templates)}",
         )
+
+    def _score(self, inputs: RewardInputs, *, chat: Chat, templates: Mapping[str, Template]) -> RewardOutput:
+        style, weights = self.ask, self.full_weights()
+
+        def ask(item: int) -> list[Question]:
+            shown = asking.shown_of(inputs, item, self.num_frames if self.num_frames > 1 else None)
+            both = [asking.source_of(inputs, item), *shown] if style.edits else shown
+            asked = [
+                words.question(
+                    shown if name == "edit_quality" else both,
+                    {"prompt": inputs.prompts[item]},
+                    max_tokens=self.tokens,
+                    temperature=self.heat,
+                    seed=asking.draw_seed(self.style, inputs, item, self.heat),
+                )
+                for name, words in templates.items()
+            ]
+            if self.style != "edit":
+                return asked
+            return [replace(question, schema=score_schema(2, int(style.low), int(style.high))) for question in asked]
+
+        def read(item: int, answers: list[Answer]) -> asking.JudgedItem:
+            if (error := asking.first_error(answers)) is not None:
+                raise asking.NoScore(error)
+            texts = {name: answer.text for name, answer in zip(templates, answers, strict=True)}
+            ratings = read_ratings(self.style, texts, weights)
+            if ratings is None:
+                raise asking.NoScore(asking.UNPARSED)
+            whole = asking.weighted_mean(ratings, weights) if style.dimensions else sum(ratings.values())
+            scale = self.scale or style.scale
+            return asking.JudgedItem(
+                value=scale_rating(whole, low=style.low, high=style.high, scale=scale), parts=ratings
+            )
+
+        parts = [name for name in style.dimensions if weights[name] > 0]
+        return asking.judge_items(inputs, chat, ask, read, parts=parts)
 
 
 def read_ratings(style: Style, texts: Mapping[str, str], weights: Mapping[str, float]) -> dict[str, float] | None:
@@ -192,7 +214,7 @@ def read_ratings(style: Style, texts: Mapping[str, str], weights: Mapping[str, f
     ratings: dict[str, float | None] = {}
     if style == "edit":
         for name, text in texts.items():
-            pair = number_list(text, 2, ask.low, ask.high)
+            pair = asking.number_list(text, 2, ask.low, ask.high)
             ratings[name.removeprefix("edit_")] = None if pair is None else fmean(pair)
     elif style in ("rational", "rational_edit"):
         body = re.split(r"(?im)^\W*summary\b", texts[style])[0]
@@ -214,40 +236,3 @@ def scale_rating(rating: float, *, low: float, high: float, scale: Scale) -> flo
     if scale == "unit":
         return (rating - low) / (high - low)
     return rating / high if scale == "divided" else rating
-
-
-def _score(
-    inputs: RewardInputs, *, chat: Chat, options: UnifiedReward, templates: Mapping[str, Template]
-) -> RewardOutput:
-    style, weights = options.ask, options.full_weights()
-
-    def ask(item: int) -> list[Question]:
-        shown = shown_of(inputs, item, options.num_frames if options.num_frames > 1 else None)
-        both = [source_of(inputs, item), *shown] if style.edits else shown
-        asked = [
-            words.question(
-                shown if name == "edit_quality" else both,
-                {"prompt": inputs.prompts[item]},
-                max_tokens=options.tokens,
-                temperature=options.heat,
-                seed=draw_seed(options.style, inputs, item, options.heat),
-            )
-            for name, words in templates.items()
-        ]
-        if options.style != "edit":
-            return asked
-        return [replace(question, schema=score_schema(2, int(style.low), int(style.high))) for question in asked]
-
-    def read(item: int, answers: list[Answer]) -> JudgedItem:
-        if (error := first_error(answers)) is not None:
-            raise NoScore(error)
-        texts = {name: answer.text for name, answer in zip(templates, answers, strict=True)}
-        ratings = read_ratings(options.style, texts, weights)
-        if ratings is None:
-            raise NoScore(UNPARSED)
-        whole = weighted_mean(ratings, weights) if style.dimensions else sum(ratings.values())
-        scale = options.scale or style.scale
-        return JudgedItem(value=scale_rating(whole, low=style.low, high=style.high, scale=scale), parts=ratings)
-
-    parts = [name for name in style.dimensions if weights[name] > 0]
-    return judge_items(inputs, chat, ask, read, parts=parts)

@@ -21,21 +21,9 @@ from flowrl.config.sections import at_least
 from flowrl.prompts.loading import Prompt
 from flowrl.rewards.base import Reward, RewardInputs, RewardOutput
 from flowrl.rewards.base.prompt_needs import no_reference, no_source
+from flowrl.rewards.judges import asking
 from flowrl.rewards.judges.answers import answer_forms, answer_mass, parse_word
 from flowrl.rewards.judges.answers import yes_no as yes_no_score
-from flowrl.rewards.judges.asking import (
-    MISSING,
-    JudgedItem,
-    NoScore,
-    all_of,
-    check_answer_options,
-    draw_seed,
-    geometric_mean,
-    judge_items,
-    judged_reward,
-    pixels_of,
-    shown_of,
-)
 from flowrl.rewards.judges.chat import TOP_LOGPROBS, Answer, Chat, OneJudge, Pixels, Question, check_chat
 from flowrl.rewards.judges.templates import Template, load_template
 
@@ -99,7 +87,7 @@ class YesNo(OneJudge):
                 f"average must be 1, or more draws with a temperature above 0, at which they differ, got average "
                 f"{self.average} at temperature {self.temperature:g}."
             )
-        check_answer_options(self.max_tokens, self.temperature)
+        asking.check_answer_options(self.max_tokens, self.temperature)
         at_least(1, self, "num_frames")
         self.words()
 
@@ -125,8 +113,8 @@ class YesNo(OneJudge):
         if self.with_references and (lack := no_reference(prompt)) is not None:
             return lack
         try:
-            _expectations(prompt.metadata, self)
-        except NoScore:
+            self._expectations(prompt.metadata)
+        except asking.NoScore:
             return (
                 f"needs questions in the field {self.questions_field!r} of its record, and has "
                 f"{prompt.metadata.get(str(self.questions_field))!r}: write [[question, expected answer], ...]"
@@ -148,7 +136,7 @@ class YesNo(OneJudge):
             good: dict[int, list[Forms]] = {}  # of the questions of each item, in their order
 
             def ask(item: int) -> list[Question]:
-                expected, images = _expectations(inputs.metadata[item], self), _images(inputs, item, self)
+                expected, images = self._expectations(inputs.metadata[item]), self._images(inputs, item)
                 good[item] = [forms for _, forms in expected for _ in range(self.average)]
                 return [
                     words.question(
@@ -157,20 +145,22 @@ class YesNo(OneJudge):
                         max_tokens=self.tokens,
                         temperature=self.temperature,
                         top_logprobs=0 if self.reads == "word" else TOP_LOGPROBS,
-                        seed=draw_seed("yes_no", inputs, item, self.temperature, draw),
+                        seed=asking.draw_seed("yes_no", inputs, item, self.temperature, draw),
                     )
                     for text, _ in expected
                     for draw in range(self.average)
                 ]
 
-            def read(item: int, answers: list[Answer]) -> JudgedItem:
-                scores = _read(good[item], answers, self)
-                means = {"am": fmean(scores), "gm": geometric_mean(scores)}
-                return JudgedItem(value=means[self.aggregation], parts=means)
+            def read(item: int, answers: list[Answer]) -> asking.JudgedItem:
+                scores = self._read(good[item], answers)
+                means = {"am": fmean(scores), "gm": asking.geometric_mean(scores)}
+                return asking.JudgedItem(value=means[self.aggregation], parts=means)
 
-            return judge_items(inputs, chat, ask, read, parts=() if self.questions_field is None else ("am", "gm"))
+            return asking.judge_items(
+                inputs, chat, ask, read, parts=() if self.questions_field is None else ("am", "gm")
+            )
 
-        return judged_reward(
+        return asking.judged_reward(
             "yes_no",
             score,
             judge=self.judge,
@@ -181,57 +171,54 @@ class YesNo(OneJudge):
             f"{words.digest}",
         )
 
+    def _expectations(self, metadata: Mapping[str, Any]) -> list[tuple[str | None, Forms]]:
+        """Questions of an item's record with the forms of their answers."""
+        if self.questions_field is None:
+            return [(None, ("no",) if self.inverted else ("yes",))]
+        listed = metadata.get(self.questions_field)
+        if listed is None or listed == []:
+            raise asking.NoScore(asking.MISSING)
+        found: list[tuple[str | None, Forms]] = []
+        for entry in listed if isinstance(listed, list) else [None]:
+            pair = [entry.get("question"), entry.get("answer")] if isinstance(entry, Mapping) else entry
+            if not isinstance(pair, list | tuple) or len(pair) != 2:
+                raise asking.NoScore(BAD)
+            question, answer = pair
+            if isinstance(answer, bool):  # what an unquoted yes is to YAML
+                answer = "yes" if answer else "no"
+            if not isinstance(question, str) or not isinstance(answer, str | int) or not str(answer).strip():
+                raise asking.NoScore(BAD)
+            found.append((question, answer_forms(answer)))
+        return found
 
-def _expectations(metadata: Mapping[str, Any], options: YesNo) -> list[tuple[str | None, Forms]]:
-    """Questions of an item's record with the forms of their answers."""
-    if options.questions_field is None:
-        return [(None, ("no",) if options.inverted else ("yes",))]
-    listed = metadata.get(options.questions_field)
-    if listed is None or listed == []:
-        raise NoScore(MISSING)
-    found: list[tuple[str | None, Forms]] = []
-    for entry in listed if isinstance(listed, list) else [None]:
-        pair = [entry.get("question"), entry.get("answer")] if isinstance(entry, Mapping) else entry
-        if not isinstance(pair, list | tuple) or len(pair) != 2:
-            raise NoScore(BAD)
-        question, answer = pair
-        if isinstance(answer, bool):  # what an unquoted yes is to YAML
-            answer = "yes" if answer else "no"
-        if not isinstance(question, str) or not isinstance(answer, str | int) or not str(answer).strip():
-            raise NoScore(BAD)
-        found.append((question, answer_forms(answer)))
-    return found
+    def _images(self, inputs: RewardInputs, item: int) -> list[Pixels]:
+        """What the judge sees, in its order: sources, references, then what was made."""
+        images: list[Pixels] = []
+        for wanted, given in (
+            (self.with_sources, inputs.source_images),
+            (self.with_references, inputs.reference_images),
+        ):
+            if wanted and not (given and given[item]):
+                raise asking.NoScore(asking.MISSING)
+            if wanted and given:
+                images += [asking.pixels_of(image) for image in given[item]]
+        return [*images, *asking.shown_of(inputs, item, self.num_frames)]
 
-
-def _images(inputs: RewardInputs, item: int, options: YesNo) -> list[Pixels]:
-    """What the judge sees, in its order: sources, references, then what was made."""
-    images: list[Pixels] = []
-    for wanted, given in (
-        (options.with_sources, inputs.source_images),
-        (options.with_references, inputs.reference_images),
-    ):
-        if wanted and not (given and given[item]):
-            raise NoScore(MISSING)
-        if wanted and given:
-            images += [pixels_of(image) for image in given[item]]
-    return [*images, *shown_of(inputs, item, options.num_frames)]
-
-
-def _read(forms: Sequence[Forms], answers: Sequence[Answer], options: YesNo) -> list[float]:
-    """The scores of an item's questions."""
-    scores: list[float | None] = []
-    for good, answer in zip(forms, answers, strict=True):
-        first, score = answer.logprobs[0] if answer.logprobs else {}, None
-        if answer.error:
-            pass
-        elif options.reads == "word":
-            word = parse_word(answer.text, ("yes", "no"))
-            score = None if word is None else float(word in good)
-        elif options.reads == "mass":
-            score = answer_mass(first, good) if first else None
-        else:
-            score = yes_no_score(first, yes="no", no="yes") if options.inverted else yes_no_score(first)
-        scores.append(score)
-    # Draws repeat one question, so a lost one costs precision; questions differ, so without one it is another mean.
-    found = [score for score in scores if score is not None] if options.reads == "word" else []
-    return found or all_of(answers, scores)
+    def _read(self, forms: Sequence[Forms], answers: Sequence[Answer]) -> list[float]:
+        """The scores of an item's questions."""
+        scores: list[float | None] = []
+        for good, answer in zip(forms, answers, strict=True):
+            first, score = answer.logprobs[0] if answer.logprobs else {}, None
+            if answer.error:
+                pass
+            elif self.reads == "word":
+                word = parse_word(answer.text, ("yes", "no"))
+                score = None if word is None else float(word in good)
+            elif self.reads == "mass":
+                score = answer_mass(first, good) if first else None
+            else:
+                score = yes_no_score(first, yes="no", no="yes") if self.inverted else yes_no_score(first)
+            scores.append(score)
+        # Draws repeat one question, so a lost one costs precision; questions differ, so without one it is another mean.
+        found = [score for score in scores if score is not None] if self.reads == "word" else []
+        return found or asking.all_of(answers, scores)

@@ -104,18 +104,18 @@ class Pyiqa:
         metric = metric.eval().requires_grad_(False)
 
         def score(inputs: RewardInputs) -> RewardOutput:
-            images = _pixels(inputs.images, self)
+            images = self._pixels(inputs.images)
 
             def compared(item: int, other: Tensor) -> Tensor | None:
                 if other.shape != images[item].shape:
                     return None
-                given = _pixels(other[None].to(images.device), self)
-                return _value(metric, self, images[item : item + 1], given)[0]
+                given = self._pixels(other[None].to(images.device))
+                return self._value(metric, images[item : item + 1], given)[0]
 
             if self.is_full_reference:
                 output = best_of_others(inputs, self.against, compared, owner=OWNER)
             else:
-                values = [_value(metric, self, piece) for piece in images.split(self.batch_size)]
+                values = [self._value(metric, piece) for piece in images.split(self.batch_size)]
                 output = tensor_output(torch.cat(values))
             # The part is the number as papers print it.
             output.parts["metric"] = (-output.values if metric.lower_better else output.values).detach()
@@ -134,27 +134,25 @@ class Pyiqa:
             differentiable=self.pixels == "float",
         )
 
+    def _value(self, metric: Any, *images: Float[Tensor, " b 3 h w"]) -> Float[Tensor, " b"]:
+        """The metric of images, higher is better."""
+        device = images[0].device
+        seed = counter_seed("pyiqa", self.metric)
+        gradient = nullcontext() if self.pixels == "float" else torch.no_grad()
+        with unchanged_process(OWNER, seed=seed), gradient, torch.autocast(device.type, enabled=False):
+            values: Tensor = metric(*images).reshape(-1).float()
+        if len(values) != len(images[0]):
+            raise ValueError(f"{OWNER}: metric {self.metric!r} gave {len(values)} values for {len(images[0])} images.")
+        return -values if metric.lower_better else values
+
+    def _pixels(self, images: Float[Tensor, " b 3 h w"]) -> Float[Tensor, " b 3 h w"]:
+        if self.pixels == "float":
+            return images
+        return torch.from_numpy(to_uint8(images)).to(images.device).permute(0, 3, 1, 2).float() / 255
+
 
 def library() -> Any:
     """The package; its messages on loading are kept to warnings."""
     package = importlib.import_module("pyiqa")
     logging.getLogger("pyiqa").setLevel(logging.WARNING)
     return package
-
-
-def _value(metric: Any, options: Pyiqa, *images: Float[Tensor, " b 3 h w"]) -> Float[Tensor, " b"]:
-    """The metric of images, higher is better."""
-    device = images[0].device
-    seed = counter_seed("pyiqa", options.metric)
-    gradient = nullcontext() if options.pixels == "float" else torch.no_grad()
-    with unchanged_process(OWNER, seed=seed), gradient, torch.autocast(device.type, enabled=False):
-        values: Tensor = metric(*images).reshape(-1).float()
-    if len(values) != len(images[0]):
-        raise ValueError(f"{OWNER}: metric {options.metric!r} gave {len(values)} values for {len(images[0])} images.")
-    return -values if metric.lower_better else values
-
-
-def _pixels(images: Float[Tensor, " b 3 h w"], options: Pyiqa) -> Float[Tensor, " b 3 h w"]:
-    if options.pixels == "float":
-        return images
-    return torch.from_numpy(to_uint8(images)).to(images.device).permute(0, 3, 1, 2).float() / 255

@@ -12,12 +12,11 @@ import json
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from flowrl.rewards.serving.own_names import own_requests_only
 from flowrl.rewards.serving.retries import RawReply
-from flowrl.rewards.serving.server_requests import Service, has_token, read_body, refusal, unless_gone
+from flowrl.rewards.serving.server import app_of
+from flowrl.rewards.serving.server_requests import Service, read_body, refusal, unless_gone
 from flowrl.rewards.serving.wire import Limits, read_json_body
 from flowrl.rewards.serving.wire_images import WireError, bad_request, short, too_many_images
 
@@ -52,17 +51,23 @@ def make_door(
         token: the token that clients send; None for none.
         hosts: as of `make_app`.
     """
-    from fastapi import FastAPI
+    service = Service({}, token, limits)
 
-    app = FastAPI(title="flowrl reward server", docs_url=None, redoc_url=None, openapi_url=None)
-    app.state.service = Service({}, token, limits)
-    if token is None:
-        app.add_middleware(own_requests_only, others=hosts)
+    async def about(details: bool) -> dict[str, Any]:
+        status = service.health(details=details)
+        return await _joined(status, backends, inner) if details else status
+
+    async def counts(accept: str) -> tuple[bytes, str]:
+        own, content_type = service.metrics.text("")
+        texts = [own.decode()]
+        for backend in backends:
+            with suppress(OSError, EOFError, ValueError):
+                if backend.port and (answer := await _ask(backend, "GET", "/metrics", inner)).status == 200:
+                    texts.append(answer.content.decode())
+        return join_metrics(texts).encode(), content_type
+
+    app = app_of(service, _forward, about=about, counts=counts, hosts=hosts)
     app.state.backends, app.state.inner = backends, inner
-    app.add_route("/v1/score", partial(_forward, content_type="application/json"), methods=["POST"])
-    app.add_route("/v1/score/multipart", partial(_forward, content_type="multipart/form-data"), methods=["POST"])
-    app.add_route("/health", _health, methods=["GET"])
-    app.add_route("/metrics", _metrics, methods=["GET"])
     return app
 
 
@@ -175,51 +180,22 @@ async def _ask(
         writer.close()
 
 
-async def _health(request: Request) -> Response:
-    from starlette.responses import JSONResponse
-
-    service: Service = request.app.state.service
-    allowed = has_token(service, request)
-    if not allowed and "authorization" in request.headers:
-        return refusal(WireError(401, "unauthorized", "the token is wrong."))
-    status = service.health(details=allowed)
-    if allowed:
-        backends: Sequence[ServerBackend] = request.app.state.backends
-        for one in await asyncio.gather(
-            *(look(backend, request.app.state.inner) for backend in backends if backend.port), return_exceptions=True
-        ):
-            if isinstance(one, BaseException) and not isinstance(one, (OSError, EOFError, ValueError, LookupError)):
-                raise one
-        status["rewards"] = rewards = dict[str, Any]()
-        for backend in backends:
-            for name, about in backend.rewards.items():
-                one = rewards.setdefault(name, {**about, "queue": 0, "replicas": 0})
-                if backend.port is not None:
-                    one["queue"] += about["queue"]
-                    one["replicas"] += about.get("replicas", 1)
-                one["running"] = one["replicas"] > 0
-            shared = status["limits"].keys() & backend.limits.keys()
-            status["limits"] |= {name: min(status["limits"][name], backend.limits[name]) for name in shared}
-        status["videos"] = []  # each reward says it for itself
-    return JSONResponse(status, status_code=200 if service.stopping is None else 503)
-
-
-async def _metrics(request: Request) -> Response:
-    from starlette.responses import Response
-
-    service: Service = request.app.state.service
-    if not has_token(service, request):
-        return refusal(WireError(401, "unauthorized", "a valid token is needed."))
-    own, content_type = service.metrics.text("")
-    texts = [own.decode()]
-    for backend in request.app.state.backends:
-        with suppress(OSError, EOFError, ValueError):
-            if (
-                backend.port
-                and (answer := await _ask(backend, "GET", "/metrics", request.app.state.inner)).status == 200
-            ):
-                texts.append(answer.content.decode())
-    return Response(join_metrics(texts), media_type=content_type)
+async def _joined(status: dict[str, Any], backends: Sequence[ServerBackend], inner: str) -> dict[str, Any]:
+    """What /health says in detail: of all servers, joined."""
+    asked = (look(backend, inner) for backend in backends if backend.port)
+    for one in await asyncio.gather(*asked, return_exceptions=True):
+        if isinstance(one, BaseException) and not isinstance(one, (OSError, EOFError, ValueError, LookupError)):
+            raise one
+    rewards, limits = dict[str, Any](), dict[str, int](status["limits"])
+    for backend in backends:
+        for name, about in backend.rewards.items():
+            one = rewards.setdefault(name, {**about, "queue": 0, "replicas": 0})
+            if backend.port is not None:
+                one["queue"] += about["queue"]
+                one["replicas"] += about.get("replicas", 1)
+            one["running"] = one["replicas"] > 0
+        limits |= {name: min(limits[name], backend.limits[name]) for name in limits.keys() & backend.limits.keys()}
+    return status | {"rewards": rewards, "limits": limits, "videos": []}  # each reward says it for itself
 
 
 def join_metrics(texts: Sequence[str]) -> str:

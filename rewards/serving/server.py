@@ -18,7 +18,7 @@ import importlib
 import math
 import socket
 import time
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -59,8 +59,6 @@ def make_app(
     Raises ValueError: FastAPI is not installed, nothing is to be served, or a reward cannot be served.
     """
     check_extra()
-    from fastapi import FastAPI
-
     if not rewards:
         raise ValueError("a reward server needs at least one reward, got none.")
     if trained := [name for name, reward in rewards.items() if reward.kind == "adversarial"]:
@@ -81,14 +79,49 @@ def make_app(
             await asyncio.to_thread(queue.close, 5.0)
         service.decoders.shutdown(wait=False)
 
+    async def about(details: bool) -> dict[str, Any]:
+        return service.health(details=details)
+
+    async def counts(accept: str) -> tuple[bytes, str]:
+        return service.metrics.text(accept)
+
+    return app_of(service, answer, about=about, counts=counts, hosts=hosts, lifespan=lifespan)
+
+
+def app_of(
+    service: Service,
+    score: Callable[..., Awaitable[Response]],
+    *,
+    about: Callable[[bool], Awaitable[dict[str, Any]]],
+    counts: Callable[[str], Awaitable[tuple[bytes, str]]],
+    hosts: Collection[str],
+    lifespan: Any = None,
+) -> FastAPI:
+    """An application with the routes of a reward server: `score` answers requests of a `content_type`, `about` tells
+    what /health says with or without details, `counts` the metrics and their type for the header Accept."""
+    from fastapi import FastAPI
+    from starlette.responses import JSONResponse, Response
+
+    async def health(request: Request) -> Response:
+        allowed = has_token(service, request)
+        if not allowed and "authorization" in request.headers:
+            return refusal(WireError(401, "unauthorized", "the token is wrong."))
+        return JSONResponse(await about(allowed), status_code=200 if service.stopping is None else 503)
+
+    async def metrics(request: Request) -> Response:
+        if not has_token(service, request):
+            return refusal(WireError(401, "unauthorized", "a valid token is needed."))
+        text, content_type = await counts(request.headers.get("accept", ""))
+        return Response(text, media_type=content_type)
+
     app = FastAPI(title="flowrl reward server", docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan)
     app.state.service = service
-    if token is None:
+    if service.token is None:
         app.add_middleware(own_requests_only, others=hosts)
-    app.add_route("/v1/score", partial(answer, content_type="application/json"), methods=["POST"])
-    app.add_route("/v1/score/multipart", partial(answer, content_type="multipart/form-data"), methods=["POST"])
-    app.add_route("/health", _health, methods=["GET"])
-    app.add_route("/metrics", _metrics, methods=["GET"])
+    app.add_route("/v1/score", partial(score, content_type="application/json"), methods=["POST"])
+    app.add_route("/v1/score/multipart", partial(score, content_type="multipart/form-data"), methods=["POST"])
+    app.add_route("/health", health, methods=["GET"])
+    app.add_route("/metrics", metrics, methods=["GET"])
     return app
 
 
@@ -104,26 +137,6 @@ def check_extra(
             raise ValueError(
                 f"{what} needs {package} ({error}): in flowrl's folder, pip install -e '.[serve]'."
             ) from error
-
-
-async def _health(request: Request) -> Response:
-    from starlette.responses import JSONResponse
-
-    service: Service = request.app.state.service
-    allowed = has_token(service, request)
-    if not allowed and "authorization" in request.headers:
-        return refusal(WireError(401, "unauthorized", "the token is wrong."))
-    return JSONResponse(service.health(details=allowed), status_code=200 if service.stopping is None else 503)
-
-
-async def _metrics(request: Request) -> Response:
-    from starlette.responses import Response
-
-    service: Service = request.app.state.service
-    if not has_token(service, request):
-        return refusal(WireError(401, "unauthorized", "a valid token is needed."))
-    text, content_type = service.metrics.text(request.headers.get("accept", ""))
-    return Response(text, media_type=content_type)
 
 
 def open_socket(host: str = "127.0.0.1", port: int = DEFAULT_PORT, *, has_token: bool) -> socket.socket:

@@ -148,7 +148,7 @@ def fake(image: np.ndarray) -> str | None:
 
 @pytest.fixture
 def fake_ocr(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Reward]:
-    monkeypatch.setattr(ocr, "_rapidocr", lambda options: fake)
+    monkeypatch.setattr(ocr.Ocr, "_rapidocr", lambda options: fake)
     return lambda **options: build_reward("ocr", options=options)
 
 
@@ -228,7 +228,7 @@ def test_readers_are_not_shared_by_threads(monkeypatch: pytest.MonkeyPatch) -> N
 
         return read
 
-    monkeypatch.setattr(ocr, "_rapidocr", make)
+    monkeypatch.setattr(ocr.Ocr, "_rapidocr", make)
     words = [1, 2, 0, 3] * 4
     reward = build_reward("ocr", options={"workers": 3})
     values = reward(coded(words, ['"HELLO"'] * 16)).values

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from flowrl.rewards.embedded.realism import scene_images, world_features, world_realism
 from flowrl.rewards.references import WorldReferences
-from flowrl.statistics.kernel_distance import kernel_change, kernel_interval
+from flowrl.statistics.kernel_distance import kernel_interval
 from flowrl.world.scene_prompts import train_records
 
 
@@ -75,13 +75,13 @@ def test_intervals_cover() -> None:
 def test_a_paired_change_is_surer_than_two_intervals() -> None:
     before, real, labels = normals(60, 1.0), normals(60, seed=1), range(60)
     after = before - 0.1
-    change = kernel_change(before, after, real, labels, num_resamples=300)
+    change = kernel_interval(after, real, labels, before=before, num_resamples=300)
     first, second = (kernel_interval(x, real, labels, num_resamples=300) for x in (before, after))
     assert change.mean == pytest.approx(second.mean - first.mean, abs=1e-12)
     assert change.high < 0
     assert change.high - change.low < 0.6 * (first.high - first.low)
     assert second.high > first.low, "which overlap"
-    assert kernel_change(before, after, real, labels, num_resamples=300) == change, "the seed decides"
+    assert kernel_interval(after, real, labels, before=before, num_resamples=300) == change, "the seed decides"
 
 
 def test_errors() -> None:
@@ -97,7 +97,7 @@ def test_errors() -> None:
     with pytest.raises(ValueError, match="num_resamples must be at least 1, got 0"):
         kernel_interval(a, b, labels, num_resamples=0)
     with pytest.raises(ValueError, match="one label per row"):
-        kernel_change(a, a[:3], b, labels)
+        kernel_interval(a, b, labels, before=a[:3])
     with pytest.raises(ValueError, match="got 2 images and 3 records"):
         world_realism(torch.zeros(2, 3, 64, 64), train_records()[:3])
 
