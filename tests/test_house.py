@@ -10,15 +10,15 @@ import pytest
 from house import ROOT, circles, complexities, measure
 
 LIMITS: dict[str, int] = {
-    "lines": 92439,
+    "lines": 92190,
     "lines of commands": 1402,
     "loose modules": 4,
     "circles of files": 0,
     "circles of folders": 0,
     "folders in circles": 0,
     "complexity > 15": 0,
-    "one-use helpers": 495,
-    "lines of one-use helpers": 7052,
+    "one-use helpers": 462,
+    "lines of one-use helpers": 6545,
     "fmt: skip": 227,
     "fmt: skip in tests": 782,
     "Namespace outside commands": 1,
