@@ -254,7 +254,7 @@ def _plain(value: Any, dotted: str, source: ConfigSource, depth: int = 0) -> Any
         raise ConfigError(
             f"{source.of(dotted)}: {dotted} is nested more than 20 deep (or contains itself); make it flat"
         )
-    if isinstance(value, Mapping):
+    if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
         return {key: _plain(item, f"{dotted}.{key}", source, depth + 1) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [_plain(item, f"{dotted}.{i}", source, depth + 1) for i, item in enumerate(value)]
@@ -262,7 +262,7 @@ def _plain(value: Any, dotted: str, source: ConfigSource, depth: int = 0) -> Any
         return value
     raise ConfigError(
         f"{source.of(dotted)}: {dotted} is {write_value(value)}; use text, finite numbers, true, false, lists and "
-        "mappings"
+        "mappings whose keys are text"
     )
 
 

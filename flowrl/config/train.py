@@ -6,6 +6,7 @@ other are refused with the numbers and with what to change. Derived quantities a
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import resources
@@ -49,7 +50,6 @@ from flowrl.config.sections import (
 )
 from flowrl.config.spelling import closest
 from flowrl.config.strict_yaml import ConfigError, ConfigSource, all_at_once, dotted_keys, dump, refuse
-from flowrl.runtime.files import plain
 
 __all__ = ["ConfigError", "PromptsConfig", "TrainConfig", "find_config", "load_config", "resolve_path", "to_yaml"]
 
@@ -391,7 +391,7 @@ def load_config(path: str | Path | Mapping[str, Any], overrides: Settings = ()) 
 
 def to_yaml(config: TrainConfig) -> str:
     """Write a configuration out in full, defaults included; ``load_config`` reads it back equal."""
-    return dump(plain(config))
+    return dump(dataclasses.asdict(config))
 
 
 def resolve_path(text: str, base: Path | None = None) -> Path:

@@ -81,6 +81,7 @@ def test_later_overrides_win_and_reach_into_lists_and_options(path: Path) -> Non
 
 def test_round_trip_with_every_default_written_out(path: Path) -> None:
     tricky = ["out=yes", "policy.init_lora=1e-4", "rewards.1.options.text='010'", "clip_range=[1e-05, 3e+0]", "seed=7"]
+    tricky.append("rewards.1.options.weights={'1': 0.5, two: [1, 2]}")
     config = load_config(path, tricky)
     text = to_yaml(config)
     again = path.with_name("again.yaml")
@@ -90,7 +91,16 @@ def test_round_trip_with_every_default_written_out(path: Path) -> None:
     assert plain["policy"]["init_lora"] == "1e-4"
     assert plain["clip_range"] == [1e-5, 3.0]
     assert plain["rewards"][1]["options"]["text"] == "010"
+    assert plain["rewards"][1]["options"]["weights"] == {"1": 0.5, "two": [1, 2]}
     assert set(plain) == {field.name for field in dataclasses.fields(TrainConfig)}
+
+
+@pytest.mark.parametrize("value", [{1: 2}, {"a": [{None: 1}]}, float("inf"), {"a": {1, 2}}])
+def test_options_hold_only_what_a_configuration_can_write(value: object) -> None:
+    """From Python too: what is read back has to equal what was given."""
+    rewards = [{"name": "jpeg_size", "options": {"weights": value}}]
+    with pytest.raises(ConfigError, match=r"rewards\.0\.options\.weights.*; use text, .*mappings whose keys are text"):
+        load_config({"base": "tiny_recommended", "rewards": rewards})
 
 
 def test_dump_quotes_what_our_own_rules_would_misread() -> None:
