@@ -267,10 +267,11 @@ def attention_of(word: str) -> Attend:
             attended = F.scaled_dot_product_attention(query.float(), key.float(), value.float(), attn_mask=mask, **more)
         return attended.to(value.dtype)
 
-    def by_backend(query: Tensor, key: Tensor, value: Tensor, **more: Any) -> Tensor:
+    def by_backend(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, **more: Any) -> Tensor:
         """A kernel of diffusers' dispatcher, with queries and keys in the dtype of the values."""
         given = (x.to(value.dtype).transpose(1, 2) for x in (query, key, value))
-        attended: Tensor = dispatch_attention_fn(*given, backend=AttentionBackendName(kernel.backend), **more)
+        backend = AttentionBackendName(kernel.backend)
+        attended: Tensor = dispatch_attention_fn(*given, attn_mask=attn_mask, backend=backend, **more)
         return attended.transpose(1, 2)
 
     return in_float32 if kernel.casts else by_backend

@@ -154,6 +154,16 @@ def test_a_kernel_survives_recomputed_blocks() -> None:
     assert torch.equal(plain[1], recomputed[1])
 
 
+@pytest.mark.parametrize("word", ["native", "float32"])
+def test_a_kernel_takes_torchs_arguments_by_place(word: str) -> None:
+    """A stock processor may give the mask as the fourth."""
+    q, k, v = torch.randn(3, 1, 2, 5, 8, generator=torch.Generator().manual_seed(0))
+    mask = (torch.arange(5) < 3).expand(1, 1, 5, 5)
+    wanted = torch.nn.functional.scaled_dot_product_attention(q, k, v, mask)
+    assert not torch.equal(wanted, torch.nn.functional.scaled_dot_product_attention(q, k, v))
+    torch.testing.assert_close(attention.attention_of(word)(q, k, v, mask), wanted)
+
+
 def test_a_kernel_without_a_gradient_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of any of the three, and one that is another's; a kernel that computes something else, too."""
     own = attention.attention_of("native")
