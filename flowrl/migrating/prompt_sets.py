@@ -127,7 +127,7 @@ def in_full(name: str) -> Iterator[str]:
         facts["ships instead"] = " and ".join(found.ships)
     yield name
     for word, text in facts.items():
-        yield wrapped(f"{word}: {text}", "  ", "    ")
+        yield from wrapped(f"{word}: {text}", "  ", "    ").splitlines()
 
 
 def _download(found: PromptSet) -> str:
