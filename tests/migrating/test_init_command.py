@@ -123,7 +123,7 @@ def test_the_nearest_configuration_is_built_on(wish: Wish, base: str) -> None:
         (["--model", "black-forest-labs/FLUX.1-schnel", "--card", "24"], "mean black-forest-labs/FLUX.1-schnell"),
         (["--model", "asset:tiny-sd3", "--card", "24", "--prompts", "absent.txt"], "there is no 'absent.txt'"),
         (["--model", "sd3.5m", "--card", "24"], "did you mean stabilityai/stable-diffusion-3.5-medium?"),
-        (["--model", "black-forest-labs/FLUX.1-dev", "--card", "2"], "does not fit 2 GB"),
+        (["--model", "Efficient-Large-Model/Sana_1600M_1024px_diffusers", "--card", "2"], "does not fit 2 GB"),
     ],
 )
 def test_what_cannot_be_is_said_and_nothing_is_written(

@@ -118,7 +118,7 @@ def planned(given: Any) -> gathering.Plan:
     return gathering.gather(given, "run", model_family(given.pipeline), processes=1, pace=Pace(range=None, told=""))
 
 
-@pytest.mark.parametrize("name", ["sd3", "flux", "sana"])
+@pytest.mark.parametrize("name", [pytest.param("sd3", marks=pytest.mark.slow), "flux", "sana"])
 def test_a_generic_plan_is_that_of_the_family(name: str, tmp_path: Path) -> None:
     folder = save_tiny(name, tmp_path / name)
     own = planned(config(folder, tmp_path / "own", **FAMILY_SETTINGS.get(name, {})))
