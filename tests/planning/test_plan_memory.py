@@ -246,7 +246,9 @@ def real_call(call: Mapping[str, Any], rows: int) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize(("name", "model", "size"), [("sd3", SD3, (64, 64, None)), ("wan", WAN, (64, 64, 17))])
+@pytest.mark.parametrize(
+    ("name", "model", "size"), [("sd3", SD3, (64, 64, None)), ("wan", WAN, (64, 64, 17))], ids=["sd3", "wan"]
+)
 def test_activations_are_those_of_a_network_on_the_cpu(
     name: str, model: str, size: tuple[int, int, int | None]
 ) -> None:
