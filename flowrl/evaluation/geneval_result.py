@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -164,12 +163,14 @@ def _scores(
         "prompts with at least one right image; graded and strict: Flow-GRPO's rewards, means over images."
     )
     limit = _detectable(summaries[0], change)
-    known = math.isfinite(limit) and limit > 0
-    if change is None:
-        note += f" Another model must differ by about {number(limit)} (macro) to be told apart." if known else ""
-    else:
+    if change is not None:
         note += f" Of {plural(change.pairs, 'pair')} {change.gained} became right and {change.lost} wrong."
-        note += f" A change of about {number(limit)} (macro) is found in 4 of 5 such comparisons." if known else ""
+    if limit > 1:
+        note += " With so few images no difference can be relied on to be found: take more prompts."
+    elif limit > 0 and change is None:
+        note += f" Another model must differ by about {number(limit)} (macro) to be told apart."
+    elif limit > 0:
+        note += f" A change of about {number(limit)} (macro) is found in 4 of 5 such comparisons."
     return score_table(names, lines, note=note, digits=3)
 
 

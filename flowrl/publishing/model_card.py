@@ -16,7 +16,7 @@ from flowrl.pipelines.places.lora_places import LORA_FILE
 from flowrl.prompts.overlap import held_out_or_shared
 from flowrl.publishing.base_licences import Terms
 from flowrl.publishing.model_index import INDEX, dump_yaml
-from flowrl.rendering.markup import estimate, moment, plural
+from flowrl.rendering.markup import estimate, moment, plural, signed
 from flowrl.rewards import reproduction_of
 from flowrl.runs.held_out_result import HeldOut, conclusion
 from flowrl.runs.run_data import RunData
@@ -164,7 +164,7 @@ class RunCard:
         if held.after is not None:
             rows.append((moment(held.last), estimate(held.after)))
             known = held.difference is not None and held.difference.known
-            change = estimate(held.difference, sign=True) if known and held.difference else f"{held.change:+.3f}"
+            change = estimate(held.difference, sign=True) if known and held.difference else signed(held.change)
             rows.append(("paired difference", f"{change}: {conclusion(held.difference)}"))
         lines += [f"{run.held_word.capitalize()} {held.label}:", "", "| | |", "|---|---|"]
         lines += [f"| {name} | {value} |" for name, value in rows]

@@ -386,6 +386,20 @@ def test_means_count_prompts_and_leave_failures_out() -> None:
     assert not mean_of(np.full((3, 2), math.nan)).known
 
 
+@pytest.mark.parametrize("name", ["geneval:graded", "attributes", "pixel diversity", "hps"])
+def test_bounds_stay_where_values_can_lie(name: str) -> None:
+    columns = {
+        Setting(kind="rlg", scale=s): {"geneval:graded": np.array([[0.9], [s]]), name: np.array([[0.98 - s], [0.5]])}
+        for s in (0.0, 0.5)
+    }
+    for found in columns.values():
+        found["pixel diversity"] = found[name]
+    measure = Measure(role="target", reward="geneval", part="graded")
+    base, one = results_of(columns, [measure], evaluations=dict.fromkeys(columns, 20), drifts={}).settings
+    assert (base.means[name].high <= 1 and one.means[name].low >= 0) == (name != "hps")
+    assert (one.to_base[name].low >= -1) == (name != "hps")
+
+
 def test_differences_of_verdicts_leave_room_for_what_they_did_not_show() -> None:
     same = difference_of(np.ones((8, 1)), np.ones((8, 1)))
     assert same.low < 0 < same.high
