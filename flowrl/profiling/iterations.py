@@ -10,7 +10,7 @@ from typing import Any
 
 from flowrl.config.methods import BudgetConfig
 from flowrl.config.train import TrainConfig
-from flowrl.planning.counts import of_iteration
+from flowrl.planning.cost import of_iteration
 from flowrl.profiling.ceilings import GEMM, exact_ceiling
 from flowrl.profiling.parts import decoding_flops
 from flowrl.profiling.result import USED, WHOLE, Phase, TimeSpread
