@@ -120,20 +120,17 @@ def _search(folder: Path, pool: str, depth: int) -> Iterator[tuple[str, Path]]:
     inner = sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
     if file.is_file():  # of several models: each has its own folder
         parts = [path / RESULT for path in inner if (path / RESULT).is_file()]
-        if not parts and _is_result(file):
+        try:
+            own = NEEDED.keys() <= read_json(file).keys()
+        except ValueError:
+            own = True
+        if not parts and own:
             raise ValueError(f"{file} has no rows beside it (model/rows.jsonl): the evaluation was moved in part.")
         yield from ((pool or folder.name, part) for part in parts)
         return
     if depth < DEEPEST:
         for path in inner:
             yield from _search(path, pool, depth + 1)
-
-
-def _is_result(file: Path) -> bool:
-    try:
-        return NEEDED.keys() <= read_json(file).keys()
-    except ValueError:
-        return True
 
 
 def entries_of(file: Path, pool: str = "") -> list[BoardEntry]:
