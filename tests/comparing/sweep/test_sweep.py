@@ -23,9 +23,8 @@ import flowrl.comparing.sweep.sweep as sweep_run
 from flowrl import cli
 from flowrl.cli import main
 from flowrl.comparing.sweep.sweep_draw import Judges, TunedModels, draw_prompts, drift, judge, load_features
-from flowrl.comparing.sweep.sweep_prepare import SweepPlan
 from flowrl.comparing.sweep.sweep_result import columns_of, difference_of, mean_of, results_of
-from flowrl.comparing.sweep.sweep_settings import Measure, Setting, trained_on
+from flowrl.comparing.sweep.sweep_settings import Measure, Setting, SweepPlan, trained_on
 from flowrl.generation.rlg import add_experts, numbers
 from flowrl.media.images import save_png
 from flowrl.pipelines import PIPELINES
