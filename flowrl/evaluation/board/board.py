@@ -199,7 +199,7 @@ def leaderboard(
     Raises:
         FlowrlError: nothing can be compared; the message says why.
     """
-    entries = tell_apart(find_entries([str(one) for one in results]))
+    entries = tell_apart(find_entries(results))
     if len(entries) < 2:
         raise ValueError(f"{entries[0].folder} is the only result: name two or more, or folders that hold them.")
     groups = group_entries(entries, across)
@@ -224,7 +224,7 @@ def leaderboard(
 
 def of_one_model(results: Sequence[str | Path]) -> tuple[str, list[BoardEntry]]:
     """The name and the finished evaluations of one model."""
-    entries = [entry for entry in find_entries([str(one) for one in results]) if entry.side == "model"]
+    entries = [entry for entry in find_entries(results) if entry.side == "model"]
     names = list(dict.fromkeys(entry.pool or entry.label for entry in entries))
     if len(names) > 1:
         raise ValueError(

@@ -174,11 +174,11 @@ class BoardEntry:
     version: str | None
 
 
-def find_entries(given: Sequence[str]) -> list[BoardEntry]:
+def find_entries(given: Sequence[str | Path]) -> list[BoardEntry]:
     """Finds the entries of all given files, folders and `NAME=PATH,PATH` (trainings of one method), and each base once.
     Raises ValueError: nothing is found, a file cannot be read, or one result is named twice."""
     entries, seen = [], dict[Path, str]()
-    for text in given:
+    for text in map(str, given):
         for pool, file in _results(text):
             place = file.parent.resolve()
             if place in seen:

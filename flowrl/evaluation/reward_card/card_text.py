@@ -45,10 +45,14 @@ Line = tuple[str, str, Interval]
 def verdicts(card: CardMeasures) -> list[CardVerdict]:
     """The aspects in the order of the card."""
     found: dict[str, GradedWords] = {
-        "failures": _failures(card),
+        "failures": ("good", "Every image got a value in both passes."),
         "signal": _signal(card),
         "repeatability": _repeats(card),
     }
+    if (failed := card.failed.mean) != 0:
+        told = ", ".join(f"{word} {count}" for word, count in card.errors.items())
+        words = f"{percent(failed)} of the values failed ({told}); failed images are left out of training."
+        found["failures"] = ("fair" if failed <= FAILED_FEW else "poor"), words
     if card.perturbed:
         found["steadiness"] = _steadiness(card)
     if card.order is not None:
@@ -60,24 +64,15 @@ def verdicts(card: CardMeasures) -> list[CardVerdict]:
             words += " Ask in both orders (orders: both)." * (grade != "good")
         found["order"] = (grade, words)
     if card.others:
-        told = [
+        listed = [
             f"{name} {one.within.mean:.2f} (all images {one.overall.mean:.2f})" for name, one in card.others.items()
         ]
-        words = f"Rank correlation within prompts: {', '.join(told)}."
+        words = f"Rank correlation within prompts: {', '.join(listed)}."
         found["other rewards"] = ("open", words.replace("nan", "unknown"))
     seconds = card.cost.seconds.mean
     took = f"{duration(1000 * seconds)} for 1000 images, {calls(card)}, on this machine at this batch size."
     found["cost"] = ("open", "No image was scored." if math.isnan(seconds) else took)
     return [CardVerdict(aspect=aspect, grade=grade, words=words) for aspect, (grade, words) in found.items()]
-
-
-def _failures(card: CardMeasures) -> GradedWords:
-    share = card.failed.mean
-    if share == 0:
-        return "good", "Every image got a value in both passes."
-    told = ", ".join(f"{word} {count}" for word, count in card.errors.items())
-    words = f"{percent(share)} of the values failed ({told}); failed images are left out of training."
-    return ("fair" if share <= FAILED_FEW else "poor"), words
 
 
 def _signal(card: CardMeasures) -> GradedWords:
