@@ -20,7 +20,7 @@ from site_reference import import_tables, reference_pages, vocabulary_tables
 from site_syntax import ROOT
 
 import flowrl
-from flowrl.rendering.style import DARK, LIGHT
+from flowrl.rendering.document import DARK, LIGHT
 
 NAVIGATION: dict[str, dict[str, str]] = {
     "Start": {

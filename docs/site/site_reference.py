@@ -19,7 +19,7 @@ from flowrl.config.bounds import MOST
 from flowrl.config.foreign import foreign_words
 from flowrl.config.rewards import built_in_rewards
 from flowrl.config.source_syntax import class_of, tree_of
-from flowrl.migrating.translated import FATE_OF
+from flowrl.migrating.imported import FATE_OF
 from flowrl.planning.catalogue import METHODS, head_of
 from flowrl.runs.metric_names import METRICS
 from flowrl.runtime.files import read_json

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import quote
 
-from flowrl.evaluation.board.comparable import describe_conditions
-from flowrl.evaluation.board.leaderboard import (
+from flowrl.evaluation.board.board import (
     claims,
     digits_of,
     format_value,
@@ -19,13 +21,31 @@ from flowrl.evaluation.board.leaderboard import (
     summary,
     title,
 )
+from flowrl.evaluation.board.comparable import describe_conditions
 from flowrl.evaluation.board.standings import Ranking
-from flowrl.pages.sorting import ELEMENT, SORTING_POLICY, cell, sortable_table
 from flowrl.pages.strips import Room, strips_of
 from flowrl.rendering.bars import Mark, forest
 from flowrl.rendering.charts import WIDER
-from flowrl.rendering.document import document
+from flowrl.rendering.document import POLICY, document
 from flowrl.rendering.markup import DASH, card, code, esc, fold, notes_box, plural, section, table
+
+SCRIPT = (Path(__file__).parent / "sorting.js").read_text(encoding="utf-8")
+ELEMENT = f"<script>{SCRIPT}</script>"
+_HASH = base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode("ascii")
+SORTING_POLICY = f"{POLICY}; script-src 'sha256-{_HASH}'"
+"""Policy of a page with sortable tables: it may load nothing, and run only this script."""
+
+
+def sortable_table(caption: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table whose heads are buttons; head is text, cells are HTML, numbers those of `cell`."""
+    return table(caption, [f'<button type="button">{esc(name)}</button>' for name in head], rows)
+
+
+def cell(value: float, shown: str, below: str = "") -> str:
+    """A number for sorting, its text, and smaller text below it."""
+    key = f"{value:.10g}" if math.isfinite(value) else ""
+    return f'<data value="{key}">{esc(shown)}</data>{f"<small>{esc(below)}</small>" if below else ""}'
+
 
 HEAD = ("model", "rank", "score", "to first")
 

@@ -6,8 +6,7 @@ import re
 import shlex
 from pathlib import Path
 
-from flowrl.pages.health_section import health, time_by_stage
-from flowrl.pages.run_curves import curves, summary, tasks, tiles
+from flowrl.pages.run_curves import curves, health, summary, tasks, tiles, time_by_stage
 from flowrl.pages.shown_samples import images
 from flowrl.rendering.document import MEDIA_POLICY, POLICY, document
 from flowrl.rendering.markup import code, esc, facts_table, fold, notes_box, plural, section

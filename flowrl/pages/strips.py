@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import fmean
 from urllib.parse import quote
 
-from flowrl.evaluation.board.row_values import Values
+from flowrl.evaluation.board.finished import Values
 from flowrl.evaluation.board.standings import Ranking, Standing
 from flowrl.media.lossless import CLIPS
 from flowrl.prompts.loading import spread

@@ -16,15 +16,13 @@ from flowrl.pipelines import GENERIC, ModelFamily
 from flowrl.pipelines.shared import cards
 from flowrl.pipelines.weights.quantize import check_quantize
 from flowrl.planning import published_models as checkpoints
-from flowrl.planning.cost import Cost, cost_of
-from flowrl.planning.counts import RunCounts, graph_rows, negative_again, of_run
+from flowrl.planning.cost import Cost, RunCounts, cost_of, graph_rows, negative_again, of_run
 from flowrl.planning.decoding import Size
-from flowrl.planning.family_route import DrawnSample, FamilyRoute
+from flowrl.planning.family_route import DrawnSample, FamilyRoute, Text
 from flowrl.planning.fits import SHARDS, Choices
 from flowrl.planning.memory import NODE, Facts, Memory, MemorySettings, allowed_sizes, memory_of
 from flowrl.planning.network import FewBlocks, Network, Trained, few_blocks, measure, without_gradient
 from flowrl.planning.published_models import Parts
-from flowrl.planning.sent_text import Text
 from flowrl.planning.stock_route import StockRoute, stock_route
 from flowrl.planning.throughput import Pace
 from flowrl.prompts.loading import eval_items

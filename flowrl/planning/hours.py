@@ -10,8 +10,7 @@ import yaml
 
 from flowrl.config.base import USUAL
 from flowrl.config.train import TrainConfig, load_config, to_yaml
-from flowrl.planning.cost import cost_of
-from flowrl.planning.counts import negative_again, of_run
+from flowrl.planning.cost import cost_of, negative_again, of_run
 from flowrl.planning.gather import Plan
 from flowrl.planning.memory import MemorySettings, base_bytes
 from flowrl.planning.throughput import PEAKS, SHARES

@@ -52,7 +52,6 @@ class Length:
     """A run's length, and the time that it takes."""
 
     batch: Batch
-    """Prompts of an iteration, and images of each."""
     iterations: int
     evaluations: int
     """Number of evaluations before, during and after the run."""

@@ -22,9 +22,8 @@ from flowrl.pipelines.generic.generic_family import FAMILY
 from flowrl.pipelines.generic.generic_pipeline import found_targets
 from flowrl.pipelines.generic.stock_recording import WORD, Recorded, Recorder
 from flowrl.planning.decoding import TILED, Size
-from flowrl.planning.family_route import DrawnSample
+from flowrl.planning.family_route import DrawnSample, Text
 from flowrl.planning.published_models import Parts
-from flowrl.planning.sent_text import Text
 from flowrl.planning.traces import Fused, Trace
 
 _FAULTS = (

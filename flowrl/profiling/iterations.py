@@ -10,7 +10,7 @@ from typing import Any
 
 from flowrl.config.methods import BudgetConfig
 from flowrl.config.train import TrainConfig
-from flowrl.planning.counts import of_iteration
+from flowrl.planning.cost import of_iteration
 from flowrl.profiling.ceilings import GEMM, exact_ceiling
 from flowrl.profiling.parts import decoding_flops
 from flowrl.profiling.result import USED, WHOLE, Phase, TimeSpread
@@ -125,20 +125,35 @@ def phases_of(subject: BenchSubject, config: TrainConfig, rows: list[dict[str, A
     kinds = ("rollout", "completion", "update", "reference", "backward")
     sums = {kind: rows[-1].get(f"nfe/{kind}", 0) - rows[0].get(f"nfe/{kind}", 0) for kind in kinds}  # rows hold totals
     done = {kind: round(total / (len(rows) - 1)) for kind, total in sums.items()}  # by an iteration after the first
-    checkpointing = config.pipeline.gradient_checkpointing
     counts = Counts(**done, images=int(timed[-1].get("num_scored", config.num_images)))
     ratio = max((row[_RATIO] for row in rows if row.get(_RATIO) is not None), default=None)
     peak = max((row["memory/peak_gib"] for row in rows if "memory/peak_gib" in row), default=None)
     whole = Phase(
         section="iteration", name=WHOLE, seconds=wall, wall=wall, repeats=len(timed), rows=counts.forward,
         items=config.num_images, flops=flops_of(subject, counts),
-        recomputed=subject.forward_flops(counts.backward) * checkpointing, ceiling=GEMM, note=told,
+        recomputed=subject.forward_flops(counts.backward) * config.pipeline.gradient_checkpointing,
+        ceiling=GEMM, note=told,
         peak_bytes=None if peak is None else int(peak * 2**30), ratio_first_deviation=ratio,
     )  # fmt: skip
     on_cpu = subject.device.type == "cpu"
     yield replace(whole, ceiling="") if on_cpu else whole
     if on_cpu:
         yield replace(whole, name=USED, seconds=TimeSpread.of(used), note="", ratio_first_deviation=None)
+    drawn, updated = counts.rollout + counts.completion, counts.update + counts.reference
+    asked: dict[str, dict[str, Any]] = {
+        "reward": {
+            "items": counts.images,
+            "flops": counts.images * decoding_flops(subject),
+            "ceiling": exact_ceiling(subject),
+        },
+        "rollout": {"rows": drawn, "flops": subject.forward_flops(drawn), "ceiling": GEMM},
+        "update": {
+            "rows": updated,
+            "flops": subject.forward_flops(updated) + subject.backward_flops(counts.backward),
+            "recomputed": whole.recomputed,
+            "ceiling": GEMM,
+        },
+    }
     for stage, seconds in _seconds_of_stages(timed).items():
         spread = TimeSpread.of(seconds)
         yield Phase(
@@ -147,7 +162,7 @@ def phases_of(subject: BenchSubject, config: TrainConfig, rows: list[dict[str, A
             seconds=spread,
             wall=spread,
             repeats=len(timed),
-            **_asked(subject, stage, counts, recomputed=checkpointing) | ({"ceiling": ""} if on_cpu else {}),
+            **asked.get(stage, {}) | ({"ceiling": ""} if on_cpu else {}),
         )
 
 
@@ -158,22 +173,3 @@ def _seconds_of_stages(rows: list[dict[str, Any]]) -> dict[str, list[float]]:
     names = [*usual, *sorted(found.difference(usual))]
     stages = {name: [row.get(f"seconds/{name}", 0.0) for row in rows] for name in names}
     return stages | {"other": [row["seconds"] - sum(parts) for row, *parts in zip(rows, *stages.values(), strict=True)]}
-
-
-def _asked(subject: BenchSubject, stage: str, counts: Counts, *, recomputed: bool) -> dict[str, Any]:
-    forward = {"rollout": counts.rollout + counts.completion, "update": counts.update + counts.reference}
-    if stage == "reward":
-        return {
-            "items": counts.images,
-            "flops": counts.images * decoding_flops(subject),
-            "ceiling": exact_ceiling(subject),
-        }
-    if stage not in forward:
-        return {}
-    backward = counts.backward if stage == "update" else 0
-    return {
-        "rows": forward[stage],
-        "ceiling": GEMM,
-        "flops": subject.forward_flops(forward[stage]) + subject.backward_flops(backward),
-        "recomputed": subject.forward_flops(backward) * recomputed,
-    }

@@ -40,15 +40,6 @@ CANNOT_LOAD = (ValueError, OSError, ImportError, RuntimeError)
 """Errors of rewards with missing weights, packages or servers."""
 
 
-def _brightness(inputs: RewardInputs) -> RewardOutput:
-    """A thousand times the mean of an image's pixels: no two images of noise have the same."""
-    values = 1000 * inputs.images.mean((1, 2, 3))
-    return RewardOutput(values=values, valid=torch.ones_like(values, dtype=torch.bool))
-
-
-_BRIGHTNESS = FunctionReward(name="brightness", score=_brightness, needs=frozenset(), version="bench")
-
-
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class BenchSubject:
     """All that phases are measured on."""
@@ -291,8 +282,14 @@ def _present(denoiser: nn.Module, targets: Sequence[str]) -> list[str]:
 def joined_reward(subject: BenchSubject) -> Any:
     """The rewards of a subject as one, as runs have them."""
     how, members = subject.config.reward_aggregation, list(subject.rewards)
+
+    def brightness(inputs: RewardInputs) -> RewardOutput:
+        values = 1000 * inputs.images.mean((1, 2, 3))  # no two images of noise have the same
+        return RewardOutput(values=values, valid=torch.ones_like(values, dtype=torch.bool))
+
     if not subject.text_encoders:  # images of noise, which most rewards think equal: nothing would be trained
-        members.append((_BRIGHTNESS, RewardConfig(name=_BRIGHTNESS.name)))
+        reward = FunctionReward(name="brightness", score=brightness, needs=frozenset(), version="bench")
+        members.append((reward, RewardConfig(name=reward.name)))
     made = sum_of(
         members,
         merge=how if how in ("geometric", "harmonic") else "sum",

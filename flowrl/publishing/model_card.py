@@ -10,19 +10,58 @@ from typing import Any
 
 from flowrl.config.readers import is_read
 from flowrl.config.rewards import unique_keys
+from flowrl.config.strict_yaml import read_mapping
 from flowrl.generation.models import Source
-from flowrl.pipelines.places.known_checkpoints import tables
+from flowrl.pipelines.places.known_checkpoints import published, tables
 from flowrl.pipelines.places.lora_places import LORA_FILE
 from flowrl.prompts.overlap import held_out_or_shared
-from flowrl.publishing.base_licences import Terms
 from flowrl.publishing.model_index import INDEX, dump_yaml
-from flowrl.rendering.markup import estimate, moment, plural
+from flowrl.rendering.markup import estimate, moment, plural, signed
 from flowrl.rewards import reproduction_of
 from flowrl.runs.held_out_result import HeldOut, conclusion
 from flowrl.runs.run_data import RunData
 from flowrl.runtime.files import read_text
 from flowrl.runtime.scrubbing import SECRET, without_secrets
 from flowrl.statistics.bootstrap import LEVEL
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Terms:
+    """A licence."""
+
+    title: str
+    hub: str = "other"
+    """The hub's word for it; "other" if it has none."""
+    name: str | None = None
+    """`license_name` of a card, for "other"."""
+    link: str | None = None
+    """Address of its text; None for the base model's page."""
+    demands: str
+    """What it demands of a LoRA that you share."""
+
+
+_READ = (
+    "This toolkit has no summary of it: read the text at the base model's page before you pass the LoRA on. As a rule "
+    "such a licence also binds what is derived from the model."
+)
+TERMS = {name: Terms(**row) for name, row in read_mapping(Path(__file__).with_name("base_licences.yaml")).items()}
+"""By `licence` of `pipelines/published.json`."""
+
+
+def terms_of(model: str, licence: str | None = None) -> Terms | None:
+    """The terms of a base model: a hub id, `asset:NAME` (which ships with flowrl, under its licence) or a place on this
+    machine. A given `licence`, as the hub calls it, replaces the base's. None if it is unknown here."""
+    if licence:
+        demands = "Stated by whoever shares this LoRA; the demands of the base model hold too."
+        return Terms(title=licence, hub=licence, demands=demands)
+    if model.startswith("asset:"):
+        return TERMS["Apache-2.0"]
+    known = published(model)
+    if known is None:
+        return None
+    slug = "-".join("".join(c if c.isalnum() else " " for c in known.licence.lower()).split())
+    return TERMS.get(known.licence) or Terms(title=known.licence, name=slug, demands=_READ)
+
 
 MADE = "<!-- written by flowrl push -->"
 """Mark by which a card is recognised."""
@@ -164,7 +203,7 @@ class RunCard:
         if held.after is not None:
             rows.append((moment(held.last), estimate(held.after)))
             known = held.difference is not None and held.difference.known
-            change = estimate(held.difference, sign=True) if known and held.difference else f"{held.change:+.3f}"
+            change = estimate(held.difference, sign=True) if known and held.difference else signed(held.change)
             rows.append(("paired difference", f"{change}: {conclusion(held.difference)}"))
         lines += [f"{run.held_word.capitalize()} {held.label}:", "", "| | |", "|---|---|"]
         lines += [f"| {name} | {value} |" for name, value in rows]

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 
 import numpy as np
 
@@ -97,16 +96,10 @@ def smooth(values: Values, error: Float[np.ndarray, " m"]) -> tuple[Values, Floa
     count = len(values)
     if count < 8:
         return values, error
-    weight = _weights(count)
-    return weight @ values, np.sqrt(weight**2 @ error**2) if len(error) else error
-
-
-@lru_cache(maxsize=8)
-def _weights(count: int) -> Float[np.ndarray, "count count"]:
-    """Weights of the moving average of `count` values, at most `MAX_POINTS`."""
     index = np.arange(count)
     weight = np.exp(-0.5 * ((index[:, None] - index) / max(1.5, count / 20)) ** 2)
-    return weight / weight.sum(axis=1, keepdims=True)
+    weight /= weight.sum(axis=1, keepdims=True)
+    return weight @ values, np.sqrt(weight**2 @ error**2) if len(error) else error
 
 
 def smooth_series(label: str, x: Values, y: Values, *, color: int) -> Series:

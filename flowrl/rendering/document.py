@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from flowrl.rendering.markup import esc
-from flowrl.rendering.style import CSS
+import re
+from pathlib import Path
 
+from flowrl.rendering.markup import esc
+
+CSS = (Path(__file__).parent / "style.css").read_text(encoding="utf-8")
+LIGHT, DARK = re.findall(r":root\{(?:color-scheme:light dark;)?([^}]*)\}", CSS)
+"""The two palettes, for the documentation site."""
 # The page may load nothing, from nowhere: what it shows is inside it.
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 MEDIA_POLICY = f"{POLICY}; media-src data: 'self' file:"  # and clips beside it, whether it is served or opened

@@ -21,10 +21,16 @@ def esc(text: object) -> str:
     return html.escape(without_secrets(str(text)), quote=True)
 
 
+def settled(value: float) -> float:
+    """A number without the digits that sums leave, so that 0.85 - 0.6375 is rounded as 0.2125 everywhere."""
+    return float(f"{value:.12g}")
+
+
 def number(value: float, digits: int = 3) -> str:
     """A plain number: fixed digits near 1, scientific far away, a dash if unknown."""
     if not math.isfinite(value):
         return DASH
+    value = settled(value)
     if value != 0 and (abs(value) < 10.0**-digits or abs(value) >= 1e5):
         mantissa, _, exponent = f"{value:.1e}".partition("e")
         return f"{mantissa}e{int(exponent)}".replace("-", MINUS)

@@ -15,6 +15,7 @@ import socket
 import stat
 import struct
 import sys
+import tempfile
 import time
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -282,15 +283,20 @@ def nearest_folder(path: Path) -> Path:
 
 
 def refuse_unwritable(folder: Path, *, flag: str = "`out`") -> None:
-    """Refuses a folder (it may be missing) that could not be made or written into, as far as can be known without
-    trying; `flag` named it, for the message."""
+    """Refuses a folder (it may be missing) that could not be made or written into, for which a file without a name is
+    opened; `flag` named it, for the message."""
     place = folder.expanduser().absolute()
     while not os.path.lexists(place):
         place = place.parent
     if not place.is_dir():
         raise ValueError(f"{folder} cannot be a folder, since {place} is not one: give another {flag}")
-    if not os.access(place, os.W_OK | os.X_OK):
-        raise ValueError(f"{folder} cannot be written: nothing can be written into {place}: give another {flag}")
+    try:  # the superuser has every right, and yet some places, such as /proc, take no file
+        if not os.access(place, os.W_OK | os.X_OK):
+            raise PermissionError
+        tempfile.TemporaryFile(dir=place).close()
+    except OSError:
+        why = f"{folder} cannot be written: nothing can be written into {place}: give another {flag}"
+        raise ValueError(why) from None
 
 
 def free_bytes(path: Path) -> int:

@@ -17,7 +17,7 @@ from flowrl.config.rewards import told_apart
 from flowrl.config.train import TrainConfig, resolve_path
 from flowrl.prompts.loading import load_prompts
 from flowrl.prompts.overlap import held_out_or_shared
-from flowrl.rendering.markup import plural
+from flowrl.rendering.markup import plural, settled
 from flowrl.rendering.terminal_text import align, wrapped
 from flowrl.runs.evaluation_rows import SCORE, Row, evaluations, read_rows, score_interval, score_rows
 from flowrl.runs.held_out_result import conclusion, untold
@@ -173,10 +173,10 @@ def _scores(first: list[Row], last: list[Row], word: str) -> tuple[list[str], di
     lines += [_line("score", start.mean, end.mean), ""]
     if change.known:
         bounds = f"{change.low:+.3f} to {change.high:+.3f}{' includes 0' * (found == 'not established')}"
-        lines.append(f"  {_WORDS[found]}: {change.mean:+.3f}, 95 % interval {bounds}")
+        lines.append(f"  {_WORDS[found]}: {settled(change.mean):+.3f}, 95 % interval {bounds}")
         lines.append(f"  The interval covers {claim(pair[0])}, not another training.")
     else:
-        lines.append(f"  {_WORDS[found]}: {change.mean:+.3f}, {untold(*pair)}")
+        lines.append(f"  {_WORDS[found]}: {settled(change.mean):+.3f}, {untold(*pair)}")
     return [*lines, ""], {
         "before": start,
         "after": end,
@@ -186,4 +186,4 @@ def _scores(first: list[Row], last: list[Row], word: str) -> tuple[list[str], di
 
 
 def _line(name: str, before: float, after: float) -> str:
-    return f"  {name:<15}{before:>8.3f}{after:>8.3f}{after - before:>+9.3f}"
+    return f"  {name:<15}{before:>8.3f}{after:>8.3f}{settled(after - before):>+9.3f}"

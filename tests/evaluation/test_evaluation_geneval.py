@@ -17,8 +17,7 @@ from PIL import Image
 
 from flowrl.benchmarks.geneval.detections import Detection
 from flowrl.benchmarks.geneval.published import published_records
-from flowrl.evaluation.geneval import benchmark_prompts, judge_images, judge_name
-from flowrl.evaluation.geneval_result import kinds, score_rows
+from flowrl.evaluation.geneval import benchmark_prompts, judge_images, judge_name, kinds, score_rows
 from flowrl.evaluation.runner import check, run
 from flowrl.generation.folders import read_folder
 from flowrl.generation.models import EMBEDDED, Source

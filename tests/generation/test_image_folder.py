@@ -147,7 +147,7 @@ def test_groups_are_by_all_that_is_asked(tmp_path: Path) -> None:
 
 
 def test_units_of_a_panel_tell_sources_apart(tmp_path: Path) -> None:
-    from flowrl.evaluation.panel_result import ScoredImages
+    from flowrl.evaluation.panel import ScoredImages
 
     images = [
         ImageFile(file="a", path=tmp_path, prompt="x", index=0, source_images=(tmp_path / name,)) for name in "ab"

@@ -13,7 +13,7 @@ import pytest
 from flowrl import cli
 from flowrl.config.base import find_config
 from flowrl.config.train import load_config
-from flowrl.migrating.held_out import hold_out
+from flowrl.migrating.init import hold_out
 from flowrl.planning.bases import Wish, base_for
 from flowrl.prompts.loading import read_prompts
 

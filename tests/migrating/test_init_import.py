@@ -12,7 +12,7 @@ import pytest
 from flowrl import cli
 from flowrl.config.train import load_config
 from flowrl.migrating.foreign_files import read_foreign
-from flowrl.migrating.translated import Line, translate
+from flowrl.migrating.imported import Line, translate
 
 BASE = """
 import ml_collections

@@ -16,8 +16,7 @@ from flowrl.config.strict_yaml import dotted_items
 from flowrl.config.train import load_config
 from flowrl.migrating.foreign_files import read_foreign
 from flowrl.migrating.foreign_python import Reader
-from flowrl.migrating.imported import count_fates, import_foreign, settled, text_of_import
-from flowrl.migrating.translated import FATE_OF
+from flowrl.migrating.imported import FATE_OF, count_fates, import_foreign, settled, text_of_import
 from flowrl.planning.written import settings_on
 from flowrl.session.preflight import recipe_of
 

@@ -22,8 +22,7 @@ from flowrl.pipelines.families.sd3 import FAMILY
 from flowrl.pipelines.places.known_checkpoints import tables
 from flowrl.pipelines.shared.cards import Size
 from flowrl.planning import published_models as checkpoints
-from flowrl.planning.cost import cost_of, decode_flops
-from flowrl.planning.counts import graph_rows, negative_again, of_iteration, of_run
+from flowrl.planning.cost import cost_of, decode_flops, graph_rows, negative_again, of_iteration, of_run
 from flowrl.planning.gather import _reward_models
 from flowrl.planning.memory import GIB
 from flowrl.planning.network import DenoiserWeights, FewBlocks, Network, Trained, few_blocks, measure

@@ -23,8 +23,7 @@ from tiny_runs import TinyRuns, tiny_runs
 from flowrl.cli import main
 from flowrl.generation.models import find_source
 from flowrl.pipelines.places.known_checkpoints import checkpoints
-from flowrl.publishing.base_licences import TERMS, terms_of
-from flowrl.publishing.model_card import settings_without_places, without_places
+from flowrl.publishing.model_card import TERMS, settings_without_places, terms_of, without_places
 
 HELD = ["a grey cat", "a tall house", "a red bus", "two old chairs | pipes <b>"]
 

@@ -122,6 +122,8 @@ def test_a_folder_that_could_not_be_made_is_refused(tmp_path: Path, monkeypatch:
     for folder in (tmp_path / "file", tmp_path / "file" / "run"):
         with pytest.raises(ValueError, match=f"since {tmp_path}/file is not one: give another `out`"):
             refuse_unwritable(folder)
+    with pytest.raises(ValueError, match="nothing can be written into /proc: give another `out`"):
+        refuse_unwritable(Path("/proc/run"))
     monkeypatch.setattr("os.access", lambda path, mode: path != tmp_path)
     with pytest.raises(ValueError, match=f"nothing can be written into {tmp_path}: give another out="):
         refuse_unwritable(tmp_path / "new", flag="out=")

@@ -23,7 +23,7 @@ from flowrl.config.train import TrainConfig, load_config
 from flowrl.objectives.policy_gradient import Clip
 from flowrl.pipelines.arithmetic.lora_linear import add_lora
 from flowrl.pipelines.arithmetic.sample_gradients import SampleGradients
-from flowrl.planning.counts import graph_rows, of_run
+from flowrl.planning.cost import graph_rows, of_run
 from flowrl.planning.throughput import Pace
 from flowrl.runtime.randomness import counter_normal
 from flowrl.samplers import KERNELS, build_schedule, rollout

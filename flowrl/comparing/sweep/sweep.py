@@ -15,9 +15,19 @@ from pathlib import Path
 from typing import Any
 
 from flowrl.comparing.sweep.sweep_draw import Judges, TunedModels, draw_prompts, drift, load_features
-from flowrl.comparing.sweep.sweep_prepare import SweepPlan, check_other, config_of, spread_prompts, tuned_source
 from flowrl.comparing.sweep.sweep_result import Sweep, as_json, columns_of, results_of
-from flowrl.comparing.sweep.sweep_settings import Setting, StripRows, ask, check_cache, trained_on
+from flowrl.comparing.sweep.sweep_settings import (
+    Setting,
+    StripRows,
+    SweepPlan,
+    ask,
+    check_cache,
+    check_other,
+    config_of,
+    spread_prompts,
+    trained_on,
+    tuned_source,
+)
 from flowrl.config.bounds import IMAGES, check_counts
 from flowrl.generation.drawing import find_device
 from flowrl.generation.models import (

@@ -17,14 +17,17 @@ from flowrl.comparing.sweep.sweep_settings import Measure, Setting
 from flowrl.rendering.markup import bounds, number
 from flowrl.rendering.notebook import heading, rows_table
 from flowrl.rendering.terminal_text import align, cut, wrapped
+from flowrl.rewards.base import gives_verdicts
 from flowrl.runtime.files import plain
 from flowrl.runtime.shapes import Float
 from flowrl.samplers.search import best_of_n_kl
 from flowrl.statistics.bootstrap import LEVEL, UNKNOWN, Interval
-from flowrl.statistics.means import VERDICTS, Range, ends_of, mean_interval
+from flowrl.statistics.means import VERDICTS, Range, bound, ends_of, mean_interval
 
 Column = Float[np.ndarray, " p k"]
 FEATURES, PIXELS = "diversity", "pixel diversity"
+MOST = {FEATURES: 2.0, PIXELS: 1.0, "attributes": 1.0}
+"""Largest value of a column beside those of verdicts; the smallest is 0."""
 SAME_COST = 1.15  # settings whose cost differs by less than this factor are compared
 
 
@@ -215,7 +218,19 @@ def difference_of(column: Column, reference: Column, *, level: float = LEVEL) ->
 
 def differences(one: SettingResult, reference: SettingResult) -> dict[str, Interval]:
     """Paired differences of all columns."""
-    return {name: difference_of(values, reference.columns[name]) for name, values in one.columns.items()}
+    return {
+        name: within(difference_of(values, reference.columns[name]), name, changes=True)
+        for name, values in one.columns.items()
+    }
+
+
+def within(found: Interval, name: str, *, changes: bool = False) -> Interval:
+    """An interval of a column, or of its changes, cut where its values end; as it is if no end is known."""
+    reward = name.partition(":")[0]
+    most = 1.0 if gives_verdicts(reward) else MOST.get(reward)
+    if most is None or not found.known:
+        return found
+    return bound(found.mean, found.low, found.high, Range(-most if changes else 0.0, most))
 
 
 def may_be_best(scales: Sequence[SettingResult], peak: SettingResult, name: str) -> tuple[SettingResult, ...]:
@@ -250,7 +265,7 @@ def results_of(
                 setting.kind, math.nan
             ),
             columns=dict(given),
-            means={name: mean_of(values) for name, values in given.items()},
+            means={name: within(mean_of(values), name) for name, values in given.items()},
         )
         for setting, given in columns.items()
     ]

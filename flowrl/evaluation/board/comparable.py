@@ -14,8 +14,7 @@ from typing import Any
 
 from flowrl.benchmarks import temporal
 from flowrl.config.options import unknown_name
-from flowrl.evaluation.board.finished import BoardEntry
-from flowrl.evaluation.board.row_values import DIVERSITY, prompt_of
+from flowrl.evaluation.board.finished import DIVERSITY, BoardEntry, prompt_of
 
 SAMPLED = (
     "num_steps", "guidance_scale", "grid", "shift", "dtype", "quantize", "max_sequence_length", "height", "width",

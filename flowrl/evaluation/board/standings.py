@@ -11,8 +11,7 @@ from flowrl.benchmarks.temporal import LESS_IS_BETTER
 from flowrl.benchmarks.unigenbench.point_scores import OVERALL, Row, paired_intervals, score_intervals
 from flowrl.evaluation.benchmark import are_shares
 from flowrl.evaluation.board.comparable import PROMPTS, SAMPLES, Group, conditions
-from flowrl.evaluation.board.finished import BoardEntry
-from flowrl.evaluation.board.row_values import Values
+from flowrl.evaluation.board.finished import BoardEntry, Values
 from flowrl.statistics.bootstrap import Interval, point
 from flowrl.statistics.crossed import crossed_estimate
 from flowrl.statistics.means import SHARE_CHANGES, Range, ends_of, over_seeds, partners

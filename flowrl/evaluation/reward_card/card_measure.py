@@ -12,6 +12,7 @@ import torch
 from flowrl.generation.folders import ImageFile
 from flowrl.generation.image_folder import POINTWISE, ItemScores, inputs_of, score_items
 from flowrl.media.perturbations import PERTURBATIONS
+from flowrl.rendering.markup import plural
 from flowrl.rewards import Reward, reproduction_of
 from flowrl.rewards.comparing.tournaments import ring_pairs
 from flowrl.runtime.progress import progress
@@ -143,9 +144,11 @@ def _notes(reward: Reward, group: np.ndarray) -> tuple[str, ...]:
     sizes = np.unique(group, return_counts=True)[1]
     notes = []
     if len(sizes) < FEW_PROMPTS:
-        notes.append(f"{len(sizes)} prompts are few: intervals over prompts are rough, take {FEW_PROMPTS} or more.")
+        few = plural(len(sizes), "prompt")
+        notes.append(f"Only {few}: intervals over prompts are rough, take {FEW_PROMPTS} or more.")
     if (sizes < 2).any():
-        notes.append(f"{int((sizes < 2).sum())} prompts have a single image, which has no advantage to measure.")
+        alone = plural(int((sizes < 2).sum()), "prompt")
+        notes.append(f"{alone} with a single image, which has no advantage to measure.")
     if reward.kind not in POINTWISE:
         notes.append(f"A {reward.kind} reward: its values say how an image did among those of its prompt.")
     return tuple(notes)

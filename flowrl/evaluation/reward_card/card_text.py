@@ -13,7 +13,7 @@ from flowrl.media.perturbations import PERTURBATIONS
 from flowrl.rendering.markup import duration, plural
 from flowrl.rendering.terminal_text import align, wrapped
 from flowrl.statistics.bootstrap import Interval, point
-from flowrl.statistics.reliability import OrderBias, repeats_for
+from flowrl.statistics.reliability import repeats_for
 
 Grade = Literal["good", "fair", "poor", "open"]
 """`open`: a fact without a judgement, or nothing could be measured."""
@@ -45,33 +45,34 @@ Line = tuple[str, str, Interval]
 def verdicts(card: CardMeasures) -> list[CardVerdict]:
     """The aspects in the order of the card."""
     found: dict[str, GradedWords] = {
-        "failures": _failures(card),
+        "failures": ("good", "Every image got a value in both passes."),
         "signal": _signal(card),
         "repeatability": _repeats(card),
     }
+    if (failed := card.failed.mean) != 0:
+        told = ", ".join(f"{word} {count}" for word, count in card.errors.items())
+        words = f"{percent(failed)} of the values failed ({told}); failed images are left out of training."
+        found["failures"] = ("fair" if failed <= FAILED_FEW else "poor"), words
     if card.perturbed:
         found["steadiness"] = _steadiness(card)
     if card.order is not None:
-        found["order"] = _order(card.order)
+        bias, agreement = card.order.first_wins.mean, card.order.agreement.mean
+        grade, words = _grade(abs(bias), BIAS_SMALL, BIAS_LARGE), "No pair got a verdict in both orders."
+        if math.isfinite(bias):
+            words = f"The image shown first wins {percent(0.5 + bias)} of the time; both orders name the same winner "
+            words += f"in {percent(agreement)} of the pairs."
+            words += " Ask in both orders (orders: both)." * (grade != "good")
+        found["order"] = (grade, words)
     if card.others:
-        told = [
+        listed = [
             f"{name} {one.within.mean:.2f} (all images {one.overall.mean:.2f})" for name, one in card.others.items()
         ]
-        words = f"Rank correlation within prompts: {', '.join(told)}."
+        words = f"Rank correlation within prompts: {', '.join(listed)}."
         found["other rewards"] = ("open", words.replace("nan", "unknown"))
     seconds = card.cost.seconds.mean
     took = f"{duration(1000 * seconds)} for 1000 images, {calls(card)}, on this machine at this batch size."
     found["cost"] = ("open", "No image was scored." if math.isnan(seconds) else took)
     return [CardVerdict(aspect=aspect, grade=grade, words=words) for aspect, (grade, words) in found.items()]
-
-
-def _failures(card: CardMeasures) -> GradedWords:
-    share = card.failed.mean
-    if share == 0:
-        return "good", "Every image got a value in both passes."
-    told = ", ".join(f"{word} {count}" for word, count in card.errors.items())
-    words = f"{percent(share)} of the values failed ({told}); failed images are left out of training."
-    return ("fair" if share <= FAILED_FEW else "poor"), words
 
 
 def _signal(card: CardMeasures) -> GradedWords:
@@ -129,18 +130,6 @@ def _steadiness(card: CardMeasures) -> GradedWords:
     if math.isfinite(mirrored):
         words += f" Mirrored: {mirrored:.2f}; text, and left and right, may rightly lower that."
     return grade, words.strip() or "No prompt has images that differ in value, so there is no order to disturb."
-
-
-def _order(order: OrderBias) -> GradedWords:
-    bias = order.first_wins.mean
-    if math.isnan(bias):
-        return "poor", "No pair got a verdict in both orders."
-    words = (
-        f"The image shown first wins {percent(0.5 + bias)} of the time; both orders name the same winner in "
-        f"{percent(order.agreement.mean)} of the pairs."
-    )
-    grade = _grade(abs(bias), BIAS_SMALL, BIAS_LARGE)
-    return grade, words if grade == "good" else f"{words} Ask in both orders (orders: both)."
 
 
 def calls(card: CardMeasures) -> str:

@@ -17,8 +17,16 @@ import numpy as np
 from flowrl.benchmarks.panels import VIDEO_PANELS, Panel
 from flowrl.evaluation import panel
 from flowrl.evaluation.benchmark import Result
-from flowrl.evaluation.panel import WORLD, PanelPlan, Scorers, find_prompts, scorer_options, specs_of
-from flowrl.evaluation.panel_result import ScoredImages, panel_result
+from flowrl.evaluation.panel import (
+    WORLD,
+    PanelPlan,
+    ScoredImages,
+    Scorers,
+    find_prompts,
+    panel_result,
+    scorer_options,
+    specs_of,
+)
 from flowrl.evaluation.runner import Rules, SubjectVerdicts
 from flowrl.evaluation.video.diagnostics import READ_AS, VERSION, Faults, diagnose_clips
 from flowrl.evaluation.video.shown_clips import clips_section

@@ -23,9 +23,8 @@ import flowrl.comparing.sweep.sweep as sweep_run
 from flowrl import cli
 from flowrl.cli import main
 from flowrl.comparing.sweep.sweep_draw import Judges, TunedModels, draw_prompts, drift, judge, load_features
-from flowrl.comparing.sweep.sweep_prepare import SweepPlan
 from flowrl.comparing.sweep.sweep_result import columns_of, difference_of, mean_of, results_of
-from flowrl.comparing.sweep.sweep_settings import Measure, Setting, trained_on
+from flowrl.comparing.sweep.sweep_settings import Measure, Setting, SweepPlan, trained_on
 from flowrl.generation.rlg import add_experts, numbers
 from flowrl.media.images import save_png
 from flowrl.pipelines import PIPELINES
@@ -384,6 +383,20 @@ def test_means_count_prompts_and_leave_failures_out() -> None:
     # Prompts of two, one and two images: Student's t with 1.9 degrees of freedom (Bell and McCaffrey).
     assert found.high - found.mean == found.mean - found.low == pytest.approx(9.2328, abs=1e-3)
     assert not mean_of(np.full((3, 2), math.nan)).known
+
+
+@pytest.mark.parametrize("name", ["geneval:graded", "attributes", "pixel diversity", "hps"])
+def test_bounds_stay_where_values_can_lie(name: str) -> None:
+    columns = {
+        Setting(kind="rlg", scale=s): {"geneval:graded": np.array([[0.9], [s]]), name: np.array([[0.98 - s], [0.5]])}
+        for s in (0.0, 0.5)
+    }
+    for found in columns.values():
+        found["pixel diversity"] = found[name]
+    measure = Measure(role="target", reward="geneval", part="graded")
+    base, one = results_of(columns, [measure], evaluations=dict.fromkeys(columns, 20), drifts={}).settings
+    assert (base.means[name].high <= 1 and one.means[name].low >= 0) == (name != "hps")
+    assert (one.to_base[name].low >= -1) == (name != "hps")
 
 
 def test_differences_of_verdicts_leave_room_for_what_they_did_not_show() -> None:

@@ -15,8 +15,7 @@ import pytest
 from evaluation_folders import empty, flowrl_eval, mixed, right, write_folder
 
 from flowrl.evaluation.board.comparable import group_entries
-from flowrl.evaluation.board.finished import find_entries
-from flowrl.evaluation.board.row_values import values_of
+from flowrl.evaluation.board.finished import find_entries, values_of
 from flowrl.evaluation.board.standings import rank
 from flowrl.pages import board_page
 from flowrl.pages.strips import Room

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from PIL import Image
 
+from flowrl.evaluation.board.board import table_of
 from flowrl.evaluation.board.comparable import conditions, group_entries, judge_of, metrics_of
 from flowrl.evaluation.board.finished import BoardEntry, find_entries
-from flowrl.evaluation.board.leaderboard import table_of
 from flowrl.evaluation.board.standings import Ranking, rank
 from flowrl.pages.strips import Room, strips_of
 from flowrl.publishing.model_index import model_index, task_of

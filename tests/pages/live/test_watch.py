@@ -21,8 +21,7 @@ from flowrl.cli import main
 from flowrl.media.images import save_png
 from flowrl.pages.live.followed_runs import Followed, Watched
 from flowrl.pages.live.run_view import commands, log_lines, state
-from flowrl.pages.live.watch import make_server, watch
-from flowrl.pages.live.watch_app import SCRIPT
+from flowrl.pages.live.watch import SCRIPT, make_server, watch
 from flowrl.runs.run_data import read_run
 from flowrl.runtime.files import LOCK, at_work
 

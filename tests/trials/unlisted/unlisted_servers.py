@@ -22,7 +22,7 @@ from unlisted_case import Case, Outcome, Silent, same
 from unlisted_folders import runs
 
 from flowrl.pages.live.followed_runs import Watched
-from flowrl.pages.live.watch_app import make_app
+from flowrl.pages.live.watch import make_app
 from flowrl.rewards.serving.own_page import guarded
 from flowrl.rewards.serving.wire import Limits
 from flowrl.rewards.serving.wire_videos import encode_video
