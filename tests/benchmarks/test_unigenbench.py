@@ -14,9 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from unigenbench_files import record, whole_file, write
 
-from flowrl.benchmarks.unigenbench.items import read_prompt_file
-from flowrl.benchmarks.unigenbench.point_scores import Tally, aggregate, paired_intervals, score_intervals
-from flowrl.benchmarks.unigenbench.points import (
+from flowrl.benchmarks.unigenbench.items import (
     ENGLISH,
     LABELS,
     MEANINGS,
@@ -24,7 +22,9 @@ from flowrl.benchmarks.unigenbench.points import (
     Language,
     primary_of,
     published_counts,
+    read_prompt_file,
 )
+from flowrl.benchmarks.unigenbench.point_scores import Tally, aggregate, paired_intervals, score_intervals
 from flowrl.benchmarks.unigenbench.replies import Reply, parse_reply, read_reply
 from flowrl.benchmarks.unigenbench.result_files import Judged, results_text, summary_text
 

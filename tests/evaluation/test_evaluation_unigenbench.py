@@ -14,8 +14,7 @@ from drawn_images import draw_flat, flat, settings_for
 from scripted_judges import ScriptedJudge
 from unigenbench_files import record, write
 
-from flowrl.benchmarks.unigenbench.items import Item
-from flowrl.benchmarks.unigenbench.points import MEANINGS
+from flowrl.benchmarks.unigenbench.items import MEANINGS, Item
 from flowrl.evaluation import kept_answers, named_judges, runner
 from flowrl.evaluation.benchmark import Result
 from flowrl.evaluation.evaluation_result import as_text

@@ -17,8 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from flowrl.benchmarks.unigenbench.items import Item
-from flowrl.benchmarks.unigenbench.points import MEANINGS, Language
+from flowrl.benchmarks.unigenbench.items import MEANINGS, Item, Language
 from flowrl.rewards.judges.chat import Question, array_schema, object_schema
 from flowrl.rewards.judges.templates import IMAGE, OWN, Template, load_template, published_file
 from flowrl.runtime.files import read_json
