@@ -25,8 +25,7 @@ from flowrl.benchmarks.unigenbench.items import (
     read_prompt_file,
 )
 from flowrl.benchmarks.unigenbench.point_scores import Tally, aggregate, paired_intervals, score_intervals
-from flowrl.benchmarks.unigenbench.replies import Reply, parse_reply, read_reply
-from flowrl.benchmarks.unigenbench.result_files import Judged, results_text, summary_text
+from flowrl.benchmarks.unigenbench.replies import Judged, Reply, parse_reply, read_reply, results_text, summary_text
 
 POINTS = ["Style", "World Knowledge", "Attribute - Quantity"]
 LOOKS = "['ink wash look', 'pyramids are visible', 'only one panda']"

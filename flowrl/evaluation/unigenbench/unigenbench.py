@@ -28,8 +28,7 @@ import numpy as np
 
 from flowrl.benchmarks.unigenbench.items import EnVariant, Item, PromptFile, read_prompt_file
 from flowrl.benchmarks.unigenbench.point_scores import aggregate
-from flowrl.benchmarks.unigenbench.replies import read_reply
-from flowrl.benchmarks.unigenbench.result_files import Judged, results_text, score_rows, summary_text
+from flowrl.benchmarks.unigenbench.replies import Judged, read_reply, results_text, score_rows, summary_text
 from flowrl.config.strict_yaml import read_mapping
 from flowrl.config.train import resolve_path
 from flowrl.evaluation.benchmark import Result
