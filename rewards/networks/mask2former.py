@@ -22,9 +22,9 @@ from PIL import Image
 from torch import Tensor
 from torch.nn import functional
 
-from flowrl.benchmarks.geneval.detections import Detection
 from flowrl.benchmarks.geneval.metadata import COLORS
 from flowrl.benchmarks.geneval.published import CLASSES
+from flowrl.benchmarks.geneval.rules import Detection
 from flowrl.rewards.base import Model
 from flowrl.rewards.networks import pretrained
 from flowrl.rewards.networks.clip_encoder import CLIP_MODEL as DEFAULT_CLIP

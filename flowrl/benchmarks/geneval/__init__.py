@@ -1,6 +1,5 @@
 """GenEval: its rules, prompts, metadata and scores."""
 
-from flowrl.benchmarks.geneval.detections import Detection
-from flowrl.benchmarks.geneval.rules import Verdict, verdict
+from flowrl.benchmarks.geneval.rules import Detection, Verdict, verdict
 
 __all__ = ["Detection", "Verdict", "verdict"]

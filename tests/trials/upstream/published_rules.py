@@ -19,9 +19,8 @@ from published_cutting import Comparison, Cut
 from published_steps import DDPO, FLOW_GRPO, Pairs
 
 from flowrl.benchmarks.dpg_bench import Question, item_score
-from flowrl.benchmarks.geneval.detections import Detection
 from flowrl.benchmarks.geneval.metadata import COLORS, RELATIONS
-from flowrl.benchmarks.geneval.rules import relations, verdict
+from flowrl.benchmarks.geneval.rules import Detection, relations, verdict
 from flowrl.benchmarks.unigenbench.point_scores import aggregate
 from flowrl.benchmarks.unigenbench.replies import parse_reply
 from flowrl.benchmarks.vbench import DIMENSIONS
