@@ -34,7 +34,7 @@ from flowrl.rewards.base import RewardInputs, load_target
 from flowrl.rewards.base.nested import build_nested, nested_options
 from flowrl.rewards.base.outputs import lacks_numbers
 from flowrl.rewards.base.prompt_needs import lack_of
-from flowrl.rewards.base.user_code import call_function, content_of, load_function
+from flowrl.rewards.base.user_file import call_function, content_of, load_function
 from flowrl.runtime.shapes import Float64, Int64
 
 Pairs = Int64[np.ndarray, " n 2"]
