@@ -31,9 +31,9 @@ from flowrl.config.options import build_options, options_class
 from flowrl.config.sections import at_least, positive
 from flowrl.prompts.loading import Prompt
 from flowrl.rewards.base import RewardInputs, load_target
-from flowrl.rewards.base.nested import build_nested, nested_options
 from flowrl.rewards.base.outputs import lacks_numbers
 from flowrl.rewards.base.prompt_needs import lack_of
+from flowrl.rewards.base.specs import build_nested, nested_options
 from flowrl.rewards.base.user_file import call_function, content_of, load_function
 from flowrl.runtime.shapes import Float64, Int64
 

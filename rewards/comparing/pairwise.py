@@ -24,9 +24,9 @@ import torch
 from flowrl.config.sections import at_least
 from flowrl.prompts.loading import Prompt
 from flowrl.rewards.base import FunctionReward, Reward, RewardInputs, RewardOutput, output_of
-from flowrl.rewards.base.nested import InnerOptions, build_nested, nested_options
 from flowrl.rewards.base.outputs import log_words
 from flowrl.rewards.base.prompt_needs import lack_of
+from flowrl.rewards.base.specs import InnerOptions, build_nested, nested_options
 from flowrl.rewards.comparing import tournaments
 from flowrl.rewards.comparing.comparators import comparator_options
 from flowrl.rewards.comparing.tournaments import Byes

@@ -33,9 +33,9 @@ from flowrl.rewards.base import (
     output_of,
     reward_options,
 )
-from flowrl.rewards.base.nested import build_nested, nested_options
 from flowrl.rewards.base.outputs import changed_output, check_output, join_outputs
 from flowrl.rewards.base.prompt_needs import lack_of, no_cells, no_grid
+from flowrl.rewards.base.specs import build_nested, nested_options
 from flowrl.rewards.judges.asking import MISSING
 from flowrl.rewards.networks.clip_encoder import (
     ClipEncoder,
