@@ -27,7 +27,7 @@ from flowrl.rewards.networks.clip_encoder import (
     score_output,
     transformers_clip,
 )
-from flowrl.rewards.networks.model_sizes import OneModel
+from flowrl.rewards.networks.pretrained import OneModel
 
 DEFAULT_HEAD = "ttj/sac-logos-ava1-l14-linearMSE"
 HEAD_FILE = "model.safetensors"

@@ -24,7 +24,7 @@ from flowrl.rewards.base import FunctionReward, Reward, RewardInputs, RewardOutp
 from flowrl.rewards.base.text_limits import TextLimit
 from flowrl.rewards.networks import pretrained
 from flowrl.rewards.networks.clip_encoder import clip_pixels
-from flowrl.rewards.networks.model_sizes import OneModel
+from flowrl.rewards.networks.pretrained import OneModel
 from flowrl.runtime.precision import network_autocast
 from flowrl.runtime.shapes import Float, Int64
 

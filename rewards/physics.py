@@ -21,8 +21,7 @@ from flowrl.config.sections import at_least, positive
 from flowrl.rewards.base import FunctionReward, Reward, RewardInputs, RewardOutput, output_of, to_uint8
 from flowrl.rewards.base.frames import videos_of
 from flowrl.rewards.motion import check_min_change
-from flowrl.rewards.networks.model_sizes import OneModel
-from flowrl.rewards.networks.pretrained import check_model, fingerprint, load_network, load_processor
+from flowrl.rewards.networks.pretrained import OneModel, check_model, fingerprint, load_network, load_processor
 from flowrl.runtime.placement import widened
 from flowrl.runtime.precision import network_autocast
 from flowrl.runtime.shapes import Float

@@ -12,8 +12,14 @@ from dataclasses import dataclass
 import torch
 
 from flowrl.rewards.base import FunctionReward, Reward, RewardInputs, RewardOutput, output_of, to_uint8
-from flowrl.rewards.networks.model_sizes import OneModel
-from flowrl.rewards.networks.pretrained import check_model, fingerprint, load_network, load_processor, process_images
+from flowrl.rewards.networks.pretrained import (
+    OneModel,
+    check_model,
+    fingerprint,
+    load_network,
+    load_processor,
+    process_images,
+)
 from flowrl.runtime.precision import network_autocast
 
 OWNER, WHAT = "reward 'safety'", "ViT classifier"

@@ -34,8 +34,7 @@ from flowrl.rewards.judges.chat import TOP_LOGPROBS, Answer, Chat, Pixels, Quest
 from flowrl.rewards.judges.subfigures import DEFAULT_MODEL, mean_over_cells, mean_over_pairs
 from flowrl.rewards.judges.templates import Template, digest_of, load_templates
 from flowrl.rewards.networks.clip_encoder import prompt_reward, transformers_clip
-from flowrl.rewards.networks.model_sizes import model_of
-from flowrl.rewards.networks.pretrained import check_model
+from flowrl.rewards.networks.pretrained import check_model, model_of
 
 CRITERIA = ("style, logic and identity",)
 

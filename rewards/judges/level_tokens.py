@@ -24,8 +24,7 @@ from flowrl.rewards.base import FunctionReward, Model, Reward, RewardInputs, Rew
 from flowrl.rewards.judges.answers import expected_level
 from flowrl.rewards.judges.local_chat import load_vision_language
 from flowrl.rewards.judges.templates import read_template, template_name
-from flowrl.rewards.networks.model_sizes import model_of
-from flowrl.rewards.networks.pretrained import check_model, fingerprint
+from flowrl.rewards.networks.pretrained import check_model, fingerprint, model_of
 
 LEVELS = ("excellent", "good", "fair", "poor", "bad")
 WEIGHTS: dict[str, tuple[float, ...]] = {

@@ -45,7 +45,7 @@ from flowrl.rewards.networks.clip_encoder import (
     load_encoder,
     score_output,
 )
-from flowrl.rewards.networks.model_sizes import OneModel
+from flowrl.rewards.networks.pretrained import OneModel
 from flowrl.runtime.placement import widened
 
 Shape = tuple[int, int]

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from flowrl.rewards.base import FunctionReward, Model, Reward, RewardInputs, RewardOutput, output_of, to_uint8
 from flowrl.rewards.judges.templates import IMAGE, read_template, template_name
 from flowrl.rewards.networks import pretrained
-from flowrl.rewards.networks.model_sizes import model_of
+from flowrl.rewards.networks.pretrained import model_of
 from flowrl.rewards.networks.qwen_vl import DTYPES, PROMPT, Dtype
 from flowrl.runtime.files import read_json
 from flowrl.runtime.shapes import Float

@@ -31,11 +31,14 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from flowrl.config.strict_yaml import read_mapping
 from flowrl.prompts.tokenizer_checks import check_tokenizer
+from flowrl.rewards.base import Model
 from flowrl.rewards.networks.blanks import replace_foreign
 from flowrl.rewards.networks.looked_for import look_for_model
 from flowrl.runtime.extras import check_extra
 from flowrl.runtime.failures import out_of_memory
+from flowrl.runtime.files import safetensors_parameters
 from flowrl.runtime.precision import network_autocast
 from flowrl.runtime.shapes import Float, UInt8
 
@@ -318,3 +321,26 @@ def unit(features: Float[Tensor, " b d"]) -> Float[Tensor, " b d"]:
 def _embedding(output: Any) -> Float[Tensor, " b d"]:
     """The projected embedding at length 1; transformers 4 returns the tensor, 5 an output object that holds it."""
     return unit((output if isinstance(output, Tensor) else output.pooler_output).float())
+
+
+_PARAMETERS: dict[str, int] = read_mapping(Path(__file__).with_suffix(".yaml"))
+
+
+def model_of(name: str, bytes_per_weight: int = 4) -> Model:
+    """A model that a reward holds, with the number of its weights if that is known without a download."""
+    folder = Path(name).expanduser()
+    files = sorted(folder.glob("*.safetensors")) if folder.is_dir() else []
+    known = sum(map(safetensors_parameters, files)) if files else _PARAMETERS.get(name)
+    return Model(name, bytes_per_weight, known)
+
+
+class OneModel:
+    """What options that name one `model`, held in float32, have in common; each states its fields itself."""
+
+    __slots__ = ()
+    model: str
+
+    @property
+    def models(self) -> tuple[Model, ...]:
+        """That model."""
+        return (model_of(self.model),)

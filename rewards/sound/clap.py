@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from flowrl.rewards.base import FunctionReward, Reward, RewardInputs, RewardOutput, tensor_output
-from flowrl.rewards.networks.model_sizes import OneModel
-from flowrl.rewards.networks.pretrained import check_model, fingerprint, load_network, load_processor
+from flowrl.rewards.networks.pretrained import OneModel, check_model, fingerprint, load_network, load_processor
 from flowrl.rewards.sound.loudness import sounds_of
 
 DEFAULT_MODEL = "laion/clap-htsat-unfused"
