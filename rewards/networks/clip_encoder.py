@@ -235,7 +235,7 @@ def score_output(score: Float[Tensor, " b"], inputs: RewardInputs, threshold: fl
 # ---- open_clip's names -----------------------------------------------------------------------------------------------
 
 
-_NAMES = read_mapping(Path(__file__).with_suffix(".yaml"))
+_NAMES = read_mapping(Path(__file__).with_name("clip_keys.yaml"))
 _BLOCK = re.compile(r"(visual\.)?transformer\.resblocks\.(\d+)\.(.+)\.(weight|bias)")
 _QKV = re.compile(r"(visual\.)?transformer\.resblocks\.(\d+)\.attn\.in_proj_(weight|bias)")
 

@@ -1,6 +1,6 @@
 """GenEval's own detector: OpenMMLab's Mask2Former Swin-S from its released file, in transformers' class.
 
-mmdet itself, which GenEval runs, does not install on today's Python. The network is the same one: `openmmlab_keys` has
+mmdet itself, which GenEval runs, does not install on today's Python. The network is the same one under other names.
 its names. Its input and output are processed as in `mask2former`, which follows OpenMMLab's pipeline.
 
 The files are not shipped here and are not on the hub. Those that OpenMMLab released, by the first digits of their
@@ -53,7 +53,7 @@ def newer_name(name: str, older: Mapping[str, str]) -> str:
 def to_transformers(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The weights of mmdet's Mask2Former with Swin, of release 2 or 3, under the names of transformers' class."""
     renamed: dict[str, Tensor] = {}
-    unknown, names = [], read_mapping(Path(__file__).with_suffix(".yaml"))
+    unknown, names = [], read_mapping(Path(__file__).with_name("openmmlab_keys.yaml"))
     for given, tensor in weights.items():
         name = newer_name(given, names["older"])
         if match := _HALVED.fullmatch(name):

@@ -323,7 +323,7 @@ def _embedding(output: Any) -> Float[Tensor, " b d"]:
     return unit((output if isinstance(output, Tensor) else output.pooler_output).float())
 
 
-_PARAMETERS: dict[str, int] = read_mapping(Path(__file__).with_suffix(".yaml"))
+_PARAMETERS: dict[str, int] = read_mapping(Path(__file__).with_name("model_sizes.yaml"))
 
 
 def model_of(name: str, bytes_per_weight: int = 4) -> Model:

@@ -18,7 +18,7 @@ from toy_pipeline import write_toy
 from flowrl.cli import main
 from flowrl.pipelines import PIPELINES
 from flowrl.rewards import Reward, RewardOutput
-from flowrl.rewards.base import user_code as user_code_module
+from flowrl.rewards.base import user_file as user_code_module
 from flowrl.rewards.base.user_file import user_file_options
 from flowrl.rewards.comparing.comparators import FileComparator
 

@@ -42,7 +42,7 @@ class Point:
     meaning_zh: str
 
 
-POINTS = tuple(Point(**row) for row in read_json(Path(__file__).with_suffix(".json"))["points"])
+POINTS = tuple(Point(**row) for row in read_json(Path(__file__).with_name("points.json"))["points"])
 """In the order of the published tables, from `points.json`."""
 
 LABELS: dict[Language, tuple[str, ...]] = {"en": tuple(p.en for p in POINTS), "zh": tuple(p.zh for p in POINTS)}
