@@ -24,7 +24,7 @@ from torch import Tensor
 
 from flowrl.config.sections import at_least
 from flowrl.rewards.base import FunctionReward, Model, Reward, RewardInputs, RewardOutput, output_of, to_uint8
-from flowrl.rewards.networks.looked_for import look_for_servers
+from flowrl.rewards.networks.pretrained import look_for_servers
 from flowrl.rewards.serving.http_client import Lines
 from flowrl.rewards.serving.remote_client import RewardFacts, RewardServer, ask_all, ask_scores, is_back, wrong
 from flowrl.rewards.serving.retries import Failure, addresses, check_calls, check_servers
