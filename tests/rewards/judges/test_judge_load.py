@@ -28,10 +28,9 @@ from flowrl.evaluation.kept_answers import Asking, ask_kept
 from flowrl.pipelines import PIPELINES
 from flowrl.rewards import build_reward
 from flowrl.rewards.judges import call_limits, image_urls
-from flowrl.rewards.judges.call_limits import AskingPace, CallLimits
+from flowrl.rewards.judges.call_limits import USAGE, AskingPace, CallLimits, Usage, usage_row
 from flowrl.rewards.judges.chat import Answer, Chat, Question, build_chat, with_identities
 from flowrl.rewards.judges.server_chat import ServerJudge, tokens_of
-from flowrl.rewards.judges.usage import USAGE, Usage, usage_row
 from flowrl.rewards.serving import retries
 from flowrl.runtime.journal import Journal
 from flowrl.runtime.randomness import counter_seed
