@@ -28,8 +28,7 @@ from flowrl.config.sections import WorkersConfig
 from flowrl.rewards.actors.reward_actor import About, Refusal, RewardActor, WorkerTask, inputs_on, with_whole_paths
 from flowrl.rewards.base import Reward, RewardInputs, RewardOutput
 from flowrl.rewards.base.outputs import move_output
-from flowrl.rewards.serving.retries import Failure, call_with_retries
-from flowrl.rewards.serving.server_pool import ServerPool
+from flowrl.rewards.serving.retries import Failure, ServerPool, call_with_retries
 from flowrl.runtime.cluster import check_extra, connect, refuse_ended
 from flowrl.runtime.randomness import counter_seed
 from flowrl.runtime.scrubbing import say as print

@@ -41,7 +41,7 @@ from flowrl.rewards.actors.ray_rewards import (
 from flowrl.rewards.actors.reward_actor import About
 from flowrl.rewards.compose import build_weighted_sum
 from flowrl.rewards.serving import retries
-from flowrl.rewards.serving.server_pool import ServerPool
+from flowrl.rewards.serving.retries import ServerPool
 from flowrl.runtime.cluster import disconnect
 
 FUNCTIONS = """
