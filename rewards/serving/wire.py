@@ -28,11 +28,11 @@ from flowrl.rewards.serving.wire_images import (
     WireError,
     bad_request,
     decode_image,
+    decode_video,
     encode_image,
     short,
     too_many_images,
 )
-from flowrl.rewards.serving.wire_videos import decode_video
 from flowrl.runtime.files import parse_json
 from flowrl.runtime.scrubbing import one_line
 

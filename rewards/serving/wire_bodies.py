@@ -13,8 +13,7 @@ from typing import Any
 
 from flowrl.rewards.serving.http_client import Body
 from flowrl.rewards.serving.wire import WireItem, encode_request, json_metadata
-from flowrl.rewards.serving.wire_images import ImageFormat, Pixels, image_file
-from flowrl.rewards.serving.wire_videos import encode_video
+from flowrl.rewards.serving.wire_images import ImageFormat, Pixels, encode_video, image_file
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
