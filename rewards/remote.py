@@ -29,8 +29,7 @@ from flowrl.rewards.serving.http_client import Lines
 from flowrl.rewards.serving.remote_client import RewardFacts, RewardServer, ask_all, ask_scores, is_back, wrong
 from flowrl.rewards.serving.retries import Failure, ServerPool, addresses, check_calls, check_servers
 from flowrl.rewards.serving.wire import ItemScore, WireItem
-from flowrl.rewards.serving.wire_adapters import ADAPTERS
-from flowrl.rewards.serving.wire_bodies import Way, chunks_of
+from flowrl.rewards.serving.wire_adapters import ADAPTERS, Way, chunks_of
 from flowrl.rewards.serving.wire_images import ImageFormat, Pixels
 
 _NEEDS = ("prompts", "images", "metadata")

@@ -18,8 +18,7 @@ from flowrl.rewards.serving.retries import (
     retry_delay,
 )
 from flowrl.rewards.serving.wire import ScoreReply, WireItem
-from flowrl.rewards.serving.wire_adapters import Adapter
-from flowrl.rewards.serving.wire_bodies import RequestRoom, Way
+from flowrl.rewards.serving.wire_adapters import Adapter, RequestRoom, Way
 from flowrl.rewards.serving.wire_images import short
 from flowrl.runtime.disk_errors import WORDS
 from flowrl.runtime.randomness import counter_seed
