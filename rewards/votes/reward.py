@@ -27,8 +27,7 @@ from flowrl.rewards.comparing.tournaments import all_pairs, ring_pairs, win_rate
 from flowrl.rewards.comparing.verdicts import group_places
 from flowrl.rewards.serving.own_page import elsewhere, page_server
 from flowrl.rewards.serving.wire_images import image_file
-from flowrl.rewards.votes.ballot import VALUES, Ballot, VoteQuestion
-from flowrl.rewards.votes.vote_page import make_app
+from flowrl.rewards.votes.ballot import VALUES, Ballot, VoteQuestion, make_app
 from flowrl.runtime.randomness import counter_choice, counter_seed
 from flowrl.runtime.scrubbing import say as print
 from flowrl.runtime.temporary import TemporaryFolder
