@@ -28,9 +28,8 @@ from flowrl.rewards.base.outputs import log_words
 from flowrl.rewards.base.prompt_needs import lack_of
 from flowrl.rewards.base.specs import InnerOptions, build_nested, nested_options
 from flowrl.rewards.comparing import tournaments
-from flowrl.rewards.comparing.comparators import comparator_options
+from flowrl.rewards.comparing.comparators import Bouts, Orders, VerdictCache, comparator_options, group_places
 from flowrl.rewards.comparing.tournaments import Byes
-from flowrl.rewards.comparing.verdicts import Bouts, Orders, VerdictCache, group_places
 from flowrl.runtime.randomness import counter_choice
 from flowrl.runtime.shapes import Float64
 

@@ -23,8 +23,8 @@ from torch.nn.functional import adaptive_avg_pool2d
 from flowrl.config.sections import at_least
 from flowrl.media.videos import save_mp4
 from flowrl.rewards.base import Model, RewardInputs, RewardOutput, output_of, to_uint8
+from flowrl.rewards.comparing.comparators import group_places
 from flowrl.rewards.comparing.tournaments import all_pairs, ring_pairs, win_rate
-from flowrl.rewards.comparing.verdicts import group_places
 from flowrl.rewards.serving.own_page import elsewhere, page_server
 from flowrl.rewards.serving.wire_images import image_file
 from flowrl.rewards.votes.ballot import VALUES, Ballot, VoteQuestion, make_app

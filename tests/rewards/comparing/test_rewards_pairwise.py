@@ -26,7 +26,7 @@ from scripted_judges import JUDGE, ScriptedJudge, script
 
 from flowrl.rewards import build_reward, reward_options
 from flowrl.rewards.base import specs
-from flowrl.rewards.comparing.verdicts import Known, VerdictCache
+from flowrl.rewards.comparing.comparators import Known, VerdictCache
 from flowrl.rewards.judges.chat import Answer
 from flowrl.runtime.randomness import counter_seed
 
