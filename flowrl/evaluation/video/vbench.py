@@ -46,8 +46,7 @@ from flowrl.config.train import resolve_path
 from flowrl.evaluation.benchmark import Result, SideResult, result_of
 from flowrl.evaluation.runner import Rules, SubjectVerdicts
 from flowrl.evaluation.summing import add_changes, means_and_bounds, options_of, score_table
-from flowrl.evaluation.video.diagnostics import READ_AS, Faults, diagnose_clips
-from flowrl.evaluation.video.shown_clips import clips_section
+from flowrl.evaluation.video.shown_clips import READ_AS, Faults, clips_section, diagnose_clips
 from flowrl.generation.folders import ImageFile
 from flowrl.generation.generate import some
 from flowrl.generation.layouts import put
