@@ -1,7 +1,7 @@
 """GenEval's own detector: OpenMMLab's Mask2Former Swin-S from its released file, in transformers' class.
 
 mmdet itself, which GenEval runs, does not install on today's Python. The network is the same one under other names.
-its names. Its input and output are processed as in `mask2former`, which follows OpenMMLab's pipeline.
+Its input and output are processed as in `mask2former`, which follows OpenMMLab's pipeline.
 
 The files are not shipped here and are not on the hub. Those that OpenMMLab released, by the first digits of their
 sha256, which end their names:

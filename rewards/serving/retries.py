@@ -189,8 +189,6 @@ def failed_status(status: int, headers: Mapping[str, str], text: str = "") -> Fa
 
 
 S = TypeVar("S")
-T = TypeVar("T")
-
 FIRST_ASIDE, LONGEST_ASIDE = 1.0, 60.0
 VERSION_CHANGED = "version_changed"
 """The failure of a server that answers with another model than at the start."""

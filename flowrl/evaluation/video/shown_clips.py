@@ -1,6 +1,4 @@
-"""The temporal diagnostics of a subject's clips, kept in its journal, and the clips on an evaluation's page: the first in
-order, and the worst by each diagnostic.
-"""
+"""A subject's clips: their temporal diagnostics, and those on an evaluation's page, the first and the worst ones."""
 
 from __future__ import annotations
 
