@@ -31,7 +31,8 @@ from flowrl.media.images import save_png
 from flowrl.prompts.loading import Prompt
 from flowrl.rendering.markup import bounds, number, plural, signed
 from flowrl.rendering.terminal_text import Table
-from flowrl.rewards.judges.asking import UNPARSED, parse_word
+from flowrl.rewards.judges.answers import parse_word
+from flowrl.rewards.judges.asking import UNPARSED
 from flowrl.rewards.judges.chat import Answer, Chat, Question, identity_of
 from flowrl.runtime.files import read_json, write_atomically
 from flowrl.runtime.journal import Journal, Row

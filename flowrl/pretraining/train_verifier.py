@@ -43,7 +43,8 @@ from flowrl.pretraining.verifier_data import (
     pair_of_file,
 )
 from flowrl.prompts.pairs import read_pairs
-from flowrl.rewards.judges.asking import parse_score, probability_of_yes
+from flowrl.rewards.judges.answers import parse_score
+from flowrl.rewards.judges.asking import probability_of_yes
 from flowrl.rewards.judges.chat import Question
 from flowrl.rewards.judges.local_chat import LocalChat, LocalJudge, load_vision_language
 from flowrl.rewards.judges.principles import SCORE

@@ -21,7 +21,8 @@ from flowrl.prompts.loading import Prompt
 from flowrl.rewards.base import RewardInputs
 from flowrl.rewards.base.prompt_needs import no_source
 from flowrl.rewards.comparing.comparators import Comparator, Gives, Pairs, Verdicts
-from flowrl.rewards.judges.asking import ask_all, json_record, number_list, parse_winner, pixels_of, shown_of, yes_no
+from flowrl.rewards.judges.answers import parse_winner, yes_no
+from flowrl.rewards.judges.asking import ask_all, json_record, number_list, pixels_of, shown_of
 from flowrl.rewards.judges.chat import (
     TOP_LOGPROBS,
     Answer,

@@ -22,7 +22,7 @@ from flowrl.prompts.loading import Prompt
 from flowrl.rewards.base import Reward, RewardInputs, RewardOutput
 from flowrl.rewards.base.prompt_needs import no_source
 from flowrl.rewards.judges import asking
-from flowrl.rewards.judges.asking import expected_level
+from flowrl.rewards.judges.answers import expected_level
 from flowrl.rewards.judges.chat import TOP_LOGPROBS, Answer, Chat, OneJudge, Question, check_chat, score_schema
 from flowrl.rewards.judges.templates import Template, digest_of, load_templates
 

@@ -21,7 +21,7 @@ from PIL import Image
 
 from flowrl.config.sections import at_least
 from flowrl.rewards.base import FunctionReward, Model, Reward, RewardInputs, RewardOutput, output_of, to_uint8
-from flowrl.rewards.judges.asking import expected_level
+from flowrl.rewards.judges.answers import expected_level
 from flowrl.rewards.judges.local_chat import load_vision_language
 from flowrl.rewards.judges.templates import read_template, template_name
 from flowrl.rewards.networks.pretrained import check_model, fingerprint, model_of

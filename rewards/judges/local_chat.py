@@ -14,7 +14,7 @@ from PIL import Image
 from torch import Tensor
 
 from flowrl.config.sections import at_least
-from flowrl.rewards.judges.asking import by_text
+from flowrl.rewards.judges.answers import by_text
 from flowrl.rewards.judges.chat import Answer, Chat, Question
 from flowrl.rewards.networks.pretrained import (
     cannot_load,

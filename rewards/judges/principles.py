@@ -22,7 +22,7 @@ from flowrl.prompts.loading import Prompt
 from flowrl.rewards.base import FunctionReward, Model, Reward, RewardInputs, RewardOutput
 from flowrl.rewards.base.prompt_needs import no_source
 from flowrl.rewards.judges import asking
-from flowrl.rewards.judges.asking import parse_score
+from flowrl.rewards.judges.answers import parse_score
 from flowrl.rewards.judges.chat import (
     TOP_LOGPROBS,
     Answer,

@@ -19,7 +19,7 @@ from weakref import WeakValueDictionary
 
 import torch
 
-from flowrl.rewards.judges.asking import by_text
+from flowrl.rewards.judges.answers import by_text
 from flowrl.rewards.judges.call_limits import USAGE, AskingPace, CallLimits, EncodedImages
 from flowrl.rewards.judges.chat import DEFAULT_FORMAT, NO_TOKENS, Answer, Chat, JudgeImageFormat, Question
 from flowrl.rewards.networks.pretrained import look_for_servers

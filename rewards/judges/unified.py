@@ -30,7 +30,7 @@ from flowrl.prompts.loading import Prompt
 from flowrl.rewards.base import Reward, RewardInputs, RewardOutput
 from flowrl.rewards.base.prompt_needs import no_source
 from flowrl.rewards.judges import asking
-from flowrl.rewards.judges.asking import parse_score
+from flowrl.rewards.judges.answers import parse_score
 from flowrl.rewards.judges.chat import Answer, Chat, OneJudge, Question, check_chat, score_schema
 from flowrl.rewards.judges.templates import Template, digest_of, load_templates
 

@@ -22,8 +22,8 @@ from flowrl.prompts.loading import Prompt
 from flowrl.rewards.base import Reward, RewardInputs, RewardOutput
 from flowrl.rewards.base.prompt_needs import no_reference, no_source
 from flowrl.rewards.judges import asking
-from flowrl.rewards.judges.asking import answer_forms, answer_mass, parse_word
-from flowrl.rewards.judges.asking import yes_no as yes_no_score
+from flowrl.rewards.judges.answers import answer_forms, answer_mass, parse_word
+from flowrl.rewards.judges.answers import yes_no as yes_no_score
 from flowrl.rewards.judges.chat import TOP_LOGPROBS, Answer, Chat, OneJudge, Pixels, Question, check_chat
 from flowrl.rewards.judges.templates import Template, load_template
 

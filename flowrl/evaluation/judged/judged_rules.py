@@ -34,7 +34,8 @@ from flowrl.media.reading import read_image
 from flowrl.prompts.datasets import is_dataset
 from flowrl.prompts.loading import Prompt
 from flowrl.rendering.markup import plural
-from flowrl.rewards.judges.asking import UNPARSED, answer_mass
+from flowrl.rewards.judges.answers import answer_mass
+from flowrl.rewards.judges.asking import UNPARSED
 from flowrl.rewards.judges.chat import TOP_LOGPROBS, Answer, Chat, Pixels, Question, identity_of
 from flowrl.rewards.judges.templates import BLANK, Template, digest_of, load_template
 from flowrl.runtime.digests import content_digest

@@ -14,11 +14,10 @@ from scripted_judges import JUDGE, ScriptedJudge, levels, script, text_of
 
 from flowrl.rewards import Reward, RewardInputs, build_reward, reward_options
 from flowrl.rewards.base.outputs import check_output
-from flowrl.rewards.judges.asking import (
+from flowrl.rewards.judges.answers import (
     answer_forms,
     answer_mass,
     expected_level,
-    geometric_mean,
     logsumexp,
     merge,
     parse_score,
@@ -26,6 +25,7 @@ from flowrl.rewards.judges.asking import (
     parse_word,
     yes_no,
 )
+from flowrl.rewards.judges.asking import geometric_mean
 from flowrl.rewards.judges.chat import Answer, Question
 
 LEVELS = {"excellent": 5.0, "good": 4.0, "fair": 3.0, "poor": 2.0, "bad": 1.0}

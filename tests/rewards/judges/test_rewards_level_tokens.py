@@ -13,7 +13,7 @@ from tiny_vlm import LEVEL_WORDS, inputs_of, tiny_processor, write_tiny_vlm
 
 from flowrl.rewards import build_reward, reward_options, to_uint8
 from flowrl.rewards.judges import level_tokens
-from flowrl.rewards.judges.asking import expected_level
+from flowrl.rewards.judges.answers import expected_level
 from flowrl.rewards.judges.level_tokens import LEVELS, WEIGHTS
 
 
