@@ -16,16 +16,9 @@ from flowrl.runtime.placement import Resting
 
 
 def at_rest(reward: Reward, device: torch.device, known: dict[int, Resting], *, holds: bool) -> Reward:
-    """The reward with its networks on the host; each call copies them to the device.
-
-    Args:
-        reward: any that does not learn.
-        device: the device that it computes on.
-        known: what already rests, by the network's identity; rewards that share a network share its rest.
-        holds: whether its options say that it holds a model.
-
-    Raises ValueError: a network that it should hold is not found, or cannot be moved.
-    """
+    """A reward that does not learn, with its networks on the host; each call copies them to the device. `known` has by
+    identity what already rests: rewards that share a network share its rest. `holds` says that it must hold one. Raises
+    ValueError: a network that it should hold is not found, or cannot be moved."""
     found = {id(network): network for network in networks_of(reward)}
     way_out = "leave rewards out of pipeline.offload"
     if holds and not found:
