@@ -73,9 +73,7 @@ def aggregate_principles(
 
     `mean`: `sum_k w_k m_k / sum_k w_k` over the kinds k that have principles, m_k the mean of kind k, so a kind does
     not count more for being longer. `geometric`: `prod_k m_k^(w_k / sum w)`. `min`: the lowest score of all whose kind
-    has weight.
-
-    Raises ValueError: if no principle is of a kind with weight.
+    has weight. Raises ValueError: no principle is of a kind with weight.
     """
     kinds = [kind for kind in KINDS if weights[kind] > 0 and kind in {p.kind for p in principles}]
     if not kinds:
