@@ -79,13 +79,11 @@ class Hpsv3(CheckpointOptions):
             outputs = read_images(inputs, scorer, self.batch_size)
             return output_of((_FACTORS[self.scale] * outputs[:, 0]).tolist(), inputs)
 
-        return FunctionReward(
-            name="hpsv3",
-            score=score,
-            needs=frozenset({"images", "prompts"}),
-            version=f"hpsv3:{self.model}@{pretrained.fingerprint(scorer.network.head.parameters())}:{self.scale}:"
-            f"{template_name(text)}:{self.position_mode}:{PIXELS}px:{self.dtype}",
+        version = (
+            f"hpsv3:{self.model}@{pretrained.fingerprint(scorer.network.head.parameters())}:{self.scale}:"
+            f"{template_name(text)}:{self.position_mode}:{PIXELS}px:{self.dtype}"
         )
+        return FunctionReward(name="hpsv3", score=score, needs=frozenset({"images", "prompts"}), version=version)
 
 
 def read_images(inputs: RewardInputs, scorer: TokenScorer, batch_size: int) -> Float[Tensor, " b o"]:

@@ -102,11 +102,9 @@ class Hpsv3Plus(CheckpointOptions):
             values, _, able = read_images(inputs, reader, self.batch_size).unbind(-1)
             return output_of(values.tolist(), inputs, {"capability": able.tolist()})
 
-        return FunctionReward(
-            name="hpsv3_plus",
-            score=score,
-            needs=frozenset({"images", "prompts"}),
-            version=f"hpsv3_plus:{self.model}@{pretrained.fingerprint(scorer.network.head.parameters())}:"
+        version = (
+            f"hpsv3_plus:{self.model}@{pretrained.fingerprint(scorer.network.head.parameters())}:"
             f"{template_name(text)}:trained-{'run' if self.trained is None else format(self.trained, 'g')}:{PIXELS}px:"
-            f"{self.dtype}",
+            f"{self.dtype}"
         )
+        return FunctionReward(name="hpsv3_plus", score=score, needs=frozenset({"images", "prompts"}), version=version)

@@ -116,13 +116,11 @@ class ImageReward(OneModel):
                 output = network(pixels, tokens["input_ids"], tokens["attention_mask"])
             return output_of(((output.cpu().double() - MEAN) / STD).tolist(), inputs)
 
-        return FunctionReward(
-            name="image_reward",
-            score=score,
-            needs=frozenset({"images", "prompts"}),
-            version=f"image_reward:{self.model}@{pretrained.fingerprint(network.head.parameters())}:standardised:"
-            f"bicubic-crop-{network.vision.config.image_size}:{MAX_TOKENS}-tokens:float32",
+        version = (
+            f"image_reward:{self.model}@{pretrained.fingerprint(network.head.parameters())}:standardised:"
+            f"bicubic-crop-{network.vision.config.image_size}:{MAX_TOKENS}-tokens:float32"
         )
+        return FunctionReward(name="image_reward", score=score, needs=frozenset({"images", "prompts"}), version=version)
 
 
 class Blip(nn.Module):

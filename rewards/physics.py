@@ -114,14 +114,12 @@ class Physics(OneModel):
                     parts[name].append(number)
             return output_of(values, inputs, parts)
 
-        return FunctionReward(
-            name="physics",
-            score=score,
-            needs=frozenset({"videos"}),
-            version=f"physics:{self.model}@{weights}:window-{self.window}:context-{self.context}:stride-{self.stride}:"
+        version = (
+            f"physics:{self.model}@{weights}:window-{self.window}:context-{self.context}:stride-{self.stride}:"
             f"{self.pooling}:target-{self.target_features}:temperature-{self.temperature:g}:"
-            f"min_change-{self.min_change:g}:{type(processor).__name__}-{network.config.crop_size}:float32",
+            f"min_change-{self.min_change:g}:{type(processor).__name__}-{network.config.crop_size}:float32"
         )
+        return FunctionReward(name="physics", score=score, needs=frozenset({"videos"}), version=version)
 
     def _similarity(self, windows: Float[Tensor, " n f 3 h w"], network: Any) -> Float[Tensor, " n"]:
         """[N] similarity of what was foreseen and what came, for windows of processed frames."""

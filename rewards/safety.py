@@ -63,10 +63,8 @@ class Safety(OneModel):
                 logits = network(pixel_values=pixels).logits
             return output_of((-logits.cpu().double().softmax(-1)[:, places[0]]).tolist(), inputs)
 
-        return FunctionReward(
-            name="safety",
-            score=score,
-            needs=frozenset({"images"}),
-            version=f"safety:{self.model}@{fingerprint([network.classifier.weight])}:-P({self.label}):"
-            f"{type(processor).__name__}:float32",
+        version = (
+            f"safety:{self.model}@{fingerprint([network.classifier.weight])}:-P({self.label}):"
+            f"{type(processor).__name__}:float32"
         )
+        return FunctionReward(name="safety", score=score, needs=frozenset({"images"}), version=version)

@@ -106,13 +106,11 @@ class LevelTokens:
                     values.append(expected_level(dict(zip(LEVELS, row, strict=True)), worth))
             return output_of(values, inputs)
 
-        return FunctionReward(
-            name="level_tokens",
-            score=score,
-            needs=frozenset({"images"}),
-            version=f"level_tokens:{self.model}@{fingerprint([rows])}:{self.weights}:"
-            f"{template_name(text)}:{type(processor).__name__}:{self.dtype}",
+        version = (
+            f"level_tokens:{self.model}@{fingerprint([rows])}:{self.weights}:"
+            f"{template_name(text)}:{type(processor).__name__}:{self.dtype}"
         )
+        return FunctionReward(name="level_tokens", score=score, needs=frozenset({"images"}), version=version)
 
 
 def split_template(text: str) -> tuple[str, str]:

@@ -105,13 +105,11 @@ class VqaScore:
                 values.append(float(network(pixels, pieces, answer)))
             return output_of(values, inputs)
 
-        return FunctionReward(
-            name="vqa_score",
-            score=score,
-            needs=frozenset({"images", "prompts"}),
-            version=f"vqa_score:{self.model}@{fingerprint_of(network)}:{self.vision}:{self.tokenizer or 'own'}:"
-            f"{self.answer}:{template_name(text)}:{self.dtype}",
+        version = (
+            f"vqa_score:{self.model}@{fingerprint_of(network)}:{self.vision}:{self.tokenizer or 'own'}:"
+            f"{self.answer}:{template_name(text)}:{self.dtype}"
         )
+        return FunctionReward(name="vqa_score", score=score, needs=frozenset({"images", "prompts"}), version=version)
 
 
 class ClipT5(nn.Module):

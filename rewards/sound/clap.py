@@ -61,12 +61,8 @@ class ClapScore(OneModel):
                 cosine = torch.nn.functional.cosine_similarity(heard, said).to(inputs.images.device)
             return tensor_output(torch.where(finite.to(cosine.device), cosine, math.nan))
 
-        return FunctionReward(
-            name="clap_score",
-            score=score,
-            needs=frozenset({"prompts", "sounds"}),
-            version=f"clap_score:{self.model}:{fingerprint(ends)}:float32",
-        )
+        version = f"clap_score:{self.model}:{fingerprint(ends)}:float32"
+        return FunctionReward(name="clap_score", score=score, needs=frozenset({"prompts", "sounds"}), version=version)
 
 
 def prepare(sounds: Tensor, rate: int, extractor: Any) -> list[np.ndarray]:

@@ -65,12 +65,8 @@ class Loudness:
             values = torch.where(torch.isfinite(sounds).flatten(1).all(1), near, math.nan).float()
             return tensor_output(values, {"level": found.float(), "silence": silence, "flatness": flatness})
 
-        return FunctionReward(
-            name="loudness",
-            score=loudness,
-            needs=frozenset({"sounds"}),
-            version=f"loudness:target-{self.target:g}:width-{self.width:g}",
-        )
+        version = f"loudness:target-{self.target:g}:width-{self.width:g}"
+        return FunctionReward(name="loudness", score=loudness, needs=frozenset({"sounds"}), version=version)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -119,12 +115,8 @@ class SoundSync:
                 found.append(torch.where(torch.isfinite(moved).all() & torch.isfinite(heard).all(), best, math.nan))
             return tensor_output(torch.stack(found).float())
 
-        return FunctionReward(
-            name="sound_sync",
-            score=sync,
-            needs=frozenset({"videos", "sounds"}),
-            version=f"sound_sync:lag-{self.lag}",
-        )
+        version = f"sound_sync:lag-{self.lag}"
+        return FunctionReward(name="sound_sync", score=sync, needs=frozenset({"videos", "sounds"}), version=version)
 
 
 def level(sound: Float[Tensor, " *b c n"]) -> Float[Tensor, " *b"]:
