@@ -63,10 +63,5 @@ def networks_of(value: Any) -> Iterator[nn.Module]:
         elif isinstance(one, Sequence) and not isinstance(one, str | bytes):
             left += one
         elif type(one).__module__.startswith("flowrl."):
-            left += _fields_of(one)
-
-
-def _fields_of(value: Any) -> list[Any]:
-    """The values in an object's slots and attributes."""
-    names = [name for kind in type(value).__mro__ for name in getattr(kind, "__slots__", ())]
-    return [getattr(value, name) for name in (*names, *getattr(value, "__dict__", {})) if hasattr(value, name)]
+            slots = [name for kind in type(one).__mro__ for name in getattr(kind, "__slots__", ())]
+            left += [getattr(one, name) for name in (*slots, *getattr(one, "__dict__", {})) if hasattr(one, name)]

@@ -149,15 +149,19 @@ def _encode_flow_factory(items: Sequence[WireItem], reward: str | None, iteratio
 
 
 def _decode_flow_factory(reply: Any, ids: Sequence[int], reward: str | None) -> ScoreReply:
-    rewards = reply.get("rewards") if isinstance(reply, dict) else None
-    if not isinstance(rewards, list) or len(rewards) != len(ids):
-        # Without ids a list of another length says nothing about any item.
-        raise ValueError(f"the reply has no list of {len(ids)} rewards: {short(reply)}.")
-    values = [read_value(value) for value in rewards]
+    values = [read_value(value) for value in _listed(reply, "rewards", ids)]
     return ScoreReply(
         version=None,
         scores=[ItemScore(id=i, value=value, error=error) for i, (value, error) in zip(ids, values, strict=True)],
     )
+
+
+def _listed(reply: Any, key: str, ids: Sequence[int]) -> list[Any]:
+    """A list of a reply; without ids one of another length says nothing about any item."""
+    found = reply.get(key) if isinstance(reply, dict) else None
+    if not isinstance(found, list) or len(found) != len(ids):
+        raise ValueError(f"the reply has no list of {len(ids)} {key}: {short(reply)}.")
+    return found
 
 
 def _encode_unirl(items: Sequence[WireItem], reward: str | None, iteration: int, way: Way) -> dict[str, Any]:
@@ -174,10 +178,7 @@ def _encode_unirl(items: Sequence[WireItem], reward: str | None, iteration: int,
 
 
 def _decode_unirl(reply: Any, ids: Sequence[int], reward: str | None) -> ScoreReply:
-    results = reply.get("results") if isinstance(reply, dict) else None
-    if not isinstance(results, list) or len(results) != len(ids):
-        raise ValueError(f"the reply has no list of {len(ids)} results: {short(reply)}.")
-    errors = reply.get("errors")
+    results, errors = _listed(reply, "results", ids), reply.get("errors")
     errors = errors if isinstance(errors, list) and len(errors) == len(ids) else [None] * len(ids)
     scores = []
     for number, result, error in zip(ids, results, errors, strict=True):
