@@ -19,7 +19,7 @@ from flowrl.config.options import build_options
 from flowrl.prompts.pairs import read_pairs
 from flowrl.rewards import build_reward, reward_options
 from flowrl.rewards.image_files import read_image
-from flowrl.rewards.judges import autorubric
+from flowrl.rewards.judges import rubric as autorubric
 from flowrl.rewards.judges.chat import Answer, Question
 from flowrl.rewards.judges.rubric import RubricTraining, Rule, load_rubric, parse_rules, save_rubric, train_rubric
 from flowrl.rewards.judges.rubric_fit import (
