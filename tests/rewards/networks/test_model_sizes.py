@@ -11,7 +11,7 @@ from torch import nn
 
 from flowrl.rewards import models_of, reward_options
 from flowrl.rewards.edit_reward import TwoHeads
-from flowrl.rewards.hpsv3_plus import ModulatedHead
+from flowrl.rewards.hpsv3 import ModulatedHead
 from flowrl.rewards.networks.pretrained import model_of
 
 
