@@ -16,9 +16,8 @@ the first cell's label, and `{criterion}`; one without `{criterion}` is asked on
     subfigures              another reward of each cell and its own sub-prompt, mean over cells
     subfigure_similarity    cosine of CLIP's embeddings of two cells, mean over all pairs of cells
 
-PaCo-RL's CLIP-T is `subfigures` of `clip_score`, its CLIP-I `subfigure_similarity`, both with LAION's CLIP ViT-H/14. The
-similarity is highest where all cells are the same image, so it needs a reward beside it that asks for the content of
-each.
+PaCo-RL's CLIP-T is `subfigures` of `clip_score`, its CLIP-I `subfigure_similarity`, both with LAION's CLIP ViT-H/14.
+The similarity is highest where all cells are the same image: it needs a reward that asks for the content beside it.
 
 Letters: B images, n cells of each.
 """

@@ -1,4 +1,4 @@
-"""Rewards on the sound of videos: how loud it is, and whether it goes with what moves, in closed form; CLAP of the prompt.
+"""Rewards on the sound of videos: how loud it is, whether it goes with what moves, and CLAP of sound and prompt.
 
 CLAP: Wu et al. 2023, arXiv 2211.06687, in the classes of transformers. A sound is averaged over its channels, resampled
 to the checkpoint's rate, and cut off after as many seconds as it reads; a shorter one is repeated, as published.
