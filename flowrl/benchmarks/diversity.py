@@ -38,7 +38,9 @@ def diversity(
     Raises ValueError: shapes differ, features are not finite (or zero, for the cosine), or no prompt has two images."""
     vectors = np.asarray(features, dtype=np.float64)
     if vectors.ndim != 2 or len(vectors) != len(prompts) or not np.isfinite(vectors).all():
-        raise ValueError(f"features must be finite [{len(prompts)}, D], a row per image, got {list(vectors.shape)}.")
+        raise ValueError(
+            f"features must be finite and of shape [{len(prompts)}, D], one row per image, got {list(vectors.shape)}."
+        )
     if distance == "cosine":
         length = np.linalg.norm(vectors, axis=1, keepdims=True)
         if (length == 0).any():

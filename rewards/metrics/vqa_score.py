@@ -161,7 +161,9 @@ def load_clip_t5(folder: Path, vision: str, dtype: torch.dtype, device: torch.de
     tower = {n.removeprefix("vision_model."): w for n, w in _below(VISION, weights).items() if "position_ids" not in n}
     # Without an output layer of its own T5 would silently take its table of tokens for one.
     if shared is None or not projected or "lm_head.weight" not in weights:
-        raise ValueError(f"{OWNER}: {str(folder)!r} is no CLIP-FlanT5: it lacks shared, lm_head or mm_projector.")
+        raise ValueError(
+            f"{OWNER}: {str(folder)!r} is not a CLIP-FlanT5: it lacks shared.weight, lm_head.weight or mm_projector.*."
+        )
     # T5 has the weights that are neither the projector's nor the image tower's.
     spoken = {n: w for n, w in weights.items() if n not in SHARED and not n.startswith((PROJECTOR, "vision_tower."))}
     config = T5Config.from_dict({name: value for name, value in settings.items() if name != "model_type"})

@@ -73,7 +73,9 @@ def to_transformers(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
             else:
                 unknown.append(given)
     if unknown:
-        raise ValueError(f"{len(unknown)} weights have no place in Mask2Former with Swin (first: {sorted(unknown)[0]})")
+        raise ValueError(
+            f"{len(unknown)} of {len(weights)} weights have no place in a Mask2Former with Swin (first: {sorted(unknown)[0]})"
+        )
     return renamed
 
 

@@ -419,7 +419,11 @@ def test_comparator_of_a_users_file(tmp_path: Path) -> None:
         ),
         ("win_rate", {"comparator": BY_SCORE, "opponents": 3}, "opponents must be an even number"),
         ("win_rate", {"comparator": BY_SCORE, "opponents": 2, "min_comparisons": 3}, r"1 \.\. opponents \(2\), got 3"),
-        ("win_rate", {"comparator": BY_SCORE, "min_comparisons": 0}, "min_comparisons must be at least 1"),
+        (
+            "win_rate",
+            {"comparator": BY_SCORE, "min_comparisons": 0},
+            r"min_comparisons must be 1 \.\. opponents \(None\), got 0",
+        ),
         ("win_rate", {"comparator": BY_SCORE, "cache": -1}, "cache must be at least 0, got -1"),
         ("win_rate", {"comparator": BY_SCORE, "orders": "each"}, "orders must be one of single, random, both"),
         ("tournament", {"comparator": BY_SCORE, "scheme": "swiss", "byes": "published"}, "which has no bracket"),

@@ -148,7 +148,7 @@ def test_what_is_missing_is_named(options: dict[str, Any], tmp_path: Path) -> No
     with pytest.raises(ValueError, match=r"holds none of model\.safetensors\.index\.json"):
         build_reward("vqa_score", options=given)
     torch.save({"shared.weight": torch.zeros(4, 4)}, folder / "pytorch_model.bin")
-    with pytest.raises(ValueError, match="is no CLIP-FlanT5"):
+    with pytest.raises(ValueError, match="is not a CLIP-FlanT5"):
         build_reward("vqa_score", options=given)
     weights = torch.load(Path(options["model"]) / "pytorch_model-0.bin")
     weights |= torch.load(Path(options["model"]) / "pytorch_model-1.bin")
