@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from contextvars import copy_context
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from types import FunctionType, MethodType
 from typing import Any, Literal
 
@@ -81,7 +82,7 @@ def networks_of(value: Any) -> Iterator[nn.Module]:
         elif isinstance(one, Sequence) and not isinstance(one, str | bytes):
             left += one
         elif type(one).__module__.startswith("flowrl."):
-            slots = [name for kind in type(one).__mro__ for name in getattr(kind, "__slots__", ())]
+            slots = chain.from_iterable(getattr(kind, "__slots__", ()) for kind in type(one).__mro__)
             left += [getattr(one, name) for name in (*slots, *getattr(one, "__dict__", {})) if hasattr(one, name)]
 
 

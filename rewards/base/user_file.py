@@ -135,27 +135,21 @@ def content_of(file: str) -> str:
     found = {path: path.read_bytes()}
     waiting = [path]
     while waiting:
-        for other in _imports(found[waiting.pop()], path.parent):
-            if other not in found:
-                found[other] = other.read_bytes()
-                waiting.append(other)
+        try:
+            nodes = [*ast.walk(parse_python(found[waiting.pop()]))]
+        except (SyntaxError, ValueError):  # a file that nothing could import
+            continue
+        names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+        names |= {node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module}
+        for name in {name.partition(".")[0] for name in names}:  # of an imported package all files
+            place = path.parent / name
+            for other in place.rglob("*.py") if place.is_dir() else [place.with_name(f"{name}.py")]:
+                if other not in found and other.is_file():
+                    found[other] = other.read_bytes()
+                    waiting.append(other)
     beside = [(str(other.relative_to(path.parent)), found[other]) for other in sorted(found) if other != path]
     content = found[path] + repr(beside).encode() * bool(beside)
     return hashlib.sha256(content).hexdigest()[:12]
-
-
-def _imports(source: bytes, folder: Path) -> Iterator[Path]:
-    """The files of a folder that a Python file imports from it; all files of an imported package."""
-    try:
-        tree = parse_python(source)
-    except (SyntaxError, ValueError):  # a file that nothing could import
-        return
-    for node in ast.walk(tree):
-        names = [alias.name for alias in node.names] if isinstance(node, ast.Import | ast.ImportFrom) else []
-        names = [node.module or ""] if isinstance(node, ast.ImportFrom) else names
-        for name in {name.partition(".")[0] for name in names if name}:
-            place = folder / name
-            yield from sorted(place.rglob("*.py")) if place.is_dir() else filter(Path.is_file, [folder / f"{name}.py"])
 
 
 def call_function(

@@ -352,9 +352,15 @@ def read_weights(path: Path, *, owner: str, others: bool = False) -> dict[str, T
         with replace_foreign(path) if others else nullcontext():
             content = torch.load(path, map_location="cpu", weights_only=True)
     except (SafetensorError, pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as error:
+        reason = first_line(error)
+        if named := re.search(r"GLOBAL ([\w.]+)", str(error)):
+            reason = f"it asks to run {named[1]}, and no code of a file is run."
+        elif filled := re.search(r"Can only (?:SETITEM|append|extend).*<class '(?:\w+\.)*(\w+)'>", str(error)):
+            reason = f"it holds a dictionary or list of the class {filled[1]}, and no code of a file is run."
+        elif "weights_only" in str(error):  # without the safe reader's advice to read the file unsafely
+            reason = "it holds objects that the safe reader does not take."
         raise ValueError(
-            f"{owner} could not read {path.name}: {_reason(error)} Fetch it again, or give one that holds "
-            f"nothing but tensors."
+            f"{owner} could not read {path.name}: {reason} Fetch it again, or give one that holds nothing but tensors."
         ) from error
     if isinstance(content, Mapping):
         content = next(
@@ -363,18 +369,6 @@ def read_weights(path: Path, *, owner: str, others: bool = False) -> dict[str, T
     if not isinstance(content, Mapping) or not all(isinstance(value, Tensor) for value in content.values()):
         raise ValueError(f"{owner}: {path.name} is no checkpoint: it must hold tensors by name, or state_dict: them.")
     return dict(content)
-
-
-def _reason(error: Exception) -> str:
-    """The safe reader's objection, without its advice to read the file unsafely."""
-    named = re.search(r"GLOBAL ([\w.]+)", str(error))
-    if named:
-        return f"it asks to run {named[1]}, and no code of a file is run."
-    if filled := re.search(r"Can only (?:SETITEM|append|extend).*<class '(?:\w+\.)*(\w+)'>", str(error)):
-        return f"it holds a dictionary or list of the class {filled[1]}, and no code of a file is run."
-    if "weights_only" in str(error):
-        return "it holds objects that the safe reader does not take."
-    return first_line(error)
 
 
 def check_shapes(

@@ -1,6 +1,6 @@
 """What reward servers of different projects are asked and how they answer, as pure functions of items and replies.
 
-    flowrl         POST /v1/score/multipart   see `flowrl.rewards.serving.wire` and `wire_bodies`
+    flowrl         POST /v1/score/multipart   see `flowrl.rewards.serving.wire`
     flow_factory   POST /compute    lists by field -> {"rewards": [...]} in their order; one reward per server
     unirl          POST /score      one entry per item -> {"results": [{reward: {metric: number}}], "errors": [{...}]}
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -144,12 +143,18 @@ def read_prompt_file(path: Path, *, en_variant: EnVariant = "head") -> PromptFil
     long = sum(len(item.points) for item in items) / len(items) > _LONG
     if language == "en" and not long:
         items = [_variant(item, en_variant, repairs) if item.index == _VARIANT_INDEX else item for item in items]
+    found = Counter(point for item in items for point in item.points)
+    differences = [
+        f"{label} occurs {found[label]} times, in the published file {count}: another version of the file."
+        for label, count in published_counts(language, long=long, published=en_variant == "published").items()
+        if found[label] != count
+    ]
+    if len(items) != NUM_PROMPTS:
+        differences = [
+            f"The file has {len(items)} prompts, the published one {NUM_PROMPTS}: scores are not comparable."
+        ]
     return PromptFile(
-        language=language,
-        long=long,
-        items=tuple(items),
-        repairs=tuple(repairs),
-        differences=tuple(_differences(items, language, long, en_variant)),
+        language=language, long=long, items=tuple(items), repairs=tuple(repairs), differences=tuple(differences)
     )
 
 
@@ -233,15 +238,3 @@ def _variant(item: Item, variant: EnVariant, repairs: list[str]) -> Item:
             f"Index {item.index}: the test point {_VARIANT_POINT} was left out, as in the repository's file."
         )
     return replace(item, points=tuple(p for p, _ in kept), descriptions=tuple(d for _, d in kept))
-
-
-def _differences(items: Sequence[Item], language: Language, long: bool, variant: EnVariant) -> list[str]:
-    if len(items) != NUM_PROMPTS:
-        return [f"The file has {len(items)} prompts, the published one {NUM_PROMPTS}: scores are not comparable."]
-    found = Counter(point for item in items for point in item.points)
-    published = published_counts(language, long=long, published=variant == "published")
-    return [
-        f"{label} occurs {found[label]} times, in the published file {count}: another version of the file."
-        for label, count in published.items()
-        if found[label] != count
-    ]

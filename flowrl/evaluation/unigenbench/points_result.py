@@ -74,10 +74,7 @@ def points_result(settings: Settings, plan: Any, chat: Chat, parts: Sequence[Sub
             "judge": chat.version, "track": plan.file.track, "prompts": prompts, "samples": settings.samples,
             "repairs": list(plan.file.repairs), **plan.asking.facts, "words_digest": plan.wording.digest,
             "skipped": {label: found.skipped for label, found in zip(labels, scores, strict=True)},
-            "attempts": {
-                part.label: round(fmean(row["attempts"] for row in part.found.answers), 3) for part in parts
-            },
-            **summing.costs_of({part.label: part.found.answers for part in parts}),
+            **_effort({part.label: part.found.answers for part in parts}),
         },
     )  # fmt: skip
 
@@ -122,6 +119,12 @@ def _tables(
     points = Table(title="Test points", head=head, rows=tuple(rows), note="Test points that are met, of those judged.")
     lines = summing.lines_of(named, changes)
     return summing.score_table(labels, lines, note=NOTE, paired_by="prompts", extra=("test points", tallies)), points
+
+
+def _effort(answers: Mapping[str, Sequence[Row]]) -> dict[str, dict[str, float]]:
+    """Tries and costs of the answers, by subject."""
+    tries = {label: round(fmean(row["attempts"] for row in rows), 3) for label, rows in answers.items()}
+    return {"attempts": tries, **summing.costs_of(answers)}
 
 
 def _count(tally: Any) -> str:

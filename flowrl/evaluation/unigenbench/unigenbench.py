@@ -302,7 +302,14 @@ def estimate_of(settings: Settings, plan: Any) -> Result:
     pixels = _pixels(settings)
     at_once = int(plan.judge.get("concurrency", CONCURRENCY)) if "server" in plan.judge else 1
     measured = [row["tokens"] for row in rows if row["tokens"]]
-    tokens = fmean(measured or [_tokens_of(item, plan.wording, pixels, plan.asking.max_tokens) for item in items])
+    blank, guessed = np.zeros((1, 1, 3), dtype=np.uint8), []  # tokens of each question and its answer
+    for item in items:
+        question = plan.wording.question(item, blank, max_tokens=1, temperature=0.0, seed=0)
+        asked = sum(_text_tokens(part) for part in (question.system, *question.parts) if isinstance(part, str))
+        repeated = _text_tokens(item.prompt) + _text_tokens(str(list(item.points)))
+        answer = ANSWER_BASE + repeated + ANSWER_PER_POINT * len(item.points)
+        guessed.append(asked + pixels / PIXELS_PER_TOKEN + min(answer, plan.asking.max_tokens))
+    tokens = fmean(measured or guessed)
     seconds = calls * fmean(row["seconds"] for row in rows) if rows else SECONDS * math.ceil(calls / at_once)
     how = (
         f"measured on {plural(len(rows), 'answer')} in the journal"
@@ -333,16 +340,6 @@ def estimate_of(settings: Settings, plan: Any) -> Result:
         notes=(*plan.file.repairs, *plan.file.differences),
         facts={"calls": calls, "tokens_per_call": round(tokens, 1), "seconds": round(seconds, 3)},
     )
-
-
-def _tokens_of(item: Item, wording: Wording, pixels: float, max_tokens: int) -> float:
-    """A guess of the tokens of a question and its answer."""
-    blank = np.zeros((1, 1, 3), dtype=np.uint8)
-    question = wording.question(item, blank, max_tokens=1, temperature=0.0, seed=0)
-    asked = sum(_text_tokens(part) for part in (question.system, *question.parts) if isinstance(part, str))
-    repeated = _text_tokens(item.prompt) + _text_tokens(str(list(item.points)))
-    answered = ANSWER_BASE + repeated + ANSWER_PER_POINT * len(item.points)
-    return asked + pixels / PIXELS_PER_TOKEN + min(answered, max_tokens)
 
 
 def _text_tokens(text: str) -> float:
