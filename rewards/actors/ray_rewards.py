@@ -130,11 +130,6 @@ def _refused(error: BaseException) -> Refusal:
     return Refusal(message=f"{where}: {type(error).__name__}: {error}\n{traceback.format_exc()}", expected=False)
 
 
-def with_whole_paths(entries: Sequence[RewardConfig]) -> tuple[RewardConfig, ...]:
-    """Entries with absolute paths to users' files."""
-    return tuple(entry if entry.file is None else replace(entry, file=os.path.abspath(entry.file)) for entry in entries)
-
-
 OWN = ("adversarial", "remote", "votes")
 """Rewards that stay in the run's own process: the one that learns with the policy, and those that ask a server."""
 _NAMESPACE = "flowrl"
@@ -308,7 +303,7 @@ def start_workers(
                 f"lower workers.rewards{' or workers.reward_gpus' if what == 'GPU' else ''}"
             )
     wanted = WorkerTask(
-        entries=with_whole_paths(entries),
+        entries=tuple(one if one.file is None else replace(one, file=os.path.abspath(one.file)) for one in entries),
         device="cuda" if gpus else "cpu",
         dtype=dtype,
         threads=torch.get_num_threads(),

@@ -43,19 +43,14 @@ _REST = re.compile(r"([a-z_]+\.)?(weight|bias)|")  # of a name, after the beginn
 _HALVED = re.compile(r"backbone\.stages\.(\d+)\.downsample\.(reduction\.weight|norm\.weight|norm\.bias)")
 
 
-def newer_name(name: str, older: Mapping[str, str]) -> str:
-    """The name that mmdet 3 gives to a weight of mmdet 2 or 3."""
-    for pattern, replacement in older.items():
-        name = re.sub(pattern, replacement, name)
-    return name
-
-
 def to_transformers(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The weights of mmdet's Mask2Former with Swin, of release 2 or 3, under the names of transformers' class."""
     renamed: dict[str, Tensor] = {}
     unknown, names = [], read_mapping(Path(__file__).with_name("openmmlab_keys.yaml"))
     for given, tensor in weights.items():
-        name = newer_name(given, names["older"])
+        name = given
+        for pattern, replacement in names["older"].items():
+            name = re.sub(pattern, replacement, name)
         if match := _HALVED.fullmatch(name):
             renamed[f"{_SWIN}.encoder.layers.{match[1]}.downsample.{match[2]}"] = neighbours_apart(tensor)
             continue

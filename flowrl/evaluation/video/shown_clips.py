@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -58,15 +57,8 @@ FPS = 8.0  # of clips whose files do not say
 ROW = 1600
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Shot:
-    """A clip of a subject for the page, with the row of its frames."""
-
-    label: str
-    clip: Path
-    row: Path
-
-
+Shot = tuple[str, Path, Path]
+"""A clip of a subject for the page: its label, the file that is played, and the row of its frames."""
 Column = Float64[np.ndarray, " n"]
 
 
@@ -83,22 +75,11 @@ def clips_section(
         column = np.nan_to_num(values[0][name], nan=0.0)
         if len(column) and column.max() > 0:
             chosen.append((f"largest {name}", int(column.argmax())))
-    figures = [
-        (why, place, [shot for subject, listed in zip(subjects, clips, strict=True)
-                      if (shot := _shot(subject, listed[place])) is not None])
-        for why, place in chosen
-    ]  # fmt: skip
-    address = clip_addresses(list(dict.fromkeys(shot.clip for _, _, shots in figures for shot in shots)), home)
-    body = "".join(
-        _figure(
-            why,
-            clips[0][place],
-            shots,
-            address,
-            [{name: float(column[place]) for name, column in part.items()} for part in values],
-        )
-        for why, place, shots in figures
-    )
+    shown = [[_shot(subject, of[place]) for subject, of in zip(subjects, clips, strict=True)] for _, place in chosen]
+    films = [shot[1] for shots in shown for shot in shots if shot is not None]
+    address = clip_addresses(list(dict.fromkeys(films)), home)
+    rows = zip(chosen, shown, strict=True)
+    body = "".join(_figure(why, clips[0][place], place, shots, address, values) for (why, place), shots in rows)
     linked = any(not where.startswith("data:") for where in address.values())
     lead = (
         f"The first {FIRST} prompts in order, not picked, then the clips of {esc(subjects[0].label)} with the largest "
@@ -121,26 +102,29 @@ def _shot(subject: Subject, clip: ImageFile) -> Shot | None:
             write_atomically(mark, clip.stamp)
     except ValueError:
         return None
-    return Shot(label=subject.label, clip=place, row=row)
+    return subject.label, place, row
 
 
 def _figure(
     why: str,
     clip: ImageFile,
-    shots: Sequence[Shot],
+    place: int,
+    shots: Sequence[Shot | None],
     address: Mapping[Path, str],
-    values: Sequence[Mapping[str, float]],
+    values: Sequence[Mapping[str, Column]],
 ) -> str:
-    if not shots:
-        return ""
-    elements = "".join(
-        f'<div class="shot"><span>{esc(shot.label)}: {esc(said)}</span>'
-        f'<video src="{esc(address[shot.clip])}" muted loop autoplay playsinline controls '
-        f'aria-label="{esc(shot.label)}: {esc(clip.prompt)}"></video>'
-        f"{image_element(shot.row, f'frames of {shot.label}: {clip.prompt}', ROW)}</div>"
-        for shot, part in zip(shots, values, strict=True)
-        for said in [", ".join(f"{name} {number(value)}" for name, value in part.items() if "." not in name)]
-    )
+    elements = ""
+    for shot, part in zip(shots, values, strict=True):
+        if shot is not None:
+            label, film, row = shot
+            said = ", ".join(f"{name} {number(float(of[place]))}" for name, of in part.items() if "." not in name)
+            elements += (
+                f'<div class="shot"><span>{esc(label)}: {esc(said)}</span>'
+                f'<video src="{esc(address[film])}" muted loop autoplay playsinline controls '
+                f'aria-label="{esc(label)}: {esc(clip.prompt)}"></video>'
+                f"{image_element(row, f'frames of {label}: {clip.prompt}', ROW)}</div>"
+            )
     head = f"<strong>{esc(why)}</strong> " if why else ""
     small = f' <small class="muted">prompt {clip.index}, sample {clip.sample}</small>'
-    return f'<figure class="pair">{elements}<figcaption>{head}{esc(clip.prompt)}{small}</figcaption></figure>'
+    caption = f"<figcaption>{head}{esc(clip.prompt)}{small}</figcaption>"
+    return f'<figure class="pair">{elements}{caption}</figure>' if elements else ""
