@@ -1,1 +1,1 @@
-
+"""GenEval: its rules, prompts, metadata and scores."""
