@@ -33,11 +33,9 @@ from torch import Tensor
 
 from flowrl.config.options import build_options, options_class
 from flowrl.config.sections import at_least, positive
-from flowrl.prompts.loading import Prompt
 from flowrl.rewards.base import RewardInputs, load_target, to_uint8
 from flowrl.rewards.base.outputs import lacks_numbers
-from flowrl.rewards.base.prompt_needs import lack_of
-from flowrl.rewards.base.specs import build_nested, nested_options
+from flowrl.rewards.base.specs import InnerOptions, build_nested, nested_options
 from flowrl.rewards.base.user_file import call_function, content_of, load_function
 from flowrl.runtime.randomness import counter_seed
 from flowrl.runtime.shapes import Float64, Int64
@@ -101,7 +99,7 @@ def comparator_options(comparator: Mapping[str, Any]) -> ComparatorOptions:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ScorerComparator:
+class ScorerComparator(InnerOptions):
     """The sample with the greater value wins."""
 
     reward: str
@@ -124,10 +122,6 @@ class ScorerComparator:
     def gives(self) -> Gives:
         """Wins without a temperature, otherwise probabilities."""
         return "wins" if self.temperature is None else "probabilities"
-
-    def lacks(self, prompt: Prompt) -> str | None:
-        """What the reward needs."""
-        return lack_of(nested_options(self.reward, self.options), prompt)
 
     def build(self, device: torch.device) -> Comparator:
         """Makes the comparator."""

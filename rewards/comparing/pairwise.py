@@ -132,11 +132,7 @@ class WinRate(ComparingOptions):
             for group, places in groups.items():
                 count = len(places)
                 order = counter_choice(count, count, "opponents", inputs.iteration, group)
-                rounds.append(
-                    tournaments.all_pairs(count)
-                    if self.opponents is None
-                    else tournaments.ring_pairs(order, self.opponents)
-                )
+                rounds.append(tournaments.ring_pairs(order, self.opponents or count))
             played = bouts(inputs)
             values = np.full(len(inputs), np.nan)
             rates: dict[str, np.ndarray] = {}  # by category

@@ -98,7 +98,7 @@ def ask_all(chat: Chat, questions: Sequence[Question]) -> list[Answer]:
     """The answers to some questions; no judge is called for none. Raises ValueError: another number of answers."""
     answers = chat.ask(questions) if questions else []
     if len(answers) != len(questions):
-        raise ValueError(f"the judge was asked {len(questions)} questions and gave {len(answers)} answers.")
+        raise ValueError(f"the judge gave {len(answers)} answers to {len(questions)} questions: it must match.")
     return answers
 
 

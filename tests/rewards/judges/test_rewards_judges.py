@@ -450,6 +450,6 @@ def test_weights_refused_or_filled_up() -> None:
 def test_judges_that_answer_too_few_questions_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     judge = script(monkeypatch, dimensions)
     monkeypatch.setattr(ScriptedJudge, "ask", lambda self, questions: [Answer()])
-    with pytest.raises(ValueError, match="asked 2 questions and gave 1 answers"):
+    with pytest.raises(ValueError, match="gave 1 answers to 2 questions"):
         build_reward("unified_reward", options={"judge": JUDGE})(inputs_of(grey([1, 2])))
     assert judge.asked == []
