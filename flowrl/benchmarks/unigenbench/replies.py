@@ -1,7 +1,7 @@
 """UniGenBench: 600 prompts with test points, each of which a judge says is met by an image or not.
 
 Rules of UniGenBench and UniGenBench++ (Wang et al. 2025, arXiv 2508.20751; repository CodeGoat24/UniGenBench): how a
-judge's reply is read (`parse_reply`) and what its scores add up to (`aggregate`). Prompt files are read by
+judge's reply is read (`read_reply`) and what its scores add up to (`aggregate`). Prompt files are read by
 `flowrl.benchmarks.unigenbench.items`; `flowrl.evaluation.unigenbench.unigenbench` asks the judge.
 
 The published judge is Gemini-2.5-Pro. Numbers of another judge, or of other words to it, are not leaderboard numbers.
@@ -28,13 +28,6 @@ class Reply:
 
     analysis: list[Any]
     score: list[Any]
-
-
-def parse_reply(text: str | None, num_points: int) -> list[Any] | None:
-    """The scores of a judge's whole reply to `num_points` test points; None if there is none or it cannot be read, and
-    must be asked for again. One entry per test point, of any type; `aggregate` counts those that equal 1."""
-    reply = read_reply(text, num_points)
-    return None if reply is None else reply.score
 
 
 def read_reply(text: str | None, num_points: int) -> Reply | None:
