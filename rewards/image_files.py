@@ -30,7 +30,10 @@ def image_files(source: str, *, other: str = "") -> dict[str | None, list[Path]]
             raise ValueError(f"the folder {source} holds no images ({', '.join(SUFFIXES)}): fill it.")
         return {None: files}
     if path.suffix != ".json" or not path.is_file():
-        raise ValueError(f"references must be a folder, or a .json file of files by prompt{other}, got {source!r}.")
+        raise ValueError(
+            f"references must be a folder of images, or a .json file that maps prompts to files{other}, got "
+            f"{source!r}, which is neither."
+        )
     found = _listed_files(path, source)
     missing = [file for files in found.values() for file in files if not file.is_file()]
     if missing:

@@ -113,7 +113,9 @@ class VideoAlign(CheckpointOptions):
 
         def score(inputs: RewardInputs) -> RewardOutput:
             if inputs.videos is None or inputs.fps is None:
-                raise ValueError(f"{OWNER} judges videos with their frame rate: take a pipeline that makes them.")
+                raise ValueError(
+                    f"{OWNER} judges videos with their frames per second: take a pipeline that makes them."
+                )
             videos = inputs.videos
             places = qwen_vl.clip_places(
                 videos.shape[1], inputs.fps, target_fps=settings.fps, count=settings.num_frames

@@ -32,7 +32,9 @@ def read_table(
                 raise ValueError(f"{where}: has {len(cells)} cells for {len(columns)} columns: {source}.")
             found.append((where, dict(zip(columns, cells, strict=True))))
     except csv.Error as error:
-        raise ValueError(f"{path}, row {len(found) + 2}: is no CSV ({error}): {source}; is a quote missing?") from error
+        raise ValueError(
+            f"{path}, row {len(found) + 2}: is not CSV ({error}): {source}; is a quote missing?"
+        ) from error
     if twice := [name for name in dict.fromkeys(columns) if columns.count(name) > 1]:
         raise ValueError(f"{path}: names the column {twice[0]!r} twice: {source}.")
     if missing := [name for name in needed if name not in columns]:

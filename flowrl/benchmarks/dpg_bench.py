@@ -89,7 +89,8 @@ def boxes(size: tuple[int, int], count: int = 4) -> list[tuple[int, int, int, in
     width, height = size
     if width % 2 or height % 2 or not 1 <= count <= 4:
         raise ValueError(
-            f"an image is a grid of 2 x 2 samples, 1 to 4 of them used, got {width} x {height} and {count}."
+            f"an image of DPG-Bench is a grid of 2 x 2 samples, of which 1 to 4 are used, got {width} x "
+            f"{height} pixels and {count}."
         )
     w, h = width // 2, height // 2
     return [(x, y, x + w, y + h) for y in (0, h) for x in (0, w)][:count]

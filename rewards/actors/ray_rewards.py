@@ -155,7 +155,9 @@ def check_reward_workers(settings: WorkersConfig, rewards: Sequence[RewardConfig
         return
     check_extra("workers.rewards")
     if recipe == "backprop":
-        raise ValueError("recipe backprop takes gradients, and none comes from a worker: set workers.rewards=0")
+        raise ValueError(
+            "recipe backprop takes the gradient of its reward, and none comes back from a worker: set workers.rewards=0"
+        )
     if not any(map(goes_to_workers, rewards)):
         names = ", ".join(entry.called for entry in rewards)
         raise ValueError(

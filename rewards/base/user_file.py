@@ -251,8 +251,12 @@ class UserFile:
         def score(inputs: RewardInputs) -> RewardOutput:
             where, own = f"reward {self.file}:{self.function}", copy_inputs(inputs)
             arguments = (own,) if self.num_arguments == 1 else (own.images, own.prompts, own.metadata)
-            first = (*inputs.group_ids[:1].tolist(), *inputs.sample_ids[:1].tolist())
-            counters = (self.function, inputs.iteration, *first)
+            counters = (
+                self.function,
+                inputs.iteration,
+                *inputs.group_ids[:1].tolist(),
+                *inputs.sample_ids[:1].tolist(),
+            )
             result = call_function(scorer, *arguments, file=self.file, where=where, counters=counters)
             if self.num_arguments == 1:
                 output = check_output(result, len(inputs), where.removeprefix("reward "))

@@ -189,7 +189,7 @@ class FileComparator:
         """Makes the comparator."""
         judge, chosen = load_function(self.file, self.function), dict(self.options or {})
         digest = content_of(self.file)
-        version = f"user_file:{Path(self.file).name}:{self.function}:sha256-{digest}:{dict(sorted(chosen.items()))!r}"
+        shown = f"{Path(self.file).name}:{self.function}:sha256-{digest}:{dict(sorted(chosen.items()))!r}"
         if "device" in inspect.signature(judge).parameters:
             chosen["device"] = device
         where = f"comparator {self.file}:{self.function}"
@@ -227,7 +227,11 @@ class FileComparator:
                 )
             return Verdicts(first_wins=wins, errors=tuple("no_verdict" if math.isnan(w) else None for w in wins))
 
-        return Comparator(compare=by_function, needs=frozenset({"images", "prompts", "metadata"}), version=version)
+        return Comparator(
+            compare=by_function,
+            needs=frozenset({"images", "prompts", "metadata"}),
+            version=f"user_file:{shown}",
+        )
 
 
 # ---- the comparisons of a batch --------------------------------------------------------------------------------------

@@ -113,7 +113,9 @@ class WinRate(ComparingOptions):
         if self.opponents is not None and (self.opponents < 2 or self.opponents % 2):
             raise ValueError(f"opponents must be an even number of at least 2, or null, got {self.opponents}.")
         if self.min_comparisons < 1 or (self.opponents is not None and self.min_comparisons > self.opponents):
-            raise ValueError(f"min_comparisons must be 1 .. opponents ({self.opponents}), got {self.min_comparisons}.")
+            raise ValueError(
+                f"min_comparisons must lie in 1 .. opponents ({self.opponents}), got {self.min_comparisons}."
+            )
         self.check()
         if not 0 <= self.categories <= 1 or (self.categories and self.comparator.get("style") != "categories"):
             raise ValueError(

@@ -212,7 +212,9 @@ def full_weights(weights: Mapping[str, Any] | None, names: Sequence[str]) -> dic
         for name, w in weights.items()
     )
     if not good or not any(weights.values()):
-        raise ValueError(f"weights must map {', '.join(names)} to numbers from 0 on, not all 0, got {weights!r}.")
+        raise ValueError(
+            f"weights must be a mapping of {', '.join(names)} to numbers from 0 on, not all 0, got {weights!r}."
+        )
     return {name: float(weights.get(name, 0.0)) for name in names}
 
 

@@ -168,7 +168,12 @@ def score_schema(count: int, low: int, high: int, *, key: str = "score", whole: 
 
 def object_schema(properties: Mapping[str, Any]) -> dict[str, Any]:
     """JSON schema of an object with these properties, all of them and no others, as `strict` servers want it."""
-    return {"type": "object", "properties": {**properties}, "required": [*properties], "additionalProperties": False}
+    return {
+        "type": "object",
+        "properties": dict(properties),
+        "required": list(properties),
+        "additionalProperties": False,
+    }
 
 
 def array_schema(items: Mapping[str, Any], count: int) -> dict[str, Any]:

@@ -150,7 +150,8 @@ def read_template(name: str, given: str | None, *, source: str | None = None, on
         text = path.read_bytes().decode("utf-8")  # not read_text, which would translate line breaks
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(
-            f"template {str(path)!r} cannot be read ({error}): give UTF-8 text, {OWN}, or leave it out."
+            f"template {str(path)!r} cannot be read as UTF-8 text ({error}): give a text file, {OWN}, or leave "
+            f"template out."
         ) from error
     if not parse_template(text).user:
         raise ValueError(f"the template {str(path)!r} is empty.")

@@ -177,7 +177,7 @@ def look_for_servers(servers: Sequence[str], *, option: str) -> None:
         with suppress(OSError), socket.create_connection((host, port), timeout=TIMEOUT):
             return
     raise ValueError(
-        f"no server listens at {', '.join(servers)}: start it, or correct option {option}; nothing is drawn."
+        f"no server listens at {', '.join(servers)}: start it, or correct option {option}; nothing was drawn yet."
     )
 
 

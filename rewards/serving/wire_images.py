@@ -83,7 +83,7 @@ def decode_image(data: bytes, max_pixels: int, where: str = "the image") -> Pixe
         raise too_large(where, str(error)) from error
     except BROKEN as error:
         raise bad_request(
-            f"{where} is no readable PNG, JPEG or WebP ({type(error).__name__}: {short(str(error))})"
+            f"{where} is not a PNG, JPEG or WebP that can be read ({type(error).__name__}: {short(str(error))})"
         ) from error
 
 
@@ -179,7 +179,7 @@ def decode_video(data: bytes, max_pixels: int, where: str = "the video", max_fra
         raise
     except (av.FFmpegError, ValueError, IndexError) as error:
         raise bad_request(
-            f"{where} is no readable FFV1 in Matroska ({type(error).__name__}: {short(str(error))})"
+            f"{where} is not FFV1 in Matroska that can be read ({type(error).__name__}: {short(str(error))})"
         ) from error
     if not frames:
         raise bad_request(f"{where} has no frames")

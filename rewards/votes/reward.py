@@ -69,7 +69,9 @@ class Votes:
         if not 0 <= self.port < 2**16:
             raise ValueError(f"port must lie in 0 .. 65535, got {self.port}.")
         if self.opponents is not None and (self.ask == "binary" or self.opponents < 2 or self.opponents % 2):
-            raise ValueError(f"opponents must be even, from 2 on, with ask: pairwise, or null, got {self.opponents}.")
+            raise ValueError(
+                f"opponents must be even and at least 2, with ask: pairwise, or null, got {self.opponents}."
+            )
         if self.question is not None and not 0 < len(self.question.strip()) <= 300:
             raise ValueError("question must be a text of 1 to 300 letters, or null.")
 

@@ -289,7 +289,7 @@ def test_a_judge_whose_replies_are_all_unreadable_is_an_error(
     tmp_path: Path, prompts: Path, images: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     judged_by(monkeypatch, lambda question: Answer(text="A nice image."))
-    with pytest.raises(ValueError, match="no answer about any image can be read"):
+    with pytest.raises(ValueError, match="no readable answer to any image"):
         run(settings(tmp_path / "out", prompts, images, options={"attempts": "1"}))
 
 

@@ -428,7 +428,7 @@ def test_reference_errors(tmp_path: Path, tiny_clip: Path) -> None:
     for name, text in (("bad", "{"), ("list", "[]"), ("form", '{"a": 3}'), ("gone", '{"a": "x.png"}')):
         (tmp_path / f"{name}.json").write_text(text)
     cases = [
-        ("empty", r"the folder .* holds no images \(\.png"), ("none", "references must be a folder, or a .json file"),
+        ("empty", r"the folder .* holds no images \(\.png"), ("none", "which is neither"),
         ("bad.json", "not valid JSON"), ("list.json", "lists no references"),
         ("form.json", "must give each prompt a file or a list of files, got 3"),
         ("gone.json", r"lists 1 files that are not there \(first: .*x\.png"),

@@ -210,7 +210,7 @@ def test_similarity_errors(dino: Path, tmp_path: Path) -> None:
     cases: list[tuple[dict[str, Any], str]] = [
         ({"references": str(tmp_path / "broken.json")}, "not valid JSON"),
         ({"references": str(empty)}, "holds no images"),
-        ({"references": "./nowhere"}, "references must be a folder, or a .json file"),
+        ({"references": "./nowhere"}, "which is neither"),
         ({"features": "clip", "pooling": "mean"}, "pooling is for features dinov2"),
         ({"features": "dino"}, "features must be one of dinov2, clip"),
         ({"model": "./nowhere"}, r"there is no folder '\./nowhere': give model: one with a DINOv2 model"),

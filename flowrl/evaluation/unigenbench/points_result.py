@@ -52,7 +52,10 @@ def points_result(settings: Settings, plan: Any, chat: Chat, parts: Sequence[Sub
     scores = [aggregate(score_rows(part.rows)) for part in judgings]
     if any(not found.primary for found in scores):
         why = summing.errors_of(row for part in judgings for row in part.answers)
-        raise ValueError(f"no answer about any image can be read ({why}): look at the journal and at the template.")
+        raise ValueError(
+            f"the judge gave no readable answer to any image ({why}): look at the replies in the journal, "
+            f"and at the template."
+        )
     sides = [(score_rows(part.rows), part.prompts) for part in judgings]
     named = [_english(score_intervals(*side, seed=settings.seed)) for side in sides]
     changes: dict[str, Interval] = {}

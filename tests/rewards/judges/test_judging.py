@@ -328,7 +328,7 @@ def test_yes_no_reward_refuses_contradictions(tmp_path: Path) -> None:
         ({"score": "word", "max_tokens": 0}, "max_tokens must be at least 1"),
         ({"num_frames": 0}, "num_frames must be at least 1"),
         ({"score": "chance"}, "score must be one of odds, mass, word or null"),
-        ({"template": "no/such.txt"}, "give UTF-8 text"),
+        ({"template": "no/such.txt"}, "cannot be read as UTF-8 text"),
         ({"template": str(tmp_path / "empty.txt")}, "is empty"),
         ({"template": str(tmp_path / "plain.txt"), "questions_field": "q"}, "must hold {question}"),
     ]

@@ -70,7 +70,7 @@ def test_templates_refuse_what_cannot_work(tmp_path: Path) -> None:
     (tmp_path / "empty.txt").write_text(" \n")
     cases: list[tuple[list[str], str, str]] = [
         (["rubric_rule"], str(file), r"must hold \{rule\}"),
-        (["rubric_rule"], str(tmp_path / "none.txt"), "give UTF-8 text"),
+        (["rubric_rule"], str(tmp_path / "none.txt"), "cannot be read as UTF-8 text"),
         (["aesthetic"], str(tmp_path / "empty.txt"), "is empty"),
         (["edit_quality", "edit_instruction"], str(file), "template must be a folder"),
     ]

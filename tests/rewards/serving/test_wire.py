@@ -183,9 +183,9 @@ REFUSED: list[tuple[bytes, int, str]] = [
     (body_of({"images": ["ü"]}), 422, "not valid base64"),
     (body_of({"images": [text_of(PNG)[:-3]]}), 422, "not valid base64 .*cut off"),
     (body_of({"images": ["http://example.org/a.png"]}), 422, "not valid base64"),
-    (body_of({"images": [""]}), 422, "no readable PNG, JPEG or WebP"),
-    (body_of({"images": [text_of(PNG[: len(PNG) // 2])]}), 422, "no readable PNG, JPEG or WebP.*truncated"),
-    (body_of({"images": [text_of(file_of(Image.fromarray(RED), "GIF"))]}), 422, "no readable PNG, JPEG or WebP"),
+    (body_of({"images": [""]}), 422, "not a PNG, JPEG or WebP"),
+    (body_of({"images": [text_of(PNG[: len(PNG) // 2])]}), 422, "not a PNG, JPEG or WebP.*truncated"),
+    (body_of({"images": [text_of(file_of(Image.fromarray(RED), "GIF"))]}), 422, "not a PNG, JPEG or WebP"),
     (
         body_of({"images": [text_of(file_of(Image.fromarray(RED[..., 0].astype(np.uint16))))]}),
         422,

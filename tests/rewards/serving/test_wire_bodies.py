@@ -57,13 +57,13 @@ def other_video(codec: str, layout: str, container: str, streams: int = 1) -> by
 def test_videos_that_are_refused() -> None:
     good = encode_video(clip(4, 16, 16))
     for data, status, message in [
-        (b"", 422, "the video is no readable FFV1 in Matroska"),
-        (noise(1000).tobytes(), 422, "is no readable FFV1 in Matroska"),
+        (b"", 422, "the video is not FFV1 in Matroska that can be read"),
+        (noise(1000).tobytes(), 422, "is not FFV1 in Matroska"),
         (good[: len(good) // 8], 422, "the video"),
         (other_video("mpeg4", "yuv420p", "matroska"), 422, "is coded as mpeg4: send FFV1"),
         (other_video("ffv1", "yuv420p", "matroska"), 422, "has the pixel format yuv420p"),
         (other_video("ffv1", "bgr0", "matroska", 2), 422, "must hold one video and nothing else"),
-        (other_video("ffv1", "bgr0", "avi"), 422, "is no readable FFV1 in Matroska"),
+        (other_video("ffv1", "bgr0", "avi"), 422, "is not FFV1 in Matroska"),
     ]:
         with pytest.raises(WireError, match=message) as caught:
             decode_video(data, 4 * 256)
