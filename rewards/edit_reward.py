@@ -96,7 +96,9 @@ class EditReward(CheckpointOptions):
             folder = pretrained.fetch_file(self.model, None, revision=self.revision, owner=OWNER, option="model")
             files = [folder / name for name in FILES if (folder / name).is_file()]
             if not files:
-                raise ValueError(f"{OWNER}: model {self.model!r} holds neither {' nor '.join(FILES)}: give the file.")
+                raise ValueError(
+                    f"{OWNER}, option model: {self.model!r} holds neither {' nor '.join(FILES)}: give the file."
+                )
             path = files[0]
         return pretrained.read_weights(path, owner=OWNER)
 
@@ -109,7 +111,9 @@ class EditReward(CheckpointOptions):
 
         def score(inputs: RewardInputs) -> RewardOutput:
             if inputs.source_images is None:
-                raise ValueError(f"{OWNER} judges edits, and there are no source_images: give them with the prompts.")
+                raise ValueError(
+                    f"{OWNER} judges edits, and the samples have no source_images: give them with the prompts."
+                )
             counts = [len(sources) for sources in inputs.source_images]
             errors = [None if n == 1 else "several_sources" if n else "missing_source" for n in counts]
             places = [item for item, error in enumerate(errors) if error is None]

@@ -66,7 +66,9 @@ class TemporalSmoothness:
 def check_min_change(min_change: float) -> None:
     """Refuses a bound on `frame_change` that is negative or above 1, the largest change there is."""
     if not 0 <= min_change <= 1:
-        raise ValueError(f"min_change is a mean change in [0, 1], such as 0.005, or 0 for no bound, got {min_change}.")
+        raise ValueError(
+            f"min_change is a mean change of pixels in [0, 1], such as 0.005, or 0 for no bound, got {min_change}."
+        )
 
 
 def smoothness(video: Float[Tensor, " f 3 h w"], *, cell: int) -> Float[Tensor, ""]:

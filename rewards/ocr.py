@@ -95,7 +95,9 @@ class Ocr:
 
     def __post_init__(self) -> None:
         if (self.reader == "vlm") != (self.judge is not None):
-            raise ValueError(f"reader vlm goes with judge, its model, got reader: {self.reader}, judge: {self.judge}.")
+            raise ValueError(
+                f"reader vlm goes with judge, which names the model, got reader: {self.reader}, judge: {self.judge}."
+            )
         if self.judge is not None:
             check_chat(self.judge)
             self.words()

@@ -81,7 +81,9 @@ class Remote:
         if self.protocol == "flow_factory" and self.reward:
             raise ValueError(f"protocol flow_factory has one reward per server: leave out reward, got {self.reward!r}.")
         if self.token_env is not None and not os.environ.get(self.token_env, "").strip():
-            raise ValueError(f"the variable {self.token_env} is not set: put the token there, or leave out token_env.")
+            raise ValueError(
+                f"the environment variable {self.token_env} is not set: put the token there, or leave out token_env."
+            )
         if self.kind not in (None, "remote") and adapter.groups == "none":
             raise ValueError(f"protocol {self.protocol} scores item by item: kind must be remote, got {self.kind}.")
         if unknown := sorted(set(self.needs or ()) - adapter.fields):
@@ -110,7 +112,9 @@ class Remote:
         pool = ServerPool(servers, partial(is_back, reward=self.reward, told=told))
         sends = frozenset(self.needs or told.needs or (set(_NEEDS) & adapter.fields))
         if unknown := sorted(sends - adapter.fields):
-            raise wrong(f"the server needs {', '.join(unknown)}, which cannot be sent: is its version another?")
+            raise wrong(
+                f"the server's reward needs {', '.join(unknown)}, which cannot be sent: is its version another?"
+            )
         about = replace(told, name=self.reward or told.name, kind=self.kind or told.kind, needs=sends)
         pixels = "png-8bit" if self.image_format == "png" else self.image_format
         return FunctionReward(

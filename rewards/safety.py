@@ -52,7 +52,9 @@ class Safety(OneModel):
         labels: dict[int, str] = network.config.id2label
         places = [place for place, name in labels.items() if name == self.label]
         if len(places) != 1:
-            raise ValueError(f"{OWNER}: {self.model!r} has no class {self.label!r}, only {', '.join(labels.values())}.")
+            raise ValueError(
+                f"{OWNER}: {self.model!r} has no class {self.label!r}; its classes: {', '.join(labels.values())}."
+            )
 
         @torch.no_grad()
         def score(inputs: RewardInputs) -> RewardOutput:

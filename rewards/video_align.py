@@ -114,7 +114,7 @@ class VideoAlign(CheckpointOptions):
         def score(inputs: RewardInputs) -> RewardOutput:
             if inputs.videos is None or inputs.fps is None:
                 raise ValueError(
-                    f"{OWNER} judges videos with their frames per second: take a pipeline that makes them."
+                    f"{OWNER} judges videos and their frames per second: use it with a pipeline that makes them."
                 )
             videos = inputs.videos
             places = qwen_vl.clip_places(
@@ -200,7 +200,9 @@ def checkpoint_of(folder: Path, number: int | None) -> Path:
     wanted = max(found, default=None) if number is None else number
     if wanted not in found:
         have = ", ".join(str(n) for n in sorted(found)) or "none"
-        raise ValueError(f"{OWNER}: {str(folder)!r} lacks checkpoint-{'<n>' if number is None else number}; n: {have}.")
+        raise ValueError(
+            f"{OWNER}: {str(folder)!r} has no checkpoint-{'<n>' if number is None else number}; n: {have}."
+        )
     return found[wanted]
 
 
@@ -218,7 +220,9 @@ def merge_lora(weights: Mapping[str, Tensor], *, alpha: float, rslora: bool) -> 
     for module, pair in pairs.items():
         name = f"{module}.weight"
         if set(pair) != {"A", "B"} or name not in plain:
-            raise ValueError(f"{OWNER}: its LoRA of {module} lacks a matrix or the weight that it changes.")
+            raise ValueError(
+                f"{OWNER}: the checkpoint's LoRA of {module} lacks a matrix or the weight that it changes."
+            )
         rank = pair["A"].shape[0]
         change = pair["B"].float() @ pair["A"].float() * (alpha / (math.sqrt(rank) if rslora else rank))
         plain[name] = (plain[name].float() + change).to(plain[name].dtype)

@@ -33,7 +33,7 @@ def read_table(
             found.append((where, dict(zip(columns, cells, strict=True))))
     except csv.Error as error:
         raise ValueError(
-            f"{path}, row {len(found) + 2}: is not CSV ({error}): {source}; is a quote missing?"
+            f"{path}, row {len(found) + 2}: cannot be read as CSV ({error}): {source}; a quote may be missing."
         ) from error
     if twice := [name for name in dict.fromkeys(columns) if columns.count(name) > 1]:
         raise ValueError(f"{path}: names the column {twice[0]!r} twice: {source}.")

@@ -34,7 +34,8 @@ def file_name(prompt: str, number: int) -> str:
     name = f"{prompt}_{number:06d}.png"
     if not prompt or "/" in prompt or "_" in prompt or len(name.encode()) > 255:
         raise ValueError(
-            f"the prompt {prompt[:80]!r} cannot name a file: it needs 1 to about 240 bytes without / and _."
+            f"the prompt {prompt[:80]!r} cannot name a file of T2I-CompBench: it needs 1 to about 240 "
+            f"bytes without / and _."
         )
     return name
 

@@ -98,7 +98,9 @@ def read_entries(path: Path, dimensions: Iterable[str]) -> list[Entry]:
         raise ValueError(f"{path} has no prompt for {', '.join(sorted(lacking))}: leave out these dimensions.")
     for entry in entries:
         if {"/", "\0"} & set(entry.prompt) or len(video_name(entry.prompt, 0).encode()) > 255:
-            raise ValueError(f"{path}: the prompt {entry.prompt!r} cannot be part of a file's name: VBench needs it.")
+            raise ValueError(
+                f"{path}: the prompt {entry.prompt!r} cannot be part of a file's name, as VBench needs it."
+            )
     return entries
 
 

@@ -47,7 +47,7 @@ def check_output(output: object, batch: int, name: str) -> RewardOutput:
             )
     if output.valid.device != output.values.device:
         raise ValueError(
-            f"reward {name!r}: values are on {output.values.device}, valid on {output.valid.device}: use one."
+            f"reward {name!r}: values are on {output.values.device}, valid on {output.valid.device}: use one device."
         )
     valid = output.valid & torch.isfinite(output.values)
     if not bool(((valid != output.valid) | (~valid & ~output.values.isnan())).any()):  # one wait for a device

@@ -271,7 +271,9 @@ class UserFile:
                     f"{where} must return {batch} numbers, one per image, got {_describe(result)}: {error}"
                 ) from error
             if values.is_complex():
-                raise ValueError(f"{where} must return {batch} real numbers, got complex: return size or part.")
+                raise ValueError(
+                    f"{where} must return {batch} real numbers, got complex ones: return their size, or a part."
+                )
             if values.shape != (batch,):
                 raise ValueError(f"{where} must return {batch} numbers, one per image, got shape {list(values.shape)}.")
             return output_of(values.detach().float().tolist(), inputs)

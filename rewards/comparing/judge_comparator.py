@@ -68,7 +68,9 @@ class JudgeComparator:
 
     def __post_init__(self) -> None:
         if self.frames is not None and (self.media != "video" or self.frames < 1):
-            raise ValueError(f"frames is a number from 1 on for media: video, got {self.frames} for {self.media!r}.")
+            raise ValueError(
+                f"frames is a number of at least 1 for media: video, got {self.frames} for {self.media!r}."
+            )
         one = self.style == "logprobs"
         if self.max_tokens is not None and (self.max_tokens < 1 or (one and self.max_tokens != 1)):
             bound = "1 with style: logprobs, which reads one digit" if one else "at least 1"

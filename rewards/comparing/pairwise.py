@@ -114,7 +114,8 @@ class WinRate(ComparingOptions):
             raise ValueError(f"opponents must be an even number of at least 2, or null, got {self.opponents}.")
         if self.min_comparisons < 1 or (self.opponents is not None and self.min_comparisons > self.opponents):
             raise ValueError(
-                f"min_comparisons must lie in 1 .. opponents ({self.opponents}), got {self.min_comparisons}."
+                f"min_comparisons must be at least 1 and at most opponents ({self.opponents}), got "
+                f"{self.min_comparisons}."
             )
         self.check()
         if not 0 <= self.categories <= 1 or (self.categories and self.comparator.get("style") != "categories"):

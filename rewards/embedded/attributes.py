@@ -131,7 +131,9 @@ def attribute_scores(
     probability that the whole prompt holds. Raises ValueError: a record is malformed, or asks for something outside the
     world."""
     if len(records) != len(attributes.count_logits):
-        raise ValueError(f"each image needs a record, got {len(records)} for {len(attributes.count_logits)} images.")
+        raise ValueError(
+            f"each image needs one record, got {len(records)} records for {len(attributes.count_logits)} images."
+        )
     counts = attributes.count_logits.softmax(dim=-1)
     cells = attributes.cell_logits.softmax(dim=1)[:, 1:]
     values = []
@@ -186,7 +188,9 @@ def _world_record(metadata: Mapping[str, Any]) -> Record:
         if clause.label not in SHAPES:
             raise ValueError(f"{where} asks for {clause.label!r}: the scorer knows {', '.join(SHAPES)} only.")
         if clause.color is not None and clause.color not in COLORS:
-            raise ValueError(f"{where} asks for colour {clause.color!r}: the scorer knows {', '.join(COLORS)} only.")
+            raise ValueError(
+                f"{where} asks for the colour {clause.color!r}: the scorer knows {', '.join(COLORS)} only."
+            )
         if clause.count > MAX_COUNT:
             raise ValueError(f"{where} names a count of {clause.count}: the scorer counts up to {MAX_COUNT}.")
     return record

@@ -98,7 +98,9 @@ def ask_all(chat: Chat, questions: Sequence[Question]) -> list[Answer]:
     """The answers to some questions; no judge is called for none. Raises ValueError: another number of answers."""
     answers = chat.ask(questions) if questions else []
     if len(answers) != len(questions):
-        raise ValueError(f"the judge gave {len(answers)} answers to {len(questions)} questions: it must match.")
+        raise ValueError(
+            f"the judge was asked {len(questions)} questions and gave {len(answers)} answers: it must match."
+        )
     return answers
 
 
@@ -131,7 +133,9 @@ def shown_of(inputs: RewardInputs, item: int, num_frames: int | None = None) -> 
     if num_frames is None:
         return [pixels_of(inputs.images[item])]
     if inputs.videos is None:
-        raise ValueError(f"a judge is to see {num_frames} frames, but images are made, not videos: leave it out.")
+        raise ValueError(
+            f"a judge is to see {num_frames} frames, but images are made, not videos: leave the option out."
+        )
     return list(to_uint8(inputs.videos[item, frame_places(inputs.videos.shape[1], policy="uniform", count=num_frames)]))
 
 
@@ -213,7 +217,7 @@ def full_weights(weights: Mapping[str, Any] | None, names: Sequence[str]) -> dic
     )
     if not good or not any(weights.values()):
         raise ValueError(
-            f"weights must be a mapping of {', '.join(names)} to numbers from 0 on, not all 0, got {weights!r}."
+            f"weights must be a mapping of {', '.join(names)} to numbers of at least 0, one above 0, got {weights!r}."
         )
     return {name: float(weights.get(name, 0.0)) for name in names}
 

@@ -118,7 +118,9 @@ class ImageSize:
 
     def __post_init__(self) -> None:
         if self.sides is not None and not 1 <= min(self.sides) <= max(self.sides) <= MAX_SIDE:
-            raise ValueError(f"size must be 1 to {MAX_SIDE} pixels, a number or [height, width], got {self.size}.")
+            raise ValueError(
+                f"size must be 1 to {MAX_SIDE} pixels, one number for a square or [height, width], got {self.size}."
+            )
 
     @property
     def sides(self) -> tuple[int, int] | None:

@@ -76,7 +76,9 @@ class LocalChat:
             self.model, revision=self.revision, dtype=getattr(torch, dtype), device=device, owner="judge"
         )
         if not processor.chat_template:
-            raise ValueError(f"judge: {self.model!r} has no chat template: take one that was tuned to answer.")
+            raise ValueError(
+                f"judge: {self.model!r} has no chat template: take a model that was tuned to answer questions."
+            )
         processor.tokenizer.padding_side = "left"  # so that what comes last in every row is where its answer begins
         if processor.tokenizer.pad_token_id is None:
             processor.tokenizer.pad_token = processor.tokenizer.eos_token

@@ -106,7 +106,9 @@ class ServerChat:
         ValueError: the environment variable of the key is not set."""
         key = os.environ.get(self.api_key_env) if self.api_key_env else None
         if self.api_key_env and not key:
-            raise ValueError(f"judge: the variable {self.api_key_env} (api_key_env) is not set: put the key there.")
+            raise ValueError(
+                f"judge: the environment variable {self.api_key_env} (api_key_env) is not set: put the key there."
+            )
         several = torch.distributed.is_available() and torch.distributed.is_initialized()
         processes = torch.distributed.get_world_size() if several else 1
         one = (repr(self), key, processes, os.getpid())

@@ -185,14 +185,19 @@ def load_templates(images: Mapping[str, int], given: str | None, *, source: str 
             own = {name: place / f"{name}.txt" for name in images}
             if not any(path.is_file() for path in own.values()):
                 wanted = ", ".join(path.name for path in own.values())
-                raise ValueError(f"template {given!r} is a folder without the files that are asked with: {wanted}.")
+                raise ValueError(
+                    f"template {given!r} is a folder that holds none of the files that are asked with: {wanted}."
+                )
             # Its name, not its path: whether a text is a published one goes by that.
             files = {
                 name: f"{given.rstrip('/')}/{name}.txt" if path.is_file() or len(images) == 1 else None
                 for name, path in own.items()
             }
         elif len(images) > 1:
-            raise ValueError(f"template must be a folder that holds the files to replace, got {given!r}.")
+            raise ValueError(
+                f"several templates are asked with: template must be a folder that holds the files to replace, got "
+                f"{given!r}."
+            )
     return {name: load_template(name, files[name], source=source, images=number) for name, number in images.items()}
 
 

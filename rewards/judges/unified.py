@@ -120,7 +120,8 @@ class UnifiedReward(OneJudge):
         self.full_weights()
         if self.num_frames < 1 or (self.num_frames > 1 and self.ask.edits):
             raise ValueError(
-                f"num_frames must be at least 1, and 1 of edits (style {self.style!r}), got {self.num_frames}."
+                f"num_frames must be at least 1, and 1 for style {self.style!r} if it judges edits, got "
+                f"{self.num_frames}."
             )
         asking.check_answer_options(self.max_tokens, self.temperature)
         self.templates()

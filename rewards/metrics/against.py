@@ -33,7 +33,7 @@ def best_of_others(
     others = inputs.reference_images if against == "references" else inputs.source_images
     if others is None:
         raise ValueError(
-            f"{owner} needs {FIELDS[against]}, and there are none: give them with the prompts, or set against."
+            f"{owner} needs {FIELDS[against]}, and the samples have none: give them with the prompts, or set against."
         )
     values: list[Tensor] = []
     errors: Counter[str] = Counter()

@@ -221,7 +221,9 @@ def _transformer(tower: Tower, weights: dict[str, Tensor], file: str) -> tuple[n
             network.patch_embed.proj.bias = nn.Parameter(torch.zeros(width))
         network.load_state_dict(weights)
     except (KeyError, RuntimeError) as error:
-        raise ValueError(f"{OWNER}: {file} is not the transformer of DreamSim: {first_line(error)}") from error
+        raise ValueError(
+            f"{OWNER}: {file} is not the transformer of a DreamSim release: {first_line(error)}"
+        ) from error
     if tower.clip and (projection is None or len(projection) != width):
         raise ValueError(f"{OWNER}: {file} lacks the projection proj of its embedding: fetch it again.")
     return network, projection

@@ -69,7 +69,8 @@ def to_transformers(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
                 unknown.append(given)
     if unknown:
         raise ValueError(
-            f"{len(unknown)} weights have no place in a Mask2Former with Swin (first: {sorted(unknown)[0]})"
+            f"{len(unknown)} of {len(weights)} weights have no place in a Mask2Former with Swin (first: "
+            f"{sorted(unknown)[0]})"
         )
     return renamed
 

@@ -177,7 +177,8 @@ def look_for_servers(servers: Sequence[str], *, option: str) -> None:
         with suppress(OSError), socket.create_connection((host, port), timeout=TIMEOUT):
             return
     raise ValueError(
-        f"no server listens at {', '.join(servers)}: start it, or correct option {option}; nothing was drawn yet."
+        f"no server listens at {', '.join(servers)}: start it, or correct the address, option {option}; nothing was "
+        "drawn yet."
     )
 
 
@@ -191,7 +192,9 @@ def check_model(model: str, *, what: str, owner: str = "", option: str = "model"
     """Refuses a model that cannot be there, without loading it: a folder that does not exist, no transformers."""
     start = f"{owner}: " if owner else ""
     if model.startswith((".", "/", "~")) and not Path(model).expanduser().is_dir():
-        raise ValueError(f"{start}there is no folder {model!r}: give {option}: one with a {what} model or a hub id.")
+        raise ValueError(
+            f"{start}there is no folder {model!r}: give {option}: a folder with a {what} model or a hub id."
+        )
     if importlib.util.find_spec("transformers") is None:
         raise ValueError(f"{start}the package transformers is missing: pip install transformers.")
     check_extra("torchvision", f"{start}a {what} model")
@@ -367,7 +370,9 @@ def read_weights(path: Path, *, owner: str, others: bool = False) -> dict[str, T
             (content[key] for key in ("state_dict", "model") if isinstance(content.get(key), Mapping)), content
         )
     if not isinstance(content, Mapping) or not all(isinstance(value, Tensor) for value in content.values()):
-        raise ValueError(f"{owner}: {path.name} is no checkpoint: it must hold tensors by name, or state_dict: them.")
+        raise ValueError(
+            f"{owner}: {path.name} is not a checkpoint: it must hold tensors by name, or state_dict: them."
+        )
     return dict(content)
 
 

@@ -128,7 +128,9 @@ def split_weights(
             unknown.append(given)
     if unknown or not head:
         what = f"holds {unknown[0]!r}" if unknown else f"has no weights {heads[0]}*"
-        raise ValueError(f"{owner}: the checkpoint {what}, so it is no Qwen-VL with a reward head: give another file.")
+        raise ValueError(
+            f"{owner}: the checkpoint {what}, so it is not a Qwen-VL with a reward head: give another file."
+        )
     return backbone, head
 
 

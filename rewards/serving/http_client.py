@@ -185,7 +185,7 @@ class Lines:
                     context.load_verify_locations(**{"capath" if os.path.isdir(given) else "cafile": given})
                 except OSError as error:
                     raise ValueError(
-                        f"REQUESTS_CA_BUNDLE or CURL_CA_BUNDLE: {given!r} cannot be read: {error}."
+                        f"REQUESTS_CA_BUNDLE or CURL_CA_BUNDLE names {given!r}, which cannot be read: {error}."
                     ) from error
         else:
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)

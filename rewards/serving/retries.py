@@ -132,7 +132,10 @@ def check_servers(option: str, given: str | tuple[str, ...], *, secret: str, exa
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
             raise ValueError(f"{option} must be the address of a server such as {example}, got {url!r}.")
         if parts.username or parts.password:
-            raise ValueError(f"{option} must hold no user name or password: put it into a variable and give {secret}.")
+            raise ValueError(
+                f"{option} must not hold a user name or a password: put it into an environment variable and give "
+                f"{secret}."
+            )
     if len(set(urls)) < len(urls):
         raise ValueError(f"{option} names an address twice: {', '.join(urls)}; list each once.")
 

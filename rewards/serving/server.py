@@ -57,7 +57,9 @@ def make_app(
     if not rewards:
         raise ValueError("a reward server needs at least one reward, got none.")
     if trained := [name for name, reward in rewards.items() if reward.kind == "adversarial"]:
-        raise ValueError(f"reward {trained[0]!r} is trained with the policy and cannot be served: use another one.")
+        raise ValueError(
+            f"reward {trained[0]!r} is trained jointly with the policy and cannot be served: use another one."
+        )
     if token is not None and not token.strip():
         raise ValueError("the token is empty: give one of a few letters at least, or none.")
     service = Service(rewards, token, limits or Limits())

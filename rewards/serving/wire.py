@@ -203,7 +203,9 @@ def decode_request(body: bytes, limits: Limits, files: Mapping[str, bytes] | Non
         raise too_many_bytes(limits)
     data = _mapping(read_json_body(body), "the request", _REQUEST_KEYS)
     if data.get("schema", SCHEMA) != SCHEMA:
-        raise bad_request(f"schema must be {SCHEMA}, got {data['schema']!r}: client and server differ in version")
+        raise bad_request(
+            f"schema must be {SCHEMA}, got {data['schema']!r}: client and server are of different versions"
+        )
     reward, iteration, groups = data.get("reward"), data.get("iteration", 0), data.get("group_ids")
     if not (reward is None or isinstance(reward, str)):
         raise bad_request(f"reward must be text, got {short(reward)}")

@@ -101,7 +101,7 @@ class SoundSync:
             videos, (sounds, rate) = videos_of(inputs, owner=owner, at_least=4), sounds_of(inputs, owner=owner)
             if inputs.fps is None or self.lag > videos.shape[1] - 4:
                 raise ValueError(
-                    f"{owner} with lag {self.lag} needs {self.lag + 4} frames or more: make longer videos."
+                    f"{owner} with lag {self.lag} needs videos of at least {self.lag + 4} frames: make longer ones."
                 )
             steps = videos.shape[1] - 1
             edges = [*pairwise(round(step * rate / inputs.fps) for step in range(steps + 1))]

@@ -70,7 +70,7 @@ class Votes:
             raise ValueError(f"port must lie in 0 .. 65535, got {self.port}.")
         if self.opponents is not None and (self.ask == "binary" or self.opponents < 2 or self.opponents % 2):
             raise ValueError(
-                f"opponents must be even and at least 2, with ask: pairwise, or null, got {self.opponents}."
+                f"opponents must be an even number of at least 2, with ask: pairwise, or null, got {self.opponents}."
             )
         if self.question is not None and not 0 < len(self.question.strip()) <= 300:
             raise ValueError("question must be a text of 1 to 300 letters, or null.")

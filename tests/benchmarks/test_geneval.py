@@ -296,7 +296,7 @@ def test_counts_of_six_tasks_give_their_means() -> None:
         (record(clause("dog", 0)), "count must be a whole number of at least 1, got 0"),
         (record(clause("dog", True)), "count must be a whole number"),
         (record(clause("", 1)), "class must be a name"),
-        (record(clause("dog", colour="red")), "colour, which no rule reads; allowed: class, color"),
+        (record(clause("dog", colour="red")), "colour, which no rule reads; allowed are class, color"),
         (record(clause("dog", color="rde")), r"unknown include\[0\].color 'rde' \(did you mean 'red'"),
         (record(clause("dog"), exclude=[clause("cat", color="red")]), r"exclude\[0\] has color, which no rule reads"),
         (record(clause("dog", position=["above", 0])), r"refers to include\[0\], but only earlier clauses"),

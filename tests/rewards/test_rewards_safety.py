@@ -83,7 +83,7 @@ def test_works_as_a_gate_of_other_rewards(folder: Path) -> None:
 
 
 def test_safety_errors(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"has no class 'unsafe', only normal, nsfw"):
+    with pytest.raises(ValueError, match=r"has no class 'unsafe'; its classes: normal, nsfw"):
         build_reward("safety", options={"model": str(folder), "label": "unsafe"})
     with pytest.raises(ValueError, match=r"could not load the ViT classifier model"):
         build_reward("safety", options={"model": str(tmp_path)})

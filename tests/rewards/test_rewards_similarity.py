@@ -213,7 +213,7 @@ def test_similarity_errors(dino: Path, tmp_path: Path) -> None:
         ({"references": "./nowhere"}, "which is neither"),
         ({"features": "clip", "pooling": "mean"}, "pooling is for features dinov2"),
         ({"features": "dino"}, "features must be one of dinov2, clip"),
-        ({"model": "./nowhere"}, r"there is no folder '\./nowhere': give model: one with a DINOv2 model"),
+        ({"model": "./nowhere"}, r"there is no folder '\./nowhere': give model: a folder with a DINOv2 model"),
     ]
     for options, message in cases:
         with pytest.raises(ValueError, match=message):

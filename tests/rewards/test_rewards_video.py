@@ -287,7 +287,7 @@ def test_temporal_smoothness_is_pointwise_differentiable_and_marks_broken_videos
 def test_smoothness_options_and_inputs_that_cannot_work_are_refused() -> None:
     cases: list[tuple[dict[str, Any], str]] = [
         ({"cell": 0}, "cell must be at least 1, got 0"),
-        ({"min_change": -0.1}, "min_change is a mean change in"),
+        ({"min_change": -0.1}, "min_change is a mean change of pixels"),
     ]
     for options, message in cases:
         with pytest.raises(ValueError, match=message):
@@ -413,7 +413,7 @@ def test_physics_options_and_videos_that_cannot_work_are_refused(tiny_vjepa: Pat
         ({"context": 0}, "at least 1 frame"),
         ({"stride": 0}, "stride must be at least 1"),
         ({"temperature": 0}, "temperature must be above 0"),
-        ({"min_change": 2}, "min_change is a mean change in"),
+        ({"min_change": 2}, "min_change is a mean change of pixels"),
         ({"pooling": "max"}, "must be one of token, mean, got 'max'"),
         ({"model": "./no-such-folder"}, "there is no folder './no-such-folder'"),
     ]

@@ -195,7 +195,7 @@ def test_video_align_errors(align: dict[str, Any], tmp_path: Path) -> None:
     for options, message in cases:
         with pytest.raises(ValueError, match=message):
             reward_options("video_align", options)
-    with pytest.raises(ValueError, match="lacks checkpoint-3; n: 2, 10"):
+    with pytest.raises(ValueError, match="has no checkpoint-3; n: 2, 10"):
         build_reward("video_align", options={**align, "checkpoint": 3})
     with pytest.raises(ValueError, match=r"holds neither model\.pth nor adapter_model\.safetensors"):
         build_reward("video_align", options={**align, "checkpoint": 2})

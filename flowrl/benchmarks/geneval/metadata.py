@@ -43,7 +43,9 @@ def parse_record(metadata: Mapping[str, Any] | Record) -> Record:
     if isinstance(metadata, Record):
         return metadata
     if not isinstance(metadata, Mapping):
-        raise ValueError(f"a GenEval record must be a mapping with tag and include, got {metadata!r}.")
+        raise ValueError(
+            f"a GenEval record must be a mapping with tag and include, got {metadata!r}: pass one JSON object."
+        )
     missing = [key for key in ("tag", "include") if key not in metadata]
     if missing:
         raise ValueError(
@@ -81,7 +83,9 @@ def _parse_clause(clause: Any, where: str, earlier: int | None, metadata: Mappin
         raise ValueError(f"{at} must be a mapping with class and count, got {clause!r}.")
     allowed = {"class", "count"} if earlier is None else {"class", "count", "color", "position"}
     if unknown := sorted(map(str, clause.keys() - allowed)):
-        raise ValueError(f"{at} has {', '.join(unknown)}, which no rule reads; allowed: {', '.join(sorted(allowed))}.")
+        raise ValueError(
+            f"{at} has {', '.join(unknown)}, which no rule reads; allowed are {', '.join(sorted(allowed))}."
+        )
     label, count, color = clause["class"], clause["count"], clause.get("color")
     if not isinstance(label, str) or not label:
         raise ValueError(f"{at}: class must be a name, got {label!r}.")

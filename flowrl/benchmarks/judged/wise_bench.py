@@ -93,7 +93,8 @@ def _case(record: Any, where: str, last: Mapping[str, int], version: str) -> Cas
         raise ValueError(f"{where}: Category must be one of {', '.join(CATEGORIES)}, got {category!r}.")
     if own != task:
         raise ValueError(
-            f"{where}: prompt_id {number} is of {task}, Category {category!r}: the other version. {version}."
+            f"{where}: prompt_id {number} is of {task} and the Category {category!r}, so it is of the other version. "
+            f"{version}."
         )
     fields = {"prompt": prompt, "explanation": explanation}
     ask = Ask(name="score", words="wise", fields=fields)

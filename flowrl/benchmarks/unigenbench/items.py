@@ -191,7 +191,9 @@ def _item(row: Row, language: Language, suffix: str, where: str, repairs: list[s
             raise ValueError(f"{where}: {key!r} must be a list of texts, got {value!r}.")
     points, descriptions = record[points_key], record[descriptions_key]
     if len(points) != len(descriptions):
-        raise ValueError(f"{where}: {len(points)} test points have {len(descriptions)} descriptions: give one each.")
+        raise ValueError(
+            f"{where}: {len(points)} test points have {len(descriptions)} descriptions: it must be one each."
+        )
     labels = [point.strip() for point in points]
     if unknown := [label for label in labels if label not in LABELS[language]]:
         raise ValueError(f"{where}: {unknown_name('test point', unknown[0], LABELS[language])}")

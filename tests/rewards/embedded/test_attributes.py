@@ -233,7 +233,7 @@ def test_shipped_weights_are_small_and_accurate(net: AttributeNet, monkeypatch: 
         ({}, "has no tag and no include"),
         ({"tag": "colors"}, "has no include in its metadata: prompts must come from a JSONL file"),
         ({"tag": "colors", "include": []}, "include is empty"),
-        (prompts.colors("square", "purple"), "asks for colour 'purple': the scorer knows red, yellow, green, blue"),
+        (prompts.colors("square", "purple"), "asks for the colour 'purple': the scorer knows red, yellow, green, blue"),
         (prompts.single_object("cat"), "asks for 'cat': the scorer knows circle, square, triangle"),
         (prompts.counting("square", 4) | {"exclude": [{"class": "square", "count": 6}]}, "counts up to 5"),
     ],

@@ -434,7 +434,7 @@ def test_slow_reply_cannot_stretch_the_timeout() -> None:
 
 def test_certificates_that_the_environment_names(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(tmp_path / "none.pem"))
-    with pytest.raises(ValueError, match=r"REQUESTS_CA_BUNDLE .*: '.*none\.pem' cannot be read"):
+    with pytest.raises(ValueError, match=r"REQUESTS_CA_BUNDLE .* names '.*none\.pem', which cannot be read"):
         Lines(["https://judge.example"], api_key=None)
     Lines(["http://127.0.0.1:9"], api_key=None)
 
@@ -454,7 +454,7 @@ def test_bad_options_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NO_SUCH_KEY", raising=False)
     cases: list[tuple[dict[str, Any], str]] = [
         ({"server": "127.0.0.1:8000"}, "server must be the address"),
-        ({"server": "http://me:pw@host/v1"}, "server must hold no user name or password"),
+        ({"server": "http://me:pw@host/v1"}, "server must not hold a user name or a password"),
         ({"model": ""}, "model must be the name"),
         ({"concurrency": 0}, "concurrency must be at least 1"),
         ({"retries": -1}, "retries must be at least 0"),

@@ -279,7 +279,7 @@ def test_code_in_a_file_is_not_run(zipped: bool, tmp_path: Path) -> None:
     assert "weights_only" not in str(caught.value)
     assert not trace.exists()
     torch.save({"meta": {}, "state_dict": {"a": Runs(Path, "x")}}, path, _use_new_zipfile_serialization=zipped)
-    with pytest.raises(ValueError, match="is no checkpoint"):
+    with pytest.raises(ValueError, match="is not a checkpoint"):
         read_weights(path, owner="judge 'x'", others=True)
 
 

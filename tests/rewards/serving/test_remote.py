@@ -350,7 +350,7 @@ def wrong_options() -> Iterator[tuple[dict[str, Any], str]]:
     yield {}, "required key 'url' is missing"
     for url in ("127.0.0.1:8190", "ftp://x", "http://", "http://x/?a=1", 5):
         yield {"url": url}, "url must be"
-    yield {"url": "http://user:pass@x"}, "url must hold no user name or password"
+    yield {"url": "http://user:pass@x"}, "url must not hold a user name or a password"
     good = {"url": "http://x"}
     yield {"url": []}, "url is an empty list"
     yield {"url": ["http://x", "y"]}, "url must be the address of a server"

@@ -360,7 +360,7 @@ def test_addresses_that_others_reach_are_refused_without_a_token() -> None:
 def test_what_cannot_be_served_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     cases: list[tuple[dict[str, Any], dict[str, Any], str]] = [
         ({}, {}, "at least one reward"),
-        ({"a": reward_of(kind="adversarial")}, {}, "trained with the policy"),
+        ({"a": reward_of(kind="adversarial")}, {}, "trained jointly with the policy"),
         ({"a": reward_of()}, {"token": " "}, "the token is empty"),
     ]
     for rewards, options, message in cases:
