@@ -282,8 +282,9 @@ class Ocr:
 
 
 def normalise_text(text: str, normalise: Normalise) -> str:
-    """`nospace_lower`: lower case without white space; `nfkc`: case-folded after NFKC, so full-width and composed forms
-    agree, likewise; `none`: as it is."""
+    """`nospace_lower`: lower case without white space; `nfkc`: case-folded after NFKC, so full-width and
+    composed forms agree, likewise; `none`: as it is.
+    """
     if normalise == "none":
         return text
     text = unicodedata.normalize("NFKC", text).casefold() if normalise == "nfkc" else text.lower()

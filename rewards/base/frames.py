@@ -27,9 +27,10 @@ def framewise(reward: Reward, frames: Frames) -> FunctionReward:
     """A reward of images that scores videos: it scores their frames, and each video gets one value from its frames'.
 
     Sub-scores are averaged over the frames that made the value, with the same weights: with `min` they come from the
-    worst frame. If any frame of a video failed, the video has failed, under the frames' reason, or "frame_failed" if
-    they give several: a value from the other frames would follow another rule. Raises ValueError: the reward is not
-    pointwise or remote, or it reads videos itself; when called, no videos.
+    worst frame. If any frame of a video failed, the video has failed: a value from the other frames would follow
+    another rule. It is counted under the frames' reason, or "frame_failed" if they give several.
+
+    Raises ValueError: the reward's kind is not pointwise or remote, or it reads videos itself; when called, no videos.
     """
     owner = f"frames of reward {reward.name!r}"
     if reward.kind not in ("pointwise", "remote"):

@@ -279,9 +279,17 @@ class VerdictCache:
 
 
 class Bouts:
-    """The comparisons of one batch. Nothing is asked twice. Of each sample, float64 [B]: matches with a verdict,
-    `comparisons`, and without one, `failed`, with `reasons`; verdicts, one for each order in which a pair was shown,
-    `asked`, and those that the cache knew, `cached`."""
+    """The comparisons of one batch. Nothing is asked twice.
+
+    Attributes:
+        comparisons: float64 [B], matches that had a verdict.
+        failed: float64 [B], matches that had none.
+        asked: float64 [B], verdicts, one for each order in which a pair was shown.
+        cached: float64 [B], how many of them the cache knew.
+        order_bias: float64 [B], mean of P(the one shown first wins) - 1/2 over the pairs shown in both orders, NaN
+            if there are none; 0 for an unbiased judge, 1/2 for one that always names the first.
+        reasons: [B] why matches failed.
+    """
 
     def __init__(
         self, inputs: RewardInputs, *, comparator: Comparator, orders: Orders, soft: bool, cache: VerdictCache | None
@@ -304,8 +312,7 @@ class Bouts:
 
     @property
     def order_bias(self) -> Float64[np.ndarray, " b"]:
-        """Mean of P(the one shown first wins) - 1/2 over the pairs shown in both orders, NaN without any; 0 for an
-        unbiased judge, 1/2 for one that always names the first."""
+        """How far each image's verdicts depend on which one is shown first; NaN if it was not asked both ways."""
         return np.where(self._both > 0, self._bias / np.maximum(self._both, 1), np.nan)
 
     def play(self, pairs: Pairs) -> Float64[np.ndarray, " n"]:

@@ -85,13 +85,17 @@ def bradley_terry(
 
 
 def rank_reward(value_N: Keys, *, ties: Ties = "average", denominator: Literal["n-1", "n"] = "n-1") -> Keys:
-    """Ranks as rewards in [0, 1]: 0 for the lowest value, and 1, or (n-1)/n with denominator n, for the highest of the
-    n that are not NaN; all NaN if fewer than two values are known.
+    """Ranks as rewards in [0, 1]: 0 for the lowest value, and 1, or (n-1)/n with denominator n, for the highest.
 
-    Equal values share the mean of their ranks (`average`), so the group's mean is the same for all values; the earlier
-    ranks lower (`order`); or they share the better place r, 1 is best, and the reward is (R - r) / (R - 1) with R the
-    worst place that occurs, 0 if all are equal (`best`, ArenaRL's for round robin and anchor), with the default
-    denominator. Denominators: n-1 (PaCo), or n (Flow-Factory).
+    Args:
+        value_N: Greater is better. NaN has no rank and is not counted among the n.
+        ties: `average`: equal values share the mean of their ranks, so the group's mean is the same for all
+            values. `order`: the earlier of two equal values ranks lower. `best`: equal values share the better place r
+            (1 is best), and the reward is (R - r) / (R - 1) with R the worst place that occurs, 0 if all are equal
+            (ArenaRL's for round robin and anchor); it takes no denominator but the default.
+        denominator: n-1 (PaCo), or n (Flow-Factory).
+
+    Returns [N]; all NaN if fewer than two values are known.
     """
     assert ties != "best" or denominator == "n-1", "best ranks by the worst place that occurs"
     known_N = ~np.isnan(value_N)
@@ -116,9 +120,14 @@ def all_pairs(num_members: int) -> Matches:
 
 
 def ring_pairs(order: Sequence[int], opponents: int) -> Matches:
-    """N opponents / 2 pairs in which everyone meets the same, even number of others: the nearest on a ring in the given
-    order, which is to be drawn at random. Chains of comparisons connect all members. With as many opponents as others,
-    every pair."""
+    """Pairs in which everyone meets the same number of others: the nearest on a ring in the given order.
+
+    All members are connected by chains of comparisons. With at least as many opponents as others, every pair.
+
+    Args:
+        order: [N] the members, in the order of the ring; draw it at random.
+        opponents: Even, at least 2: N opponents / 2 pairs.
+    """
     members = len(order)
     if opponents >= members - 1:
         return all_pairs(members)
@@ -153,9 +162,13 @@ def single_elimination(num_members: int, *, byes: Byes = "top_seeds") -> Play:
 
     The champion is first. Then those who lost later come before those who lost earlier; within a round the higher mean
     score over all matches comes first. After a tie the first slot of the pair goes on. Without a verdict, the member
-    with more verdicts before goes on (if equal, the first slot), and the other has no place. If N is not a power of
-    two, the best seeds skip the first round (`top_seeds`); or the missing seeds are removed before neighbours are
-    paired, and the last slot of an odd round waits (`published`): the best seeds then have no byes, and may meet early.
+    with more verdicts before goes on (if equal, the first slot), and the other has no place.
+
+    Args:
+        num_members: N, at least 2.
+        byes: `top_seeds`: if N is not a power of two, the best seeds skip the first round. `published`: the missing
+            seeds are removed before neighbours are paired, and the last slot of an odd round waits; the best seeds
+            then have no byes, and may meet early.
     """
     table = yield from _play(_against_anchor(num_members), num_members)
     strength_N = np.nan_to_num(table.rate(table.score), nan=-np.inf)
@@ -215,9 +228,15 @@ def swiss(num_members: int) -> Play:
 
 
 def hold(tournaments: Sequence[Play], play: Callable[[list[Matches]], list[Scores]]) -> list[Keys]:
-    """Plays tournaments of any kinds and sizes side by side, a round of all of them at a time; returns what each
-    returned. `play` is given the next matches [n, 2] of each, (first, second), n = 0 for one that is over, and returns
-    the scores [n, 2] of both sides, NaN without a verdict."""
+    """Plays tournaments side by side, a round of all of them at a time.
+
+    Args:
+        tournaments: Of any kinds and sizes.
+        play: Given the next matches [n, 2] of each tournament, (first, second), with n = 0 for one that is over;
+            returns the scores [n, 2] of both sides, NaN without a verdict.
+
+    Returns what each tournament returned.
+    """
     waiting: dict[int, Matches] = {k: next(tournament) for k, tournament in enumerate(tournaments)}
     keys: dict[int, Keys] = {}
     nothing = np.zeros((0, 2), dtype=np.int64)

@@ -126,10 +126,13 @@ def shipped_weights() -> Path:
 def attribute_scores(
     attributes: Attributes, records: Sequence[Mapping[str, Any]], *, combine: Combine = "mean"
 ) -> Float[Tensor, " b"]:
-    """Scores images against GenEval records, one per image, in [0, 1], differentiable in the attributes; see the
-    module's formula. `mean` of the clauses' probabilities rewards partial success; their `product` estimates the
-    probability that the whole prompt holds. Raises ValueError: a record is malformed, or asks for something outside the
-    world."""
+    """Scores images against GenEval records, one per image; see the module's formula.
+
+    `mean` of the clauses' probabilities rewards partial success; their `product` estimates the probability that the
+    whole prompt holds. In [0, 1], differentiable in the attributes. Records hold `tag`, `include`, perhaps `exclude`.
+
+    Raises ValueError: a record is malformed, or asks for something outside the world.
+    """
     if len(records) != len(attributes.count_logits):
         raise ValueError(
             f"each image needs one record, got {len(records)} records for {len(attributes.count_logits)} images."

@@ -88,8 +88,9 @@ def answer_forms(expected: str | int) -> tuple[str, ...]:
 
 
 def parse_score(text: str, *, pattern: str, low: float, high: float) -> float | None:
-    """The last number in a text, cut to [low, high], since judges quote the scale before they rate; None without a
-    match. The first group of `pattern`, which ignores case, is the number."""
+    """The last number in a text, clamped to [low, high], since judges quote the scale before they rate; None where
+    `pattern` does not match, a regular expression, case ignored, whose first group is the number: r"final
+    score:\\s*([\\d.]+)"."""
     found = list(re.finditer(pattern, text, flags=re.IGNORECASE))
     if not found:
         return None

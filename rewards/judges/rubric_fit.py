@@ -37,10 +37,13 @@ def largest_penalty(delta: Float64[np.ndarray, " n m"]) -> float:
 
 
 def fit_weights(delta: Float64[np.ndarray, " n m"], penalty: float) -> Float64[np.ndarray, " m"]:
-    """The weights that minimise the loss of the module, of either sign. scikit-learn fits two classes, so every pair is
-    entered twice, once turned round: label 1 with delta and label 0 with -delta. That doubles the sum of losses and
-    changes no minimum; its C is `1 / (2 n penalty)`. Raises ValueError: without scikit-learn, for a penalty that is not
-    positive, or differences that are not finite."""
+    """The weights that minimise the loss of the module, of either sign.
+
+    scikit-learn fits two classes, so every pair is entered twice, once turned round: label 1 with delta and label 0
+    with -delta. That doubles the sum of losses and changes no minimum; its C is `1 / (2 n penalty)`.
+
+    Raises ValueError: without scikit-learn, for a penalty that is not positive, or differences that are not finite.
+    """
     require_scikit_learn()
     from sklearn.linear_model import LogisticRegression  # type: ignore[import-untyped]
 

@@ -144,7 +144,8 @@ def discriminator_loss(loss: Loss, real: Float[Tensor, " *shape"], fake: Float[T
 
 def make_head(features: int, *, seed: int, device: torch.device | str = "cpu") -> nn.Sequential:
     """Linear(D, 512), GELU, Linear(512, 1). The first is drawn from the seed; the last is zero, so that a head which
-    has learned nothing gives 0 to every image rather than noise."""
+    has learned nothing gives 0 to every image rather than noise.
+    """
     first = skip_init(nn.Linear, features, HIDDEN, device=device)
     last = skip_init(nn.Linear, HIDDEN, 1, device=device)
     with torch.no_grad():

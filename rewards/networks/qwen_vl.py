@@ -55,10 +55,13 @@ MAX_ASPECT = 200
 
 
 def smart_resize(height: int, width: int, *, min_pixels: int, max_pixels: int) -> tuple[int, int]:
-    """The size that Qwen2-VL resizes an image to: multiples of 28, nearly the same shape, an area in bounds. Both sides
-    are rounded; if the area is then above `max_pixels`, they are divided by sqrt(height width / max_pixels) and rounded
-    down; if below `min_pixels`, multiplied likewise and rounded up. Raises ValueError: one side is over 200 times the
-    other."""
+    """The size that Qwen2-VL resizes an image to: multiples of 28, nearly the same shape, an area in bounds.
+
+    Both sides are rounded to multiples. If the area is then above `max_pixels`, both sides are divided by
+    sqrt(height width / max_pixels) and rounded down; if below `min_pixels`, multiplied likewise and rounded up.
+
+    Raises ValueError: if one side is over 200 times the other.
+    """
     if max(height, width) > MAX_ASPECT * min(height, width):
         raise ValueError(f"an image's longer side may be {MAX_ASPECT} times its shorter one, got {height} x {width}.")
     rows, columns = (max(FACTOR, round(side / FACTOR) * FACTOR) for side in (height, width))
@@ -106,7 +109,8 @@ def resize_frames(
 
 def newer_name(name: str) -> str:
     """The name of a weight of `Qwen2VLModel` or a later one, from the older `visual.*`, `model.*` or the newer
-    `model.visual.*`, `model.language_model.*`."""
+    `model.visual.*`, `model.language_model.*`.
+    """
     if name.startswith("model.") and not name.startswith(("model.visual.", "model.language_model.")):
         return "language_model." + name.removeprefix("model.")
     return name.removeprefix("model.")

@@ -104,8 +104,14 @@ _Entry = tuple[_Job, int]  # an item by its place in its request
 
 
 class RewardQueue:
-    """The queue of one reward and the thread that empties it, which alone calls the reward, without gradient. A request
-    is let in while there is room for its first item; one that stays whole may be larger than `limits`."""
+    """The queue of one reward and the thread that empties it.
+
+    Args:
+        reward: called by the thread only, without gradient.
+        limits: how many items may wait and go into one call; requests that stay whole may be larger. A request is let
+            in while there is room for its first item.
+        metrics: where items, failures, calls and the queue are counted.
+    """
 
     def __init__(self, name: str, reward: Reward, *, limits: Limits, metrics: Metrics) -> None:
         self.name, self.reward, self._limits, self._metrics = name, reward, limits, metrics

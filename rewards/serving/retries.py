@@ -66,13 +66,16 @@ def call_with_retries(
     retries: int = 4,
     seed: int = 0,
 ) -> T | Failure:
-    """Calls `send` until it succeeds, fails for good, has been retried `retries` times, or the `deadline` for all is
-    up.
+    """Calls `send` until it succeeds, fails for good, has been retried `retries` times, or the time is up.
 
     Before retry k = 0, 1, ... it waits `retry_delay(k, seed)`, or as long as the server asked for where that is longer.
-    A wait that would pass the deadline is not begun, so the last failure comes back at once. `send` is given the number
-    of the try (0, 1, ...), from which a try that samples should take a new seed, and the seconds left, which it must
-    keep to. Give every item a `seed` of its own, lest all that failed together come back together.
+    A wait that would pass the deadline is not begun, so the last failure comes back at once.
+
+    Args:
+        send: given the number of the try (0, 1, ...) and the seconds left, which it must keep to; returns its result,
+            or a `Failure`. A try that samples should take a new seed from the number.
+        deadline: seconds for all tries and waits together.
+        seed: of the waits; give every item its own, lest all that failed together come back together.
     """
     end = time.monotonic() + deadline
     for attempt in range(retries + 1):

@@ -25,8 +25,13 @@ SLOWEST_BODY = 64 * 1024
 
 
 class Service:
-    """What the routes share: queues by the name of a reward, limits, counters, how many requests for scores are not yet
-    answered (`active`), and when the stop began (`stopping`, by `time.monotonic`; None while requests are taken)."""
+    """What the routes share: queues, limits, counters, and whether the server is stopping.
+
+    Attributes:
+        queues: by the name under which a reward is served.
+        active: requests for scores that are not answered yet.
+        stopping: when the stop began (`time.monotonic`), None while requests are taken.
+    """
 
     def __init__(self, rewards: Mapping[str, Reward], token: str | None, limits: Limits) -> None:
         self.token, self.limits = token, limits

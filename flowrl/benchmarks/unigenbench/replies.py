@@ -31,10 +31,12 @@ class Reply:
 
 
 def read_reply(text: str | None, num_points: int) -> Reply | None:
-    """The first `<analysis>` and the first `<score>` of a reply: Python lists with an entry for each test point,
-    whatever stands around them, or one JSON object that holds them (judges held to a form, `structured: true`). A
-    missing element, a list of another length, or what is no Python literal (such as text without quotes) makes it
-    unreadable."""
+    """The first `<analysis>` and the first `<score>` of a reply: Python lists with an entry for each test point.
+
+    What stands around them does not matter. A reply that is one JSON object holds them under these names (judges that
+    are held to a form, `structured: true`). A missing element, a list of another length, or something that is not a
+    Python literal (such as text without quotes) makes the whole reply unreadable.
+    """
     given = text or ""
     names = ("analysis", "score")
     try:
