@@ -254,10 +254,14 @@ class AdversarialReward:
     def learn(self, inputs: RewardInputs) -> dict[str, float]:
         """Learns from the images of an iteration; the first time it also pre-trains, and keeps a snapshot of them.
 
-        Returns, of each batch before it is learned from, without pre-training: `loss`; `accuracy`, the share of correct
-        signs of the class logit (pairs in order if the loss is pairwise; ties count half); `margin`, mean reward of
-        references less that of generated images. Then `reward_references`, of held-out ones, if there are any;
-        `reward_frozen`, of the snapshot; `saturated`, 1 if `max_accuracy` ended the learning; `steps`, updates made.
+        Loss, accuracy and margin are measured on each batch before it is learned from, and leave out pre-training.
+
+        Returns:
+            `loss`; `accuracy`, the share of correct signs of the class logit (pairs in order if the loss is
+            pairwise; ties count half); `margin`, mean reward of references less that of generated images;
+            `reward_references`, of held-out ones, if there are any; `reward_frozen`, of the snapshot; `saturated`,
+            1 if `max_accuracy` ended the learning; `steps`, updates made.
+
         Raises ValueError: a prompt has no reference, or the loss is not finite.
         """
         options = self.options

@@ -18,9 +18,15 @@ SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
 
 
 def image_files(source: str, *, other: str = "") -> dict[str | None, list[Path]]:
-    """Files of a folder (or `asset:NAME`) and the folders in it, under None, or of a JSON file {prompt: file or files},
-    with paths relative to itself. `other` names what else the option `references` takes, for messages. Raises
-    ValueError: nothing there, no images, a JSON file of another form, or a listed file that is missing."""
+    """Files of a folder (or `asset:NAME`) and the folders in it, under None, or of a JSON file {prompt: file or files}.
+
+    Paths in the JSON file are relative to itself.
+
+    `other` names what else the option `references` takes, for messages.
+
+    Raises:
+        ValueError: nothing there, no images, a JSON file of another form, or a listed file that is missing.
+    """
     path = option_path(source)
     if path.is_dir():
         files = [

@@ -75,9 +75,12 @@ References = WorldReferences | FileReferences
 
 
 def open_references(source: str, *, held_out: float, seed: int) -> References:
-    """The references behind an option: `world`, a folder, or a JSON file. Of the files of each prompt the share
-    `held_out` is kept from learning, rounded, and never all of them. Raises ValueError: as `image_files`, or too few to
-    hold any out."""
+    """The references behind an option: `world`, a folder, or a JSON file.
+
+    Of the files of each prompt the share `held_out` is kept from learning, rounded, and never all of them.
+
+    Raises ValueError: as `image_files`, or too few files to hold any out.
+    """
     if source == WORLD:
         return WorldReferences(seed=seed)
     learned: dict[str | None, tuple[Path, ...]] = {}

@@ -15,9 +15,17 @@ Row = dict[str, str]
 def read_table(
     path: Path, needed: Collection[str] = (), *, source: str
 ) -> tuple[tuple[str, ...], list[tuple[str, Row]]]:
-    """The columns of a CSV file in UTF-8, and its rows but empty ones, which spreadsheets leave behind, with "FILE, row
-    NUMBER"; the header is row 1. `source` says in messages where to get the published file. Raises ValueError: no such
-    file, no text, no CSV, columns that are missing, a row of another length, or none."""
+    """The columns of a CSV file, and its rows with "FILE, row NUMBER", for messages; the header is row 1.
+
+    Rows of empty cells, which spreadsheets leave behind, are skipped.
+
+    Args:
+        path: the file, in UTF-8.
+        source: where to get the published one, for messages.
+
+    Raises:
+        ValueError: no such file, no text in UTF-8, no CSV, columns that are missing, a row of another length, or none.
+    """
     if not path.is_file():
         raise ValueError(f"there is no file {path}: {source}.")
     found: list[tuple[str, Row]] = []

@@ -33,9 +33,16 @@ class Diversity:
 def diversity(
     features: Float[np.ndarray, " n d"], prompts: Sequence[Hashable], *, distance: Distance = "cosine"
 ) -> Diversity:
-    """The mean over prompts of the mean distance of all pairs of a prompt's images; prompts weigh the same, however
-    many images they have. `prompts` [N] tells them apart; the distance is `cosine`, 1 - cos in [0, 2], or `euclidean`.
-    Raises ValueError: shapes differ, features are not finite (or zero, for the cosine), or no prompt has two images."""
+    """The mean over prompts of the mean distance of all pairs of a prompt's images.
+
+    Prompts weigh the same, however many images they have.
+
+    Args:
+        prompts: [N] what tells the prompts apart.
+        distance: `cosine`, 1 - cos in [0, 2], or `euclidean`.
+
+    Raises ValueError: shapes differ, features are not finite (or zero, for the cosine), or no prompt has two images.
+    """
     vectors = np.asarray(features, dtype=np.float64)
     if vectors.ndim != 2 or len(vectors) != len(prompts) or not np.isfinite(vectors).all():
         raise ValueError(

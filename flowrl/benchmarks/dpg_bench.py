@@ -50,9 +50,16 @@ class Scores:
 
 
 def read_items(path: Path, *, skip_first: bool = True) -> list[Item]:
-    """Reads the published CSV. Its loader leaves out the file's first row, and with it the first question of the first
-    item; `skip_first` does so too, for the published numbers. Raises ValueError: no such file, columns, or a row that
-    cannot be read; an item whose questions do not stand together, or a question that is there twice."""
+    """Reads the published CSV.
+
+    Args:
+        path: columns item_id, text, proposition_id, dependency, tuple and question_natural_language.
+        skip_first: the published loader leaves out the file's first row, and with it the first question of the first
+            item. True does so too, for the published numbers; False keeps it.
+
+    Raises ValueError: no such file, columns, or a row that cannot be read; an item whose questions do not stand
+    together, or a question that is there twice.
+    """
     columns, rows = read_table(path, _COLUMNS, source="take dpg_bench/dpg_bench.csv from TencentQQGYLab/ELLA")
     asked = next((name for name in ("question_natural_language", "question") if name in columns), "")
     if not asked:
@@ -112,9 +119,15 @@ def item_score(crops: Sequence[Mapping[int, float]], questions: Sequence[Questio
 
 
 def aggregate(items: Sequence[Item], answers: Mapping[str, Sequence[Mapping[int, float]] | None]) -> Scores:
-    """Sums up the answers by item id: for each sample 1 or 0 by question id, or None (skipped) if one could not be
-    read. As in the published script categories take the answers of an item's last sample, before dependencies. Raises
-    ValueError: an item without an entry, answers to other questions, or every item skipped."""
+    """Sums up the answers of all items.
+
+    As in the published script categories take the answers of an item's last sample, before dependencies.
+
+    Args:
+        answers: by item id, for each sample 1 or 0 by question id; None (skipped) if one could not be read.
+
+    Raises ValueError: an item without an entry, answers to other questions, or every item skipped.
+    """
     scores: list[float] = []
     details: dict[str, list[float]] = {}
     skipped = 0

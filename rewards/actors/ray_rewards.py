@@ -290,8 +290,13 @@ class Started:
 def start_workers(
     settings: WorkersConfig, entries: Sequence[RewardConfig], *, dtype: str, device: torch.device
 ) -> Started:
-    """Starts the workers for entries that all `goes_to_workers`; one process of a run does. Where its device is a GPU,
-    workers have GPUs too, unless `workers.reward_gpus` is 0."""
+    """Starts the workers; one process of a run does.
+
+    Args:
+        entries: rewards, each of which `goes_to_workers`.
+        dtype: `reward_dtype`.
+        device: of the run's own process: on a GPU, workers have GPUs too, unless `workers.reward_gpus` is 0.
+    """
     import ray
 
     cluster = connect(settings.address, workers=settings.rollouts + settings.rewards)

@@ -265,9 +265,13 @@ def output_of(
     parts: Mapping[str, Sequence[float]] | None = None,
     errors: Sequence[str | None] | None = None,
 ) -> RewardOutput:
-    """The output of a scorer that works on plain numbers, on the device of the images. Values [B] that are None, NaN or
-    infinite are failed items; `errors` [B] says why, or None: then it counts as "not_finite". `parts` are sub-scores
-    [B]."""
+    """The output of a scorer that works on plain numbers, on the device of the images.
+
+    Args:
+        values: [B]; None, NaN and infinity are failed items.
+        parts: sub-scores [B] by name.
+        errors: [B] why an item failed, None if it did not; a failed item without a reason counts as "not_finite".
+    """
     device = inputs.images.device
     numbers = torch.tensor([math.nan if v is None else v for v in values], dtype=torch.float32)
     valid = torch.isfinite(numbers)
@@ -286,9 +290,13 @@ def tensor_output(
     parts: Mapping[str, Float[Tensor, " b"]] | None = None,
     valid: Bool[Tensor, " b"] | None = None,
 ) -> RewardOutput:
-    """The output of a scorer that works on tensors [B]: values, perhaps with gradient, and sub-scores, whose gradient
-    is cut off. `valid` says which items have not failed; without it those that are finite, the others are
-    "not_finite"."""
+    """The output of a scorer that works on tensors: values that are not finite are failed items, "not_finite".
+
+    Args:
+        values: [B], perhaps with gradient.
+        parts: sub-scores [B] by name; their gradient is cut off.
+        valid: [B] which items have not failed, if finite values do not show it.
+    """
     known = torch.isfinite(values.detach()) if valid is None else valid
     failed = int((~known).sum())
     return RewardOutput(
@@ -300,9 +308,12 @@ def tensor_output(
 
 
 def to_uint8(images: Float[Tensor, " b 3 h w"]) -> UInt8[np.ndarray, " b h w 3"]:
-    """8-bit images `clip(round(255 x), 0, 255)`, channels last, on the host: rounded, since truncation darkens by half
-    a level and shifts JPEG sizes and text recognition. Raises ValueError: a pixel is NaN or infinite, which would
-    become any colour."""
+    """8-bit images `clip(round(255 x), 0, 255)`, channels last, on the host.
+
+    Rounded, not cut off: truncation darkens by half a level and shifts JPEG sizes and text recognition.
+
+    Raises ValueError: if a pixel is NaN or infinite; the cast would turn it into an arbitrary colour.
+    """
     images = images.detach()
     finite = torch.isfinite(images).flatten(1).all(dim=1)
     pixels = (images * 255.0).round().clamp(0, 255).to(torch.uint8).permute(0, 2, 3, 1)

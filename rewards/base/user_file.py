@@ -155,9 +155,17 @@ def content_of(file: str) -> str:
 def call_function(
     function: Callable[..., Any], *arguments: Any, file: str, where: str, counters: tuple[Part, ...]
 ) -> Any:
-    """Calls a user's function of a file on copies that nobody else reads; returns its result, without gradient. `where`
-    is file and function, for messages; `counters` seed its random generators. Raises ValueError: the function raised
-    anything, even `SystemExit`; names the innermost line of the user's file."""
+    """Calls a user's function; returns its result, without gradient.
+
+    Args:
+        function: as `load_function` gave it, perhaps with options bound.
+        arguments: copies that nobody else reads.
+        file: the file that defines it.
+        where: file and function, for messages.
+        counters: numbers that seed this call's random generators.
+
+    Raises ValueError: the function raised anything, even `SystemExit`; names the innermost line of the user's file.
+    """
     try:
         with (
             unchanged_process(where, path=_paths.get(file), seed=counter_seed("user code", *counters)),
@@ -173,9 +181,13 @@ def call_function(
 
 @contextmanager
 def unchanged_process(owner: str, *, path: list[str] | None = None, seed: int | None = None) -> Iterator[None]:
-    """Restores the settings of the process, its import path and its random generators afterwards; tells once in the
-    name of `owner` what had changed. Inside, `path` is the import path and `seed` that of the global generators; None
-    leaves them."""
+    """Restores the settings of the process, its import path and its random generators afterwards.
+
+    Args:
+        owner: whose code runs inside, for the message about restored settings.
+        path: the import path inside; None leaves it.
+        seed: of the global random generators inside; None leaves them.
+    """
     before = [setting.read() for setting in _SETTINGS]
     import_path, python, numpy = list(sys.path), random.getstate(), np.random.get_state()
     devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []

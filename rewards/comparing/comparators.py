@@ -294,9 +294,14 @@ class Bouts:
     def __init__(
         self, inputs: RewardInputs, *, comparator: Comparator, orders: Orders, soft: bool, cache: VerdictCache | None
     ) -> None:
-        """Asks for nothing yet, unless the comparator is free. Of `orders` `single` shows the smaller sample id first,
-        `random` draws which one is first for each pair and iteration, `both` takes the mean of both verdicts, none if
-        one failed. `soft` uses probabilities as they are; otherwise more than 1/2 is a win and less a loss."""
+        """Asks for nothing yet, unless the comparator is free.
+
+        Args:
+            orders: `single`: the smaller sample id is shown first. `random`: which one is first is drawn for each pair
+                and iteration. `both`: the mean of the verdicts of both orders, none if one of them failed.
+            soft: uses probabilities as they are; otherwise more than 1/2 is a win and less a loss.
+            cache: None for none.
+        """
         batch = len(inputs)
         self.inputs, self.comparator, self.orders, self.soft, self.cache = inputs, comparator, orders, soft, cache
         self.comparisons, self.failed, self.asked, self.cached = (np.zeros(batch) for _ in range(4))

@@ -30,11 +30,14 @@ _NOBODY = -1  # a slot of a bracket that no member fills
 
 
 def win_rate(first_wins_NN: Float64[np.ndarray, " N N"], *, min_comparisons: int = 1) -> Keys:
-    """Share of a member's comparisons that it won, a tie being half a win (Pref-GRPO, arXiv 2508.20751); NaN with fewer
-    than `min_comparisons`. If all pairs are judged, the rates of a group sum to N / 2, whatever the verdicts.
+    """Share of a member's comparisons that it won, a tie being half a win (Pref-GRPO, arXiv 2508.20751).
 
-    Entry [i, j] of `first_wins_NN` is the probability that i beats j when i is shown first; NaN if that was not asked
-    or failed. A pair asked in both orders counts once, with the mean of `v[i, j]` and `1 - v[j, i]`.
+    If all pairs are judged, the rates of a group sum to N / 2, whatever the verdicts.
+
+    Args:
+        first_wins_NN: Entry [i, j] is the probability that i beats j when i is shown first; NaN if that was not
+            asked or failed. A pair asked in both orders counts once, with the mean of `v[i, j]` and `1 - v[j, i]`.
+        min_comparisons: A member with fewer comparisons has no rate (NaN).
     """
     wins_NN = _merge_orders(first_wins_NN)
     count_N = (~np.isnan(wins_NN)).sum(1)

@@ -88,9 +88,16 @@ def answer_forms(expected: str | int) -> tuple[str, ...]:
 
 
 def parse_score(text: str, *, pattern: str, low: float, high: float) -> float | None:
-    """The last number in a text, clamped to [low, high], since judges quote the scale before they rate; None where
-    `pattern` does not match, a regular expression, case ignored, whose first group is the number: r"final
-    score:\\s*([\\d.]+)"."""
+    """The last number in a text, clamped to [low, high]; None where the pattern does not match.
+
+    The last, because judges quote the scale before they rate.
+
+    Args:
+        text: the judge's answer.
+        pattern: a regular expression, case ignored, whose first group is the number: r"final score:\\s*([\\d.]+)".
+        low: lower bound.
+        high: upper bound.
+    """
     found = list(re.finditer(pattern, text, flags=re.IGNORECASE))
     if not found:
         return None

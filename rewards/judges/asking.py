@@ -69,9 +69,13 @@ def judge_items(
     *,
     parts: Sequence[str] = (),
 ) -> RewardOutput:
-    """Asks all questions about all items at once, and scores every item by its answers. `ask` gives the questions about
-    the item at a place, `read` what the answers to them are worth; both may raise `NoScore`. An item may lack some
-    `parts`."""
+    """Asks all questions about all items at once, and scores every item by its answers. Both may raise `NoScore`.
+
+    Args:
+        ask: the questions about the item at a place.
+        read: what the answers to them, in their order, are worth.
+        parts: names of the sub-scores; NaN where an item has none.
+    """
     asked: dict[int, list[Question]] = {}
     rows: list[JudgedItem] = []
     for item in range(len(inputs)):

@@ -175,9 +175,14 @@ def load_template(name: str, given: str | None, *, source: str | None = None, im
 
 
 def load_templates(images: Mapping[str, int], given: str | None, *, source: str | None = None) -> dict[str, Template]:
-    """The templates of a reward by name: the shipped ones, or those that take their place. `images` says of how many
-    images each key of `FIELDS` asks. `given` is as the module says, with several names a folder with `NAME.txt` for
-    each that it replaces. Raises ValueError: as `load_template`, or it is no such folder."""
+    """The templates of a reward by name: the shipped ones, or those that take their place.
+
+    Args:
+        images: keys of `FIELDS`, and of how many images each asks.
+        given: as the module says; a text file where there is one name; else a folder with `NAME.txt` for each replaced.
+
+    Raises ValueError: as `load_template`, a file is given where a folder is needed, or a folder with none of the names.
+    """
     files: dict[str, str | None] = dict.fromkeys(images, given)
     if given is not None and given != OWN:
         place = template_path("", given, source)

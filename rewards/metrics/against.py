@@ -27,9 +27,16 @@ def no_other(prompt: Prompt, against: Against) -> str | None:
 def best_of_others(
     inputs: RewardInputs, against: Against, score: Callable[[int, Tensor], Tensor | None], *, owner: str
 ) -> RewardOutput:
-    """The largest value of each image over all that it is compared with. An image without any fails with
-    "missing_reference", one with another that cannot be compared with "other_size". `score` takes the place of an image
-    and another image, float32 [3, h, w] in [0, 1], to a value, higher is better, or None if they cannot be compared."""
+    """The largest value of each image over all that it is compared with.
+
+    An image without any fails with "missing_reference", one with another that cannot be compared with "other_size".
+
+    Args:
+        against: what it is compared with.
+        score: place of an image, and another image, float32 [3, h, w] in [0, 1], to a value, higher is better; None
+            if the two cannot be compared.
+        owner: for messages.
+    """
     others = inputs.reference_images if against == "references" else inputs.source_images
     if others is None:
         raise ValueError(

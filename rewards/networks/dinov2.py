@@ -15,8 +15,12 @@ IMAGENET_MEAN, IMAGENET_STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
 def load_dinov2(
     model: str, *, device: torch.device, revision: str | None, owner: str, image_size: int | None = None
 ) -> Any:
-    """A frozen `Dinov2Model` of transformers, shared with every reward that asks for the same. `image_size` is the side
-    of the images that it will read, if a square: position embeddings are interpolated to it."""
+    """A frozen `Dinov2Model` of transformers, shared with every reward that asks for the same.
+
+    Args:
+        model, device, revision, owner: see `flowrl.rewards.networks.pretrained`.
+        image_size: side of the images that it will read, if a square; position embeddings are interpolated to it.
+    """
     from transformers import Dinov2Model
 
     network = load_network(Dinov2Model, model, device=device, revision=revision, owner=owner, what="DINOv2")

@@ -233,11 +233,16 @@ def post_process(
 ) -> MaskFindings:
     """Detections as GenEval's detector makes them (OpenMMLab's rules, not those of transformers' post-processing).
 
-    `P = softmax(class_logits)` [Q, C + 1] without the last class, "no object"; the 100 largest P of all (query, class),
-    so a query may appear under several classes. Mask `B = M > 0`, with M the logits at image size; the score is `P`
-    times the mean of `sigmoid(M)` over B. The box is (x_min, y_min, x_max + 1, y_max + 1) of B, zeros if B is empty.
-    All sizes are (height, width): of the network's input, `padded`, of the image in it, `fitted`, and of the image as
-    given.
+    `P = softmax(class_logits)` without the last class; the 100 largest P of all (query, class), so a query may appear
+    under several classes. Mask `B = M > 0`, with M the logits at image size; the score is `P` times the mean of
+    `sigmoid(M)` over B. The box is (x_min, y_min, x_max + 1, y_max + 1) of B, zeros if B is empty.
+
+    Args:
+        class_logits: [Q, C + 1], "no object" last.
+        mask_logits: [Q, h, w] at the network's own, lower, resolution.
+        padded: (height, width) of the network's input.
+        fitted: (height, width) of the image in it.
+        size: (height, width) of the image as it was given.
     """
     probability = class_logits.float().softmax(-1)[:, :-1]
     best, index = probability.flatten().topk(min(MAX_DETECTIONS, probability.numel()))

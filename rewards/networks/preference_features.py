@@ -68,8 +68,14 @@ def build_features(
     device: torch.device,
     owner: str,
 ) -> Features:
-    """Loads a backbone, frozen, in float32; without a model that of `MODELS`. `preprocess` is of clip, see
-    `flowrl.rewards.networks.clip_encoder`; `image_size` of dinov2: images' short side, a multiple of its patches."""
+    """Loads a backbone, frozen, in float32.
+
+    Args:
+        backbone: see the module.
+        model, revision, device, owner: see `flowrl.rewards.networks.pretrained`; model None takes that of `MODELS`.
+        preprocess: of clip, see `flowrl.rewards.networks.clip_encoder`.
+        image_size: of dinov2: images' short side, a multiple of the model's patches.
+    """
     differentiable = True
     if backbone == "clip":
         encoder = transformers_clip(

@@ -231,10 +231,16 @@ def load_network(
 ) -> Any:
     """A frozen network in evaluation mode, every weight of which that enters an output comes from the checkpoint.
 
-    All callers with the same class, model, revision, device and dtype share one copy, or get a fresh one, which they
-    may train, without `shared`. `unread` names parameters of the class, `*` for any text, that no output depends on: a
-    checkpoint may lack them, such as one of an older release whose class did not have them. Raises ValueError: it
-    cannot be loaded, or parameters are missing, which transformers would fill with random numbers.
+    Args:
+        model, device, revision, owner, option, what: see the module.
+        shared: one copy for all callers with the same class, model, revision, device and dtype; False gives a fresh
+            copy, which the caller may change and train.
+        dtype: of the weights; scorers take float32.
+        unread: names of parameters of the class, `*` for any text, that no output depends on: a checkpoint may lack
+            them, such as one of an older release whose class did not have them.
+
+    Raises:
+        ValueError: it cannot be loaded, or parameters are missing, which transformers would fill with random numbers.
     """
     model = expand_home(model)
 
@@ -318,8 +324,13 @@ def check_file(source: str, *, option: str, owner: str = "") -> None:
 
 
 def fetch_file(source: str, name: str | None, *, revision: str | None = None, owner: str, option: str) -> Path:
-    """The path of one file, or without `name` of a whole folder. `source` is the file itself, which may have any name,
-    a folder that holds it, or the id of a hub repository that does."""
+    """The path of one file, or of a whole folder.
+
+    Args:
+        source: the file itself, a folder that holds it, or the id of a hub repository that does.
+        name: the file's name in a folder or a repository; a file given as such may have any. None: all of the folder.
+        revision, owner, option: see the module.
+    """
     from huggingface_hub import hf_hub_download, snapshot_download
     from huggingface_hub.errors import HFValidationError
 

@@ -75,8 +75,12 @@ def smart_resize(height: int, width: int, *, min_pixels: int, max_pixels: int) -
 
 
 def clip_places(num_frames: int, fps: float, *, target_fps: float = 2.0, count: int | None = None) -> list[int]:
-    """Which frames of a clip the model sees: an even number, spread uniformly from the first to the last. The number is
-    num_frames / fps * target_fps, at least 4 and at most 768 or the clip, or `count`, rounded to a multiple of 2."""
+    """Which frames of a clip the model sees: an even number, spread uniformly from the first to the last.
+
+    The number is num_frames / fps * target_fps, at least 4 and at most 768 or the clip, rounded to a multiple of 2.
+
+    `count` is a fixed number of frames instead, rounded likewise.
+    """
     if num_frames < 2 or not fps > 0:
         raise ValueError(f"a clip needs at least 2 frames and a positive fps, got {num_frames} frames at {fps} fps.")
     if count is None:

@@ -43,8 +43,14 @@ class ServerBackend:
 def make_door(
     backends: Sequence[ServerBackend], *, inner: str, token: str | None, limits: Limits, hosts: Collection[str] = ()
 ) -> FastAPI:
-    """The door as an ASGI application, for `make_server`. Whoever watches the servers behind it writes their ports;
-    they ask for the token `inner`, and clients send `token`, None for none. `hosts` as of `make_app`."""
+    """The door as an ASGI application, for `make_server`.
+
+    Args:
+        backends: the servers; whoever watches them writes their ports.
+        inner: the token that they ask for.
+        token: the token that clients send; None for none.
+        hosts: as of `make_app`.
+    """
     service = Service({}, token, limits)
 
     async def about(details: bool) -> dict[str, Any]:

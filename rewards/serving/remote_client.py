@@ -62,9 +62,12 @@ class RewardServer:
 def ask_scores(
     pool: ServerPool[RewardServer], about: RewardFacts, chunk: Sequence[WireItem], iteration: int, end: float, way: Way
 ) -> ScoreReply | Failure:
-    """One request, to another server or again where that may help, until the time `end`. A server without room (429) is
-    no failure: the request waits and comes again, as often as the time allows. Raises ValueError: the refusal of a
-    server that only the configuration can be blamed for."""
+    """One request, to another server or again where that may help, until the time `end`.
+
+    A server without room (429) is no failure: the request waits and comes again, as often as the time allows.
+
+    Raises ValueError: the refusal of a server that only the configuration can be blamed for.
+    """
     first = pool.servers[0]
     body = first.adapter.encode(chunk, about.name, iteration, way)
     if not isinstance(body, Body):

@@ -46,12 +46,17 @@ def make_app(
     limits: Limits | None = None,
     hosts: Collection[str] = (),
 ) -> FastAPI:
-    """The server of loaded rewards by name as an ASGI application; `app.state.service` is its `Service`.
+    """The server as an ASGI application; `app.state.service` is its `Service`.
 
-    Every request must carry the `token` (`Authorization: Bearer ...`), but /health without details; None for none. It
-    is asked under the names of this machine and `hosts`; without a token other names are refused, and so are requests
-    of foreign pages in a browser. Raises ValueError: FastAPI is not installed, nothing is to be served, or a reward
-    cannot be served.
+    Args:
+        rewards: what is served, loaded, by name.
+        token: that every request must carry (`Authorization: Bearer ...`), /health without details aside; None for
+            none.
+        limits: of requests and queues; None takes the defaults.
+        hosts: names besides those of this machine under which it is asked; without a token others are refused, and so
+            are requests of foreign pages in a browser.
+
+    Raises ValueError: FastAPI is not installed, nothing is to be served, or a reward cannot be served.
     """
     check_extra()
     if not rewards:

@@ -157,9 +157,15 @@ def encode_request(
     image: Callable[[Pixels], str] = encode_image,
     video: Callable[[Sequence[Pixels]], str] | None = None,
 ) -> dict[str, Any]:
-    """The body of a request, for `json.dumps`; without `reward` it leaves the choice to the server. `image` gives what
-    stands for an image: base64 of it, or the name of a part; `video` likewise, None sends its frames as images. Raises
-    ValueError: an item's metadata cannot be written as JSON."""
+    """The body of a request, for `json.dumps`.
+
+    Args:
+        reward: which reward; None leaves it to the server.
+        image: what stands for an image: base64 of it, or the name of a part.
+        video: what stands for a video; None sends its frames as images.
+
+    Raises ValueError: an item's metadata cannot be written as JSON.
+    """
     body: dict[str, Any] = {"schema": SCHEMA, "iteration": iteration}
     if reward is not None:
         body["reward"] = reward

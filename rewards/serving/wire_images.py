@@ -64,9 +64,13 @@ def encode_image(image: Pixels, image_format: ImageFormat = "png") -> str:
 
 
 def decode_image(data: bytes, max_pixels: int, where: str = "the image") -> Pixels:
-    """An encoded image as 8-bit RGB [H, W, 3], read as `flowrl.media.reading` says; nothing is unpacked of one that is
-    too large by its header. Raises WireError: 413 for more pixels than `max_pixels` or Pillow's own guard against
-    decompression bombs allow, 422 for damaged files and other formats."""
+    """An encoded image as 8-bit RGB [H, W, 3], read as `flowrl.media.reading` says.
+
+    The size is read from the header, and nothing is unpacked of an image that is too large.
+
+    Raises WireError: 413 for more pixels than `max_pixels` or Pillow's own guard against decompression bombs allow, 422
+    for damaged files and other formats.
+    """
     if _has_many_pieces(data):
         raise bad_request(f"{where} is cut into more pieces than an image is")
     try:
@@ -148,8 +152,12 @@ def encode_video(frames: Sequence[Pixels]) -> bytes:
 
 
 def decode_video(data: bytes, max_pixels: int, where: str = "the video", max_frames: int = 4096) -> tuple[Pixels, ...]:
-    """The frames of a file of `encode_video`, 8-bit RGB [H, W, 3] each, as many as `max_pixels` and `max_frames` allow
-    by the size in the header. Raises WireError: 413 for more than that, 422 for damaged files and other formats."""
+    """The frames of a file of `encode_video`, 8-bit RGB [H, W, 3] each.
+
+    The size of a frame is read from the header, and as many frames are unpacked as `max_pixels` and `max_frames` allow.
+
+    Raises WireError: 413 for more than that, 422 for damaged files and other formats.
+    """
     import av
 
     frames: list[Pixels] = []

@@ -114,8 +114,11 @@ class Ballot:
 
     def wait(self, asked: Sequence[VoteQuestion], tell: Callable[[int, float], None]) -> None:
         """Waits until questions are answered or the time is up, and closes them. Time counts from the first wait after
-        questions were asked; by then all images of an iteration are drawn. Raises ValueError: an answer could not be
-        written."""
+        questions were asked; by then all images of an iteration are drawn.
+
+        Raises:
+            ValueError: an answer could not be written.
+        """
         with self.changed:
             if self._left(asked) and self._deadline == math.inf:
                 self._deadline = time.monotonic() + (self.timeout or math.inf)
@@ -187,8 +190,14 @@ _HERE = Path(__file__).parent
 
 
 def make_app(ballot: Ballot, files: Path, answers: Sequence[str], facts: Mapping[str, Any]) -> ASGIApp:
-    """The handler of everything below the token, for `page_server`, with the folder of images and clips, the possible
-    answers, and for the page `ask`, `words` and `iterations`."""
+    """The handler of everything below the token, for `page_server`.
+
+    Args:
+        ballot: takes the answers.
+        files: folder of the images and clips.
+        answers: the possible answers.
+        facts: `ask`, `words` and `iterations`, for the page.
+    """
     from starlette.applications import Starlette
     from starlette.responses import FileResponse, HTMLResponse, JSONResponse
     from starlette.routing import Route

@@ -94,9 +94,16 @@ class VotesReward:
         self.version = f"votes:{options.ask}:voters-{options.voters}:opponents-{opponents}:{self.words}"
 
     def open(self, folder: Path, iterations: int, closing: ExitStack) -> None:
-        """Opens the page of a run of so many iterations, and prints its address; `folder` keeps the answers, `closing`
-        closes it. Raises ValueError: the port is taken, a package is not installed, or the folder holds something
-        else."""
+        """Opens the page of a run, and prints its address.
+
+        Args:
+            folder: keeps the answers.
+            iterations: number of the run's iterations.
+            closing: closes the page.
+
+        Raises:
+            ValueError: the port is taken, a package is not installed, or the folder holds something else.
+        """
         options = self.options
         self.ballot = Ballot(folder, {"asked": self.version}, voters=options.voters, timeout=options.timeout)
         closing.enter_context(self.ballot.journal)

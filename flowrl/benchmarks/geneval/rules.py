@@ -93,12 +93,17 @@ class Verdict:
 def verdict(
     detections: Iterable[Detection], metadata: Mapping[str, Any] | Record, color_of: ColorFn | None = None
 ) -> Verdict:
-    """Judges one image by the benchmark's own rule, on all that the detector found: the thresholds are applied here.
+    """Judges one image by the benchmark's own rule.
 
     Each include clause looks at its `count` most confident objects only, so extra objects harm nothing unless an
     exclude clause forbids them. A position is judged only if its own clause holds so far and its reference holds too.
-    `color_of` names the colour of a detection. Raises ValueError: a malformed record, or one that asks for a colour
-    without it.
+
+    Args:
+        detections: what the detector found, unfiltered; the thresholds are applied here.
+        metadata: the record of the prompt, read or not.
+        color_of: names the colour of one detection; needed only for records that ask for colours.
+
+    Raises ValueError for a malformed record, or one that asks for a colour when `color_of` is missing.
     """
     record = parse_record(metadata)
     color_fn = _color_fn(record, color_of)

@@ -121,15 +121,18 @@ class PromptFile:
 
 
 def read_prompt_file(path: Path, *, en_variant: EnVariant = "head") -> PromptFile:
-    """Reads a prompt file and checks it against the published counts of test points. Two defects are repaired and
-    reported.
+    """Reads a prompt file and checks it against the published counts of test points.
+
+    Two defects are repaired, and reported in `repairs`:
 
     - English long, index 509: a comma between two test points is missing, so that the row is not JSON. It is inserted;
-    published scores have the denominators of the repaired row.
+      published scores have the denominators of the repaired row.
+    - English short, index 428: the repository's file has the test point Style alone, the one that the published scores
+      are made of has Logical Reasoning too (110 in all, not 109).
 
-    - English short, index 428: `head`, the repository's file, has the test point Style alone, `published`, which the
-    scores are made of, Logical Reasoning too (110 in all, not 109). Where the point has to be added, its description is
-    ours; the copy of the file in CodeGoat24/Pref-GRPO holds the original one.
+    Args:
+        en_variant: of index 428, `head`, the repository's file, or `published`. Where the point has to be added, its
+            description is ours; the copy of the file in CodeGoat24/Pref-GRPO holds the original one.
 
     Raises ValueError: no such file, columns that are missing, or a row that cannot be read; names the row.
     """

@@ -62,9 +62,14 @@ class WordsOf:
 
 
 def find_words(protocol: Protocol, asks: Iterable[Ask], given: Path | None, beside: Sequence[Path]) -> WordsOf:
-    """Finds the words of questions: in the folder of the option template_dir if it is `given`, whose NAME.txt replaces
-    the published file, else in those `beside` the prompts. Raises ValueError: words are missing, lack a field, or mark
-    places for another number of images."""
+    """Finds the words of questions.
+
+    Args:
+        given: the folder of the option template_dir; its NAME.txt replaces the published file.
+        beside: where published files may lie if it was not given.
+
+    Raises ValueError: words are missing, lack a field, or mark places for another number of images.
+    """
     published = protocol.words([given] if given is not None else beside)
     templates, own = {}, []
     for ask in asks:

@@ -95,9 +95,15 @@ class Wording:
 def read_wording(
     language: Language, template: str | None, definitions: str | None, *, image_last: bool = False
 ) -> Wording:
-    """Reads the published words, where an option is None, this package's (`own`), or those of your files: a text with
-    the four fields, and a JSON file `{test point: what it means}` with all 27 of the language. With `image_last` the
-    image follows a text that does not mark its place. Raises ValueError: a file, a field or a test point is missing."""
+    """Reads the published words, this package's (`own`), or those of your files.
+
+    Args:
+        template: a text file with the four fields, `own`, or None for the published one.
+        definitions: a JSON file `{test point: what it means}` with all 27 of the language, `own`, or None likewise.
+        image_last: whether the image follows the text if the template does not mark its place.
+
+    Raises ValueError: a file, a field or a test point is missing.
+    """
     try:
         words = load_template(f"unigenbench_{language}", template, source=SOURCE, images=1)
     except ValueError as error:

@@ -110,9 +110,16 @@ def find_package(python: str) -> Package:
 def measure(
     package: Package, dimension: str, *, videos: Path, prompts: Path, folder: Path, local: bool = False
 ) -> Measured:
-    """Runs the package on one dimension and the `<prompt>-<k>.mp4` of a folder with nothing else; `prompts` is the list
-    that it reads. In `folder` are its results and, in `log.txt`, its output. With `local` it takes weights only from
-    its own cache. Raises ValueError: it failed; the message has the last lines of its output."""
+    """Runs the package on one of `flowrl.benchmarks.vbench.DIMENSIONS`.
+
+    Args:
+        videos: a folder that holds only `<prompt>-<k>.mp4`.
+        prompts: the list of prompts that it reads.
+        folder: output folder; `log.txt` has its output.
+        local: take weights only from its own cache.
+
+    Raises ValueError: it failed; the message has the last lines of its output.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     for old in folder.glob("*_eval_results.json"):  # of a run that was cut off, or of other videos
         old.unlink()
