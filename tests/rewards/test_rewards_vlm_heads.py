@@ -243,7 +243,7 @@ def test_hpsv3_errors(hps: dict[str, Any], base: Path, tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=message):
             reward_options("hpsv3", {"template": str(template)})
     cases: list[tuple[dict[str, Any], str]] = [
-        ({"template": "./none.txt"}, "give UTF-8 text"),
+        ({"template": "./none.txt"}, "cannot be read as UTF-8 text"),
         ({"scale": "tenth"}, "scale must be one of raw, verl_omni"),
         ({"position_mode": "flat"}, "position_mode must be"),
         ({"dtype": "float16"}, "dtype must be"),

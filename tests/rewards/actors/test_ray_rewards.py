@@ -251,7 +251,7 @@ def test_what_cannot_have_workers_is_refused(tmp_path: Path) -> None:
     environment = tmp_path / "env.yaml"
     environment.write_text("- pip\n")
     cases: list[tuple[dict[str, Any], RewardConfig, str, str]] = [
-        ({"rewards": 1}, jpeg, "backprop", "recipe backprop takes gradients"),
+        ({"rewards": 1}, jpeg, "backprop", "recipe backprop takes the gradient"),
         ({"rewards": 2}, learns, "grpo", r"workers.rewards is 2, and adversarial stays in the learner"),
         ({"reward_env": "x"}, jpeg, "grpo", "workers.reward_env is .* workers.rewards is 0"),
         ({"rewards": 1, "reward_env": "not there"}, jpeg, "grpo", r"reward_env \(not there\) cannot be read"),

@@ -244,7 +244,7 @@ def test_refuses_records_it_cannot_judge(reward: Reward, record: dict[str, Any],
 
 
 def test_refuses_wrong_numbers_of_records_options_and_files(net: AttributeNet, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="got 1 for 2 images"):
+    with pytest.raises(ValueError, match="got 1 records for 2 images"):
         attribute_scores(net(torch.zeros(2, 3, 64, 64)), [prompts.single_object("circle")])
     with pytest.raises(ValueError, match="mean, product, got 'sum'"):
         reward_options("attributes", {"combine": "sum"})

@@ -387,11 +387,7 @@ def test_edit_principles_failures_are_counted(monkeypatch: pytest.MonkeyPatch) -
         ("unified_reward", {"judge": {}}, "judge: required key 'model' is missing"),
         ("unified_reward", {"judge": JUDGE, "style": "aesthetic", "weights": {"style": 1}}, "weights mean nothing"),
         ("unified_reward", {"judge": JUDGE, "weights": {"beauty": 1}}, "alignment, coherence, style to numbers"),
-        (
-            "unified_reward",
-            {"judge": JUDGE, "style": "edit", "num_frames": 2},
-            "num_frames must be at least 1, of edits 1",
-        ),
+        ("unified_reward", {"judge": JUDGE, "style": "edit", "num_frames": 2}, "num_frames must be at least 1, and 1"),
         ("unified_reward", {"judge": JUDGE, "temperature": -1}, "temperature must be at least 0"),
         ("edit_score", {"judge": JUDGE, "draws": 3}, "draws must be at least 1, and above 1 only"),
         ("edit_score", {"judge": JUDGE, "temperature": 0.5}, "mean nothing with method digits"),
@@ -443,13 +439,13 @@ def test_weights_refused_or_filled_up() -> None:
     assert full_weights({"b": 2}, ("a", "b")) == {"a": 0.0, "b": 2.0}
     refused: list[dict[str, Any]] = [{}, {"a": 0}, {"a": -1, "b": 2}, {"a": True}, {"a": math.inf}]
     for wrong in refused:
-        with pytest.raises(ValueError, match="weights must map"):
+        with pytest.raises(ValueError, match="weights must be a mapping"):
             full_weights(wrong, ("a", "b"))
 
 
 def test_judges_that_answer_too_few_questions_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     judge = script(monkeypatch, dimensions)
     monkeypatch.setattr(ScriptedJudge, "ask", lambda self, questions: [Answer()])
-    with pytest.raises(ValueError, match="gave 1 answers to 2 questions"):
+    with pytest.raises(ValueError, match="asked 2 questions and gave 1 answers"):
         build_reward("unified_reward", options={"judge": JUDGE})(inputs_of(grey([1, 2])))
     assert judge.asked == []

@@ -157,7 +157,7 @@ def test_what_template_may_say(tmp_path: Path) -> None:
     assert load_template("final_score", str(tmp_path / "mine.txt"), source="flow_grpo").user == "{prompt}"
     (tmp_path / "misspelt").mkdir()
     (tmp_path / "misspelt" / "edit_qualty.txt").write_text("Rate it.")
-    with pytest.raises(ValueError, match=r"is a folder without the files .*: edit_instruction\.txt, edit_quality\.txt"):
+    with pytest.raises(ValueError, match=r"holds none of the files .*: edit_instruction\.txt, edit_quality\.txt"):
         load_templates({"edit_instruction": 2, "edit_quality": 1}, str(tmp_path / "misspelt"), source="edit_score")
     folder = load_templates({"edit_instruction": 2, "edit_quality": 1}, "published/unified_reward", source="edit_score")
     assert folder == load_templates({"edit_instruction": 2, "edit_quality": 1}, None, source="unified_reward")

@@ -359,7 +359,7 @@ def test_the_page_loads_only_itself_and_prompts_never_become_html(opened: Callab
         ("voters: 0", "voters must be at least 1"),
         ("port: 70000", "port must lie in"),
         ("port: -1", "port must lie in"),
-        ("opponents: 3", "opponents must be even, from 2 on"),
+        ("opponents: 3", "opponents must be an even number"),
         ("ask: binary, opponents: 2", "with ask: pairwise"),
         ("ask: stars", "ask"),
         ("question: ' '", "question must be a text"),
