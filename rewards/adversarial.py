@@ -46,8 +46,7 @@ from flowrl.rewards.networks.discriminators import (
     discriminator_loss,
     patch_places,
 )
-from flowrl.rewards.networks.model_sizes import model_of
-from flowrl.rewards.networks.pretrained import check_model
+from flowrl.rewards.networks.pretrained import check_model, model_of
 from flowrl.rewards.references import WORLD, References, open_references
 from flowrl.runtime.randomness import Part, counter_choice, counter_seed
 

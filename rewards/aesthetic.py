@@ -20,14 +20,8 @@ from torch import Tensor, nn
 from flowrl.rewards.base import FunctionReward, Reward, RewardInputs, RewardOutput
 from flowrl.rewards.image_reward import linear_head
 from flowrl.rewards.networks import pretrained
-from flowrl.rewards.networks.clip_encoder import (
-    CLIP_MODEL,
-    Preprocess,
-    gradient_of,
-    score_output,
-    transformers_clip,
-)
-from flowrl.rewards.networks.model_sizes import OneModel
+from flowrl.rewards.networks.clip_encoder import CLIP_MODEL, Preprocess, gradient_of, score_output, transformers_clip
+from flowrl.rewards.networks.pretrained import OneModel
 
 DEFAULT_HEAD = "ttj/sac-logos-ava1-l14-linearMSE"
 HEAD_FILE = "model.safetensors"

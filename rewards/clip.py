@@ -18,8 +18,7 @@ from flowrl.rewards.base import Reward
 from flowrl.rewards.base.text_limits import TextLimit, clip_limit
 from flowrl.rewards.networks import clip_encoder
 from flowrl.rewards.networks.clip_encoder import CLIP_MODEL, Library, Preprocess
-from flowrl.rewards.networks.model_sizes import OneModel
-from flowrl.rewards.networks.pretrained import check_model
+from flowrl.rewards.networks.pretrained import OneModel, check_model
 
 PICK_SCORE_MODEL = "yuvalkirstain/PickScore_v1"
 

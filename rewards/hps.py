@@ -1,7 +1,7 @@
 """HPSv2 and v2.1: CLIP ViT-H/14 trained on people's rankings of images (Wu et al. 2023, arXiv 2306.09341).
 
 The score is the plain cosine of image and prompt, about 0.2 to 0.4. The published weights, of open_clip, run here in
-transformers' CLIPModel (`flowrl.rewards.networks.clip_keys`).
+transformers' CLIPModel (`flowrl.rewards.networks.clip_encoder`).
 
 Preprocessing is the published one, not CLIP's: the whole image, its long side at 224, in the middle of a square whose
 rest is black, that is, zero before normalisation. Ports that cut out CLIP's middle square, or that multiply by
@@ -23,9 +23,8 @@ from flowrl.config.strict_yaml import read_mapping
 from flowrl.rewards.base import Model, Reward
 from flowrl.rewards.base.text_limits import CLIP_TOKENS, TextLimit
 from flowrl.rewards.networks import pretrained
-from flowrl.rewards.networks.clip_encoder import CLIP_MEAN, CLIP_STD, encoder_of, prompt_reward
-from flowrl.rewards.networks.clip_keys import clip_from_open_clip
-from flowrl.rewards.networks.model_sizes import model_of
+from flowrl.rewards.networks.clip_encoder import CLIP_MEAN, CLIP_STD, clip_from_open_clip, encoder_of, prompt_reward
+from flowrl.rewards.networks.pretrained import model_of
 from flowrl.runtime.shapes import Float
 
 FILES = {"v2": "HPS_v2_compressed.pt", "v2.1": "HPS_v2.1_compressed.pt"}

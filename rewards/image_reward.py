@@ -24,7 +24,7 @@ from flowrl.rewards.base import FunctionReward, Reward, RewardInputs, RewardOutp
 from flowrl.rewards.base.text_limits import TextLimit
 from flowrl.rewards.networks import pretrained
 from flowrl.rewards.networks.clip_encoder import clip_pixels
-from flowrl.rewards.networks.model_sizes import OneModel
+from flowrl.rewards.networks.pretrained import OneModel
 from flowrl.runtime.precision import network_autocast
 from flowrl.runtime.shapes import Float, Int64
 
@@ -116,13 +116,11 @@ class ImageReward(OneModel):
                 output = network(pixels, tokens["input_ids"], tokens["attention_mask"])
             return output_of(((output.cpu().double() - MEAN) / STD).tolist(), inputs)
 
-        return FunctionReward(
-            name="image_reward",
-            score=score,
-            needs=frozenset({"images", "prompts"}),
-            version=f"image_reward:{self.model}@{pretrained.fingerprint(network.head.parameters())}:standardised:"
-            f"bicubic-crop-{network.vision.config.image_size}:{MAX_TOKENS}-tokens:float32",
+        version = (
+            f"image_reward:{self.model}@{pretrained.fingerprint(network.head.parameters())}:standardised:"
+            f"bicubic-crop-{network.vision.config.image_size}:{MAX_TOKENS}-tokens:float32"
         )
+        return FunctionReward(name="image_reward", score=score, needs=frozenset({"images", "prompts"}), version=version)
 
 
 class Blip(nn.Module):

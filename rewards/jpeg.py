@@ -64,9 +64,5 @@ def _jpeg_reward(name: str, factor: float, scale: str, half: str | None = None) 
         sizes = [jpeg_bytes(np.ascontiguousarray(image[:, columns])) for image in to_uint8(inputs.images)]
         return output_of([factor * size for size in sizes], inputs, {"kilobytes": [size / 1000 for size in sizes]})
 
-    return FunctionReward(
-        name=name,
-        score=score,
-        needs=frozenset({"images"}),
-        version=f"{name}:{scale}:{f'{half}:' if half else ''}quality-{JPEG_QUALITY}:pillow-{PIL.__version__}",
-    )
+    version = f"{name}:{scale}:{f'{half}:' if half else ''}quality-{JPEG_QUALITY}:pillow-{PIL.__version__}"
+    return FunctionReward(name=name, score=score, needs=frozenset({"images"}), version=version)

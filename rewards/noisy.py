@@ -10,7 +10,7 @@ import torch
 
 from flowrl.config.sections import at_least, share
 from flowrl.rewards.base import Reward, RewardInputs, RewardOutput, changed
-from flowrl.rewards.base.nested import InnerOptions, build_nested, nested_options
+from flowrl.rewards.base.specs import InnerOptions, build_nested, nested_options
 from flowrl.runtime.randomness import counter_integers, counter_normal
 
 _MILLION = 1_000_000

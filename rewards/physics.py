@@ -21,8 +21,7 @@ from flowrl.config.sections import at_least, positive
 from flowrl.rewards.base import FunctionReward, Reward, RewardInputs, RewardOutput, output_of, to_uint8
 from flowrl.rewards.base.frames import videos_of
 from flowrl.rewards.motion import check_min_change
-from flowrl.rewards.networks.model_sizes import OneModel
-from flowrl.rewards.networks.pretrained import check_model, fingerprint, load_network, load_processor
+from flowrl.rewards.networks.pretrained import OneModel, check_model, fingerprint, load_network, load_processor
 from flowrl.runtime.placement import widened
 from flowrl.runtime.precision import network_autocast
 from flowrl.runtime.shapes import Float
@@ -115,14 +114,12 @@ class Physics(OneModel):
                     parts[name].append(number)
             return output_of(values, inputs, parts)
 
-        return FunctionReward(
-            name="physics",
-            score=score,
-            needs=frozenset({"videos"}),
-            version=f"physics:{self.model}@{weights}:window-{self.window}:context-{self.context}:stride-{self.stride}:"
+        version = (
+            f"physics:{self.model}@{weights}:window-{self.window}:context-{self.context}:stride-{self.stride}:"
             f"{self.pooling}:target-{self.target_features}:temperature-{self.temperature:g}:"
-            f"min_change-{self.min_change:g}:{type(processor).__name__}-{network.config.crop_size}:float32",
+            f"min_change-{self.min_change:g}:{type(processor).__name__}-{network.config.crop_size}:float32"
         )
+        return FunctionReward(name="physics", score=score, needs=frozenset({"videos"}), version=version)
 
     def _similarity(self, windows: Float[Tensor, " n f 3 h w"], network: Any) -> Float[Tensor, " n"]:
         """[N] similarity of what was foreseen and what came, for windows of processed frames."""

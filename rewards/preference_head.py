@@ -22,9 +22,8 @@ from torch.nn import functional as F
 
 from flowrl.rewards.base import FunctionReward, Model, Reward, RewardInputs, RewardOutput
 from flowrl.rewards.networks.clip_encoder import score_output
-from flowrl.rewards.networks.model_sizes import model_of
 from flowrl.rewards.networks.preference_features import MODELS, Backbone, Features, build_features, check_backbone
-from flowrl.rewards.networks.pretrained import fingerprint, read_weights
+from flowrl.rewards.networks.pretrained import fingerprint, model_of, read_weights
 from flowrl.runtime.files import read_json
 from flowrl.runtime.randomness import counter_normal
 from flowrl.runtime.shapes import Float

@@ -24,14 +24,12 @@ from torch import Tensor
 
 from flowrl.config.sections import at_least
 from flowrl.rewards.base import FunctionReward, Model, Reward, RewardInputs, RewardOutput, output_of, to_uint8
-from flowrl.rewards.networks.looked_for import look_for_servers
+from flowrl.rewards.networks.pretrained import look_for_servers
 from flowrl.rewards.serving.http_client import Lines
 from flowrl.rewards.serving.remote_client import RewardFacts, RewardServer, ask_all, ask_scores, is_back, wrong
-from flowrl.rewards.serving.retries import Failure, addresses, check_calls, check_servers
-from flowrl.rewards.serving.server_pool import ServerPool
+from flowrl.rewards.serving.retries import Failure, ServerPool, addresses, check_calls, check_servers
 from flowrl.rewards.serving.wire import ItemScore, WireItem
-from flowrl.rewards.serving.wire_adapters import ADAPTERS
-from flowrl.rewards.serving.wire_bodies import Way, chunks_of
+from flowrl.rewards.serving.wire_adapters import ADAPTERS, Way, chunks_of
 from flowrl.rewards.serving.wire_images import ImageFormat, Pixels
 
 _NEEDS = ("prompts", "images", "metadata")

@@ -12,8 +12,14 @@ from dataclasses import dataclass
 import torch
 
 from flowrl.rewards.base import FunctionReward, Reward, RewardInputs, RewardOutput, output_of, to_uint8
-from flowrl.rewards.networks.model_sizes import OneModel
-from flowrl.rewards.networks.pretrained import check_model, fingerprint, load_network, load_processor, process_images
+from flowrl.rewards.networks.pretrained import (
+    OneModel,
+    check_model,
+    fingerprint,
+    load_network,
+    load_processor,
+    process_images,
+)
 from flowrl.runtime.precision import network_autocast
 
 OWNER, WHAT = "reward 'safety'", "ViT classifier"
@@ -57,10 +63,8 @@ class Safety(OneModel):
                 logits = network(pixel_values=pixels).logits
             return output_of((-logits.cpu().double().softmax(-1)[:, places[0]]).tolist(), inputs)
 
-        return FunctionReward(
-            name="safety",
-            score=score,
-            needs=frozenset({"images"}),
-            version=f"safety:{self.model}@{fingerprint([network.classifier.weight])}:-P({self.label}):"
-            f"{type(processor).__name__}:float32",
+        version = (
+            f"safety:{self.model}@{fingerprint([network.classifier.weight])}:-P({self.label}):"
+            f"{type(processor).__name__}:float32"
         )
+        return FunctionReward(name="safety", score=score, needs=frozenset({"images"}), version=version)

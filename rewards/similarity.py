@@ -24,7 +24,7 @@ from flowrl.rewards.image_files import image_files, no_listed, read_image
 from flowrl.rewards.networks import pretrained
 from flowrl.rewards.networks.clip_encoder import CLIP_MODEL as DEFAULT_CLIP
 from flowrl.rewards.networks.dinov2 import DINOV2_MODEL, load_dinov2
-from flowrl.rewards.networks.model_sizes import model_of
+from flowrl.rewards.networks.pretrained import model_of
 from flowrl.runtime.precision import network_autocast
 from flowrl.runtime.shapes import Float, UInt8
 

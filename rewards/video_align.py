@@ -138,14 +138,12 @@ class VideoAlign(CheckpointOptions):
             values = [sum(parts[name][i] for name in self.dimensions) for i in range(len(inputs))]
             return output_of(values, inputs, parts=parts)
 
-        return FunctionReward(
-            name="video_align",
-            score=score,
-            needs=frozenset({"videos", "prompts"}),
-            version=f"video_align:{self.model}/{chosen.name}@{pretrained.fingerprint(scorer.network.head.parameters())}:"
+        version = (
+            f"video_align:{self.model}/{chosen.name}@{pretrained.fingerprint(scorer.network.head.parameters())}:"
             f"{'+'.join(self.dimensions)}:{'normalised' if self.normalise else 'raw'}:{template_name(text)}:"
-            f"{self.position_mode}:{settings.fps:g}fps:{settings.max_pixels}px:{self.dtype}",
+            f"{self.position_mode}:{settings.fps:g}fps:{settings.max_pixels}px:{self.dtype}"
         )
+        return FunctionReward(name="video_align", score=score, needs=frozenset({"videos", "prompts"}), version=version)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from flowrl.config.train import load_config
-from flowrl.rewards.base.user_code import load_function
+from flowrl.rewards.base.user_file import load_function
 from flowrl.rewards.embedded.realism import scene_images
 from flowrl.world.scene_prompts import train_records
 

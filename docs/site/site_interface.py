@@ -14,7 +14,7 @@ from flowrl.cli import COMMANDS
 from flowrl.config.source_syntax import find_definition, module_path, text_after, tree_of
 
 CONTRACTS = (
-    "flowrl.rewards", "flowrl.rewards.base.user_code", "flowrl.pipelines", "flowrl.samplers", "flowrl.samplers.kernels",
+    "flowrl.rewards", "flowrl.rewards.base.user_file", "flowrl.pipelines", "flowrl.samplers", "flowrl.samplers.kernels",
     "flowrl.advantages", "flowrl.prompts.loading", "flowrl.trajectory", "flowrl.runtime.randomness",
     "flowrl.runtime.capabilities",
 )  # fmt: skip

@@ -48,7 +48,7 @@ from flowrl.generation.subject import Settings, Subject
 from flowrl.media.lossless import CLIPS
 from flowrl.media.reading import read_rgb
 from flowrl.rendering.notebook import heading, images_row, rows_table, scores_table
-from flowrl.rewards.networks.looked_for import look_for_models
+from flowrl.rewards.networks.pretrained import look_for_models
 from flowrl.runtime.public import public
 from flowrl.runtime.scrubbing import say
 from flowrl.statistics.bootstrap import Interval

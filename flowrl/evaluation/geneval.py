@@ -20,10 +20,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from flowrl.benchmarks.geneval.detections import Detection, keep_detections
 from flowrl.benchmarks.geneval.metadata import TASKS, parse_record
 from flowrl.benchmarks.geneval.published import CLASSES, published_records
-from flowrl.benchmarks.geneval.rules import graded, strict, verdict
+from flowrl.benchmarks.geneval.rules import Detection, graded, keep_detections, strict, verdict
 from flowrl.config.strict_yaml import read_mapping
 from flowrl.config.train import resolve_path
 from flowrl.evaluation.benchmark import NO_TRAINING, Result, SideResult, result_of

@@ -9,7 +9,7 @@ from typing import Any
 
 from flowrl.evaluation.named_judges import judge_text, read_judge
 from flowrl.generation.drawing import find_device
-from flowrl.rewards.judges.autorubric import RubricTraining, TrainedRubric, train_rubric
+from flowrl.rewards.judges.rubric import RubricTraining, TrainedRubric, train_rubric
 from flowrl.runtime.files import refuse_foreign
 from flowrl.runtime.public import public
 

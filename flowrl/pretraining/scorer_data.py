@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from flowrl.benchmarks.geneval.detections import MIN_COUNTING_SCORE, MIN_SCORE
+from flowrl.benchmarks.geneval.rules import MIN_COUNTING_SCORE, MIN_SCORE
 from flowrl.rewards.embedded.attributes import GRID, MAX_COUNT, PAIRS
 from flowrl.runtime.shapes import Float, UInt8
 from flowrl.world.detector import color_of, detect_shapes

@@ -46,8 +46,8 @@ from flowrl.prompts.pairs import read_pairs
 from flowrl.rewards.judges.answers import parse_score
 from flowrl.rewards.judges.asking import probability_of_yes
 from flowrl.rewards.judges.chat import Question
+from flowrl.rewards.judges.edit_judge import SCORE
 from flowrl.rewards.judges.local_chat import LocalChat, LocalJudge, load_vision_language
-from flowrl.rewards.judges.principles import SCORE
 from flowrl.rewards.judges.templates import Template, load_templates
 from flowrl.rewards.networks.pretrained import check_model
 from flowrl.runtime.files import read_json, write_atomically

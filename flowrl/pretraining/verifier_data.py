@@ -19,7 +19,7 @@ from flowrl.prompts.pairs import Pair
 from flowrl.prompts.source_images import read_image
 from flowrl.rewards.base import to_uint8
 from flowrl.rewards.judges.chat import TOP_LOGPROBS, Pixels, Question
-from flowrl.rewards.judges.principles import Plan, Principle, given_principles
+from flowrl.rewards.judges.edit_judge import Plan, Principle, given_principles
 from flowrl.rewards.judges.templates import Template
 from flowrl.runtime.randomness import counter_seed
 from flowrl.world.edits import TASKS, edit_verdict, edited_scene, failed_scene, random_edit, source_scene

@@ -36,8 +36,8 @@ from flowrl.config.options import build_options
 from flowrl.generation.named_rewards import reward_label
 from flowrl.rewards.base.specs import validate_reward_specs
 from flowrl.rewards.serving import score_server
+from flowrl.rewards.serving.batching import DIRECTORY
 from flowrl.rewards.serving.front_door import ServerBackend, look
-from flowrl.rewards.serving.server_metrics import DIRECTORY
 from flowrl.runtime.scrubbing import say as print
 from flowrl.runtime.temporary import TemporaryFolder
 from flowrl.serving.served import Rows, ServerSettings, count_death, threads_of

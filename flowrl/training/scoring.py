@@ -29,7 +29,7 @@ from flowrl.pipelines import Pipeline
 from flowrl.rewards import RewardInputs, RewardOutput, TrainedReward, asks_people, to_uint8
 from flowrl.rewards.base.outputs import join_outputs, move_output
 from flowrl.rewards.compose import WeightedSum
-from flowrl.rewards.judges.usage import USAGE, usage_row
+from flowrl.rewards.judges.call_limits import USAGE, usage_row
 from flowrl.rewards.serving.server import open_socket
 from flowrl.rewards.votes.reward import VotesReward
 from flowrl.runtime.placement import sent

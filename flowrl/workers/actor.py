@@ -15,7 +15,7 @@ from torch import Tensor
 from flowrl.config.train import TrainConfig
 from flowrl.pipelines.weights.full_weights import working_weights
 from flowrl.pipelines.weights.loading_choices import Loading, Split
-from flowrl.rewards.base.user_code import load_function
+from flowrl.rewards.base.user_file import load_function
 from flowrl.runtime.process_settings import take_deterministic_kernels
 from flowrl.training.draws import Drawn, Draws, EvalRequest, Request
 from flowrl.training.learner import NetworkCounter

@@ -13,7 +13,7 @@ from functools import lru_cache
 import numpy as np
 from PIL import Image, ImageDraw
 
-from flowrl.benchmarks.geneval.detections import Detection
+from flowrl.benchmarks.geneval.rules import Detection
 from flowrl.world.blobs import label_blobs
 from flowrl.world.scenes import BACKGROUND, COLORS, SHAPES, outline
 

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from flowrl.benchmarks.geneval.detections import MIN_SCORE
 from flowrl.benchmarks.geneval.metadata import parse_record
+from flowrl.benchmarks.geneval.rules import MIN_SCORE
 from flowrl.benchmarks.geneval.wording import colors
 from flowrl.prompts.grids import cell_pairs, cell_prompts, split_grid
 from flowrl.runtime.shapes import UInt8

@@ -131,7 +131,7 @@ class RewardOutput:
 
 class Model(NamedTuple):
     """A model that a reward holds on its device: its folder or hub id, bytes per weight, and `parameters`, how many
-    weights (None if unknown). `networks.model_sizes.sized` makes one."""
+    weights (None if unknown). `networks.pretrained.model_of` makes one."""
 
     name: str
     bytes_per_weight: int = 4

@@ -23,15 +23,7 @@ from flowrl.rewards.base.prompt_needs import no_source
 from flowrl.rewards.comparing.comparators import Comparator, Gives, Pairs, Verdicts
 from flowrl.rewards.judges.answers import parse_winner, yes_no
 from flowrl.rewards.judges.asking import ask_all, json_record, number_list, pixels_of, shown_of
-from flowrl.rewards.judges.chat import (
-    TOP_LOGPROBS,
-    Answer,
-    Pixels,
-    build_chat,
-    check_chat,
-    is_server,
-    score_schema,
-)
+from flowrl.rewards.judges.chat import TOP_LOGPROBS, Answer, Pixels, build_chat, check_chat, is_server, score_schema
 from flowrl.rewards.judges.templates import load_template, read_template
 
 _TEMPLATES = {"image": "pairwise", "video": "pairwise_video", "edit": "pairwise_edit"}

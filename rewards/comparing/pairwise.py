@@ -24,13 +24,12 @@ import torch
 from flowrl.config.sections import at_least
 from flowrl.prompts.loading import Prompt
 from flowrl.rewards.base import FunctionReward, Reward, RewardInputs, RewardOutput, output_of
-from flowrl.rewards.base.nested import InnerOptions, build_nested, nested_options
 from flowrl.rewards.base.outputs import log_words
 from flowrl.rewards.base.prompt_needs import lack_of
+from flowrl.rewards.base.specs import InnerOptions, build_nested, nested_options
 from flowrl.rewards.comparing import tournaments
-from flowrl.rewards.comparing.comparators import comparator_options
+from flowrl.rewards.comparing.comparators import Bouts, Orders, VerdictCache, comparator_options, group_places
 from flowrl.rewards.comparing.tournaments import Byes
-from flowrl.rewards.comparing.verdicts import Bouts, Orders, VerdictCache, group_places
 from flowrl.runtime.randomness import counter_choice
 from flowrl.runtime.shapes import Float64
 
@@ -136,11 +135,7 @@ class WinRate(ComparingOptions):
             for group, places in groups.items():
                 count = len(places)
                 order = counter_choice(count, count, "opponents", inputs.iteration, group)
-                rounds.append(
-                    tournaments.all_pairs(count)
-                    if self.opponents is None
-                    else tournaments.ring_pairs(order, self.opponents)
-                )
+                rounds.append(tournaments.ring_pairs(order, self.opponents or count))
             played = bouts(inputs)
             values = np.full(len(inputs), np.nan)
             rates: dict[str, np.ndarray] = {}  # by category

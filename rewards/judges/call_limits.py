@@ -1,18 +1,29 @@
-"""How much a judge is asked: requests and tokens a minute, and tokens in all.
+"""Requests to a judge: how many there may be, how images travel in them, and what they cost.
 
-A hosted judge counts for a key, not for a process: each of N training processes takes an N-th of every limit. Ray's
-reward workers and the replicas of `flowrl serve` know nothing of each other: each takes the whole.
+    images = EncodedImages(questions, "jpeg95", threads)
+    part = await images.part(image)          # the JSON of the image's part of a message
+
+What each format costs is in docs/serving.md. A hosted judge counts for a key, not for a process: each of N training
+processes takes an N-th of every limit. Ray's reward workers and the replicas of `flowrl serve` know nothing of each
+other: each takes the whole.
 """
 
 from __future__ import annotations
 
 import asyncio
+import base64
+import io
 import math
+import threading
 import time
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterable
+from concurrent.futures import Executor, Future
+from dataclasses import dataclass, replace
 
-from flowrl.rewards.judges.chat import Question
+import numpy as np
+from PIL import Image
+
+from flowrl.rewards.judges.chat import JudgeImageFormat, Question
 
 _IMAGE_TOKENS, _LETTERS_PER_TOKEN = 1000, 4  # a guess, until the first answer says how many tokens there are
 
@@ -85,3 +96,104 @@ class AskingPace:
     def _move(self, kind: str, limit: float | None, cost: float, now: float) -> None:
         if limit is not None:
             self._next[kind] = max(self._next[kind], now) + 60.0 / limit * cost
+
+
+class EncodedImages:
+    """The images of some questions, which are encoded in threads from the moment on that this is made."""
+
+    def __init__(self, questions: Iterable[Question], image_format: JudgeImageFormat, threads: Executor) -> None:
+        self._parts: dict[int, Future[bytes]] = {}  # by identity of the array, which the questions keep alive
+        known: dict[tuple[object, ...], Future[bytes]] = {}  # who reads an image again gives arrays of one content
+        for image in (part for question in questions for part in question.parts if not isinstance(part, str)):
+            if id(image) not in self._parts:
+                content = (image.shape, image.tobytes())
+                if content not in known:
+                    known[content] = threads.submit(image_part, image, image_format)
+                self._parts[id(image)] = known[content]
+
+    async def part(self, image: np.ndarray) -> bytes:
+        """The JSON of an image's part of a message, once it is there."""
+        part = self._parts[id(image)]
+        return part.result() if part.done() else await asyncio.wrap_future(part)
+
+
+def image_part(image: np.ndarray, image_format: JudgeImageFormat) -> bytes:
+    """An 8-bit image [H, W, 3] as JSON of a message's part, which holds the file in base64."""
+    # What else is to be done to an image before it is sent, such as another size, belongs here.
+    file = io.BytesIO()
+    shown = Image.fromarray(image)
+    if image_format == "png":
+        shown.save(file, format="PNG", compress_level=1)  # the pixels are the same at every level
+    elif image_format == "webp":
+        shown.save(file, format="WEBP", lossless=True, method=0, quality=0)
+    else:
+        shown.save(file, format="JPEG", quality=95)
+    kind = "jpeg" if image_format == "jpeg95" else image_format
+    return b"".join(
+        (
+            b'{"type": "image_url", "image_url": {"url": "data:image/',
+            kind.encode(),
+            b";base64,",
+            base64.b64encode(file.getbuffer()),
+            b'"}}',
+        )
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class UsageCount:
+    """Some requests: how many, how many of them were repeated tries, their tokens, and seconds of those answered."""
+
+    requests: int = 0
+    retries: int = 0
+    tokens: int = 0
+    seconds: tuple[float, ...] = ()
+
+
+class Usage:
+    """A count that any thread may add to."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._used, self._seconds = UsageCount(), list[float]()
+
+    def add(self, *, again: bool = False, tokens: int = 0, seconds: float | None = None) -> None:
+        """One request; `again` says that it repeats one, `seconds` is None where it was not answered."""
+        with self._lock:
+            used = self._used
+            self._used = replace(
+                used, requests=used.requests + 1, retries=used.retries + again, tokens=used.tokens + tokens
+            )
+            if seconds is not None:
+                self._seconds.append(seconds)
+
+    def take(self) -> UsageCount:
+        """All since the last time."""
+        with self._lock:
+            used, seconds = self._used, tuple(self._seconds)
+            self._used, self._seconds = UsageCount(), []
+        return replace(used, seconds=seconds)
+
+
+USAGE = Usage()
+"""Of this process: all judges of a run stand in one row of its log."""
+
+
+def usage_row(parts: Iterable[UsageCount]) -> dict[str, float]:
+    """Numbers for the log of what some processes used; nothing where no judge was asked. `judge/requests`,
+    `judge/retries` and `judge/tokens` are sums; `judge/seconds` is the median of a request that was answered,
+    `judge/seconds_p95` what one in twenty exceeds."""
+    parts = list(parts)
+    requests = sum(part.requests for part in parts)
+    if not requests:
+        return {}
+    row: dict[str, float] = {
+        "judge/requests": requests,
+        "judge/retries": sum(part.retries for part in parts),
+        "judge/tokens": sum(part.tokens for part in parts),
+    }
+    seconds = [second for part in parts for second in part.seconds]
+    if seconds:
+        median, late = np.quantile(seconds, (0.5, 0.95))
+        row |= {"judge/seconds": round(float(median), 4), "judge/seconds_p95": round(float(late), 4)}
+    return row

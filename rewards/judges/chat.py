@@ -22,7 +22,7 @@ from PIL import Image
 
 from flowrl.config.options import build_parts
 from flowrl.rewards.base import Model, load_target
-from flowrl.rewards.networks.model_sizes import model_of
+from flowrl.rewards.networks.pretrained import model_of
 from flowrl.runtime.shapes import UInt8
 
 PRACTICAL = frozenset({

@@ -1,16 +1,21 @@
-"""Edits judged against their instruction by one score; `flowrl.rewards.judges.principles` checks them point by point.
+"""Edits judged against their instruction: by one score, or point by point. Both need the source image.
 
 `edit_score` asks for a digit and takes its expectation (UniWorld-V2, Edit-R1, arXiv 2510.16888), or for ratings of
-semantic consistency and perceptual quality (EditScore, VIEScore). It needs the source image.
+semantic consistency and perceptual quality (EditScore, VIEScore), in the published words of PKU-YuanGroup/Edit-R1 and
+VectorSpaceLab/EditScore; see `flowrl.rewards.judges.templates`. Their own servers are sent images as JPEG.
 
-Both ask in the published words, of PKU-YuanGroup/Edit-R1 and VectorSpaceLab/EditScore; see
-`flowrl.rewards.judges.templates`. Their own servers are sent images as JPEG.
+`edit_principles` checks one by one what an instruction asks to keep, to change and to get right: the first half of
+Edit-R1 with a reasoning verifier (arXiv 2604.27505). The paper's texts, its range of scores and its aggregation are not
+published; those here are our own.
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
-from collections.abc import Mapping
+import re
+import threading
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from statistics import fmean
@@ -18,12 +23,25 @@ from typing import Any, ClassVar, Literal
 
 import torch
 
+from flowrl.config.sections import at_least
 from flowrl.prompts.loading import Prompt
-from flowrl.rewards.base import Reward, RewardInputs, RewardOutput
+from flowrl.rewards.base import FunctionReward, Model, Reward, RewardInputs, RewardOutput
 from flowrl.rewards.base.prompt_needs import no_source
 from flowrl.rewards.judges import asking
-from flowrl.rewards.judges.answers import expected_level
-from flowrl.rewards.judges.chat import TOP_LOGPROBS, Answer, Chat, OneJudge, Question, check_chat, score_schema
+from flowrl.rewards.judges.answers import expected_level, parse_score
+from flowrl.rewards.judges.chat import (
+    TOP_LOGPROBS,
+    Answer,
+    Chat,
+    OneJudge,
+    Pixels,
+    Question,
+    build_chat,
+    check_chat,
+    is_server,
+    judge_models,
+    score_schema,
+)
 from flowrl.rewards.judges.templates import Template, digest_of, load_templates
 
 DIGITS = {str(digit): float(digit) for digit in range(6)}
@@ -167,3 +185,241 @@ class EditScore(OneJudge):
             return asking.JudgedItem(value=value, parts={"consistency": consistency, "quality": quality})
 
         return asking.judge_items(inputs, chat, ask, read, parts=("consistency", "quality"))
+
+
+# ---- principles ------------------------------------------------------------------------------------------------------
+
+
+Verify = Literal["reasoned", "yes_no"]
+Aggregate = Literal["mean", "geometric", "min"]
+Plan = tuple["Principle", ...]
+KINDS = ("keep", "follow", "quality")
+MAX_PLANS = 4096
+SCORE = r"(?m)^\W*score\W{0,4}[:\uff1a]\W{0,4}?(\d+(?:\.\d+)?)"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Principle:
+    """One statement that an edited image must satisfy, of a kind in `KINDS`."""
+
+    kind: str
+    text: str
+
+
+def parse_principles(text: str, limit: int) -> Plan:
+    """The principles in a judge's list, each on a line such as "KEEP: the sky is unchanged". At most `limit` distinct
+    ones: where there are more, each kind is cut in turn, so that none is lost to the length of another."""
+    found = re.findall(rf"(?im)^[^\w\n]*(?:\d+[^\w\n]+)?({'|'.join(KINDS)})[^\w\n:]*[:\uff1a][^\w\n]*(\w.*?)\s*$", text)
+    distinct = dict.fromkeys(Principle(kind=kind.lower(), text=words) for kind, words in found)
+    ranked = [
+        (place, KINDS.index(kind), principle)
+        for kind in KINDS
+        for place, principle in enumerate(p for p in distinct if p.kind == kind)
+    ]
+    kept = {principle for _, _, principle in sorted(ranked, key=lambda row: row[:2])[:limit]}
+    return tuple(principle for principle in distinct if principle in kept)
+
+
+def aggregate_principles(
+    principles: Sequence[Principle], scores: Sequence[float], weights: Mapping[str, float], aggregate: Aggregate
+) -> tuple[float, dict[str, float]]:
+    """One score from those of the principles, each in [0, 1], and the mean of each kind.
+
+    `mean`: `sum_k w_k m_k / sum_k w_k` over the kinds k that have principles, m_k the mean of kind k, so a kind does
+    not count more for being longer. `geometric`: `prod_k m_k^(w_k / sum w)`. `min`: the lowest score of all whose kind
+    has weight. Raises ValueError: no principle is of a kind with weight.
+    """
+    kinds = [kind for kind in KINDS if weights[kind] > 0 and kind in {p.kind for p in principles}]
+    if not kinds:
+        raise ValueError(f"no principle is of a kind with weight: {[p.kind for p in principles]}, weights {weights}.")
+    by_kind = {kind: [score for p, score in zip(principles, scores, strict=True) if p.kind == kind] for kind in kinds}
+    means = {kind: fmean(values) for kind, values in by_kind.items()}
+    if aggregate == "min":
+        return min(min(values) for values in by_kind.values()), means
+    if aggregate == "mean":
+        return asking.weighted_mean(means, weights), means
+    return asking.weighted_geometric_mean(means, weights), means
+
+
+class Planner:
+    """Turns instructions into principles, each pair of instruction and source image once.
+
+    All samples of a group thus are held to the same principles, and a batch costs one question per prompt. Failed
+    decompositions are not kept. Greedy answers, so that processes that ask separately agree. Safe to use from several
+    threads: one asks while the others wait for its plans.
+    """
+
+    def __init__(self, chat: Chat, words: Template, *, limit: int, max_tokens: int) -> None:
+        self.chat, self.words, self.limit, self.max_tokens = chat, words, limit, max_tokens
+        self.plans: dict[str, Plan] = {}
+        self._lock = threading.Lock()
+
+    def plan(self, instructions: Sequence[str], sources: Sequence[Pixels]) -> list[Plan | str]:
+        """The principles of each edit, or the short word that says why there are none."""
+        keys = [
+            hashlib.sha256(f"{instruction}\0{source.shape}\0".encode() + source.tobytes()).hexdigest()
+            for instruction, source in zip(instructions, sources, strict=True)
+        ]
+        with self._lock:
+            new = {
+                key: self.words.question([source], {"prompt": instruction}, max_tokens=self.max_tokens)
+                for key, instruction, source in zip(keys, instructions, sources, strict=True)
+                if key not in self.plans
+            }
+            fresh: dict[str, Plan | str] = {
+                key: answer.error or parse_principles(answer.text, self.limit) or asking.UNPARSED
+                for key, answer in zip(new, asking.ask_all(self.chat, list(new.values())), strict=True)
+            }
+            plans = [fresh[key] if key in fresh else self.plans[key] for key in keys]
+            self.plans |= {key: plan for key, plan in fresh.items() if not isinstance(plan, str)}
+            for key in list(self.plans)[: max(0, len(self.plans) - MAX_PLANS)]:
+                del self.plans[key]
+        return plans
+
+    def plans_of(self, inputs: RewardInputs) -> list[Plan | str]:
+        """The principles of each item, those of its record before the planner's, or why it has none."""
+        sources = [asking.pixels_of(own[0]) if own else None for own in inputs.source_images or [[]] * len(inputs)]
+        given = [given_principles(record, self.limit) for record in inputs.metadata]
+        plans: list[Plan | str] = [
+            asking.MISSING if source is None else own or () for source, own in zip(sources, given, strict=True)
+        ]
+        open_items = [item for item, plan in enumerate(plans) if not plan]
+        images = [source for item in open_items if (source := sources[item]) is not None]
+        made = self.plan([inputs.prompts[item] for item in open_items], images)
+        for item, plan in zip(open_items, made, strict=True):
+            plans[item] = plan
+        return plans
+
+
+def given_principles(record: Mapping[str, Any], limit: int) -> Plan | None:
+    """The principles of a prompt's record, `principles: ["KEEP: the sky is unchanged", ...]`, None where it has none.
+    Raises ValueError: if there is such a field, and no principle in it."""
+    lines = record.get("principles")
+    if lines is None:
+        return None
+    texts = [line for line in lines if isinstance(line, str)] if isinstance(lines, list) else []
+    plan = parse_principles("\n".join(texts), limit)
+    if not plan or len(texts) != len(lines):
+        raise ValueError(
+            f'metadata field principles must be a list of texts such as "KEEP: the sky is unchanged", each with KEEP, '
+            f"FOLLOW or QUALITY, got {lines!r}."
+        )
+    return plan
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EditPrinciples:
+    """How far an edit keeps to the principles that a judge derives from its instruction, in [0, 1] (Edit-R1).
+
+    A planner reads the instruction and the source image and writes principles of three kinds: what must be kept, what
+    must follow the instruction, what must look right. A prompt's metadata may bring them instead, as `principles:
+    ["KEEP: the sky is unchanged", ...]`. The judge checks each on the source and the edited image; the checks are put
+    together as `aggregate` says, and the sub-scores are the means of the kinds. An item fails if a check fails.
+    """
+
+    judges: ClassVar[tuple[str, ...]] = ("edits",)
+    judge: Mapping[str, Any]
+    """Which model checks, see `flowrl.rewards.judges.chat`."""
+    planner: Mapping[str, Any] | None = None
+    """Which one writes principles; null for the judge."""
+    verify: Verify = "reasoned"
+    """`reasoned`, a short reasoning that ends in a score of 0 to 10, over 10; `yes_no`, the probability of yes at the
+    first token, which is cheaper and needs a judge with log-probabilities."""
+    weights: Mapping[str, float] | None = None
+    """Weights of keep, follow and quality; null weighs all alike."""
+    aggregate: Aggregate = "mean"
+    """`mean` of the kinds' means; their weighted `geometric` mean; `min`, the worst principle."""
+    max_principles: int = 10
+    """Principles of an instruction at most."""
+    template: str | None = None
+    """A folder that holds principle_list.txt, principle_reasoned.txt or principle_yes_no.txt."""
+    max_tokens: int = 512
+    """Length of a reasoned check, and of the list."""
+    temperature: float = 0.0
+    """Temperature of a reasoned check; the list is greedy, so that all samples of a prompt get the same."""
+
+    def __post_init__(self) -> None:
+        at_least(1, self, "max_principles")
+        asking.full_weights(self.weights, KINDS)
+        if self.verify == "yes_no" and self.temperature != 0:
+            raise ValueError("temperature means nothing with verify yes_no: leave it out.")
+        asking.check_answer_options(self.max_tokens, self.temperature)
+        self.templates()
+        check_chat(self.judge)
+        if self.planner is not None:
+            check_chat(self.planner, owner="planner")
+
+    def templates(self) -> dict[str, Template]:
+        """The templates of the list and of the checks, by name."""
+        return load_templates({"principle_list": 1, f"principle_{self.verify}": 2}, self.template)
+
+    @property
+    def models(self) -> tuple[Model, ...]:
+        return judge_models(self.judge, *(() if self.planner is None else (self.planner,)))
+
+    def lacks(self, prompt: Prompt) -> str | None:
+        """A source image; principles that can be read, where the record brings some."""
+        if (lack := no_source(prompt)) is not None:
+            return lack
+        try:
+            given_principles(prompt.metadata, self.max_principles)
+        except ValueError as error:
+            return f"needs other principles: {error}"
+        return None
+
+    def build(self, device: torch.device) -> Reward:
+        """Makes the reward; loads the judge, if it runs here."""
+        templates, weights = self.templates(), asking.full_weights(self.weights, KINDS)
+        chat = build_chat(self.judge, device=device)
+        plans = chat if self.planner is None else build_chat(self.planner, device=device, owner="planner")
+        planner = Planner(plans, templates["principle_list"], limit=self.max_principles, max_tokens=self.max_tokens)
+        listed = ",".join(f"{kind}-{weights[kind]:g}" for kind in KINDS)
+        # A planner in this process must not run in threads beside the rollout, wherever the judge is.
+        remote = is_server(self.judge) and is_server(self.planner or self.judge)
+        return FunctionReward(
+            name="edit_principles",
+            score=partial(self._score, chat=chat, planner=planner, words=templates[f"principle_{self.verify}"]),
+            kind="remote" if remote else "pointwise",
+            waits=remote,
+            needs=frozenset({"images", "prompts", "source_images", "metadata"}),
+            version=f"edit_principles:{self.verify}:{self.aggregate}:{listed}:at_most-{self.max_principles}:"
+            f"max_tokens-{self.max_tokens}:temperature-{self.temperature:g}:template-{digest_of(templates)}:"
+            f"{chat.version}:planner-{plans.version}",
+        )
+
+    def _score(self, inputs: RewardInputs, *, chat: Chat, planner: Planner, words: Template) -> RewardOutput:
+        plans, weights = planner.plans_of(inputs), asking.full_weights(self.weights, KINDS)
+        checked: dict[int, Plan] = {}
+        reasoned = self.verify == "reasoned"
+
+        def ask(item: int) -> list[Question]:
+            found = plans[item]
+            if isinstance(found, str):
+                raise asking.NoScore(found)
+            plan = tuple(principle for principle in found if weights[principle.kind] > 0)  # others are not asked about
+            if not plan:
+                raise asking.NoScore(asking.UNPARSED)
+            checked[item] = plan
+            images = [asking.source_of(inputs, item), asking.pixels_of(inputs.images[item])]
+            return [
+                words.question(
+                    images,
+                    {"prompt": inputs.prompts[item], "principle": principle.text, "kind": principle.kind},
+                    max_tokens=self.max_tokens if reasoned else 1,
+                    temperature=self.temperature,
+                    top_logprobs=0 if reasoned else TOP_LOGPROBS,
+                    seed=asking.draw_seed("principle", inputs, item, self.temperature, number),
+                )
+                for number, principle in enumerate(plan)
+            ]
+
+        def read(item: int, answers: list[Answer]) -> asking.JudgedItem:
+            if reasoned:  # from 0 to 10
+                found = [parse_score(answer.text, pattern=SCORE, low=0, high=10) for answer in answers]
+                scores = [score / 10 for score in asking.all_of(answers, found)]
+            else:
+                scores = asking.all_of(answers, [asking.probability_of_yes(answer) for answer in answers])
+            value, means = aggregate_principles(checked[item], scores, weights, self.aggregate)
+            return asking.JudgedItem(value=value, parts=means)
+
+        return asking.judge_items(inputs, chat, ask, read, parts=[kind for kind in KINDS if weights[kind] > 0])

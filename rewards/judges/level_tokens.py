@@ -24,8 +24,7 @@ from flowrl.rewards.base import FunctionReward, Model, Reward, RewardInputs, Rew
 from flowrl.rewards.judges.answers import expected_level
 from flowrl.rewards.judges.local_chat import load_vision_language
 from flowrl.rewards.judges.templates import read_template, template_name
-from flowrl.rewards.networks.model_sizes import model_of
-from flowrl.rewards.networks.pretrained import check_model, fingerprint
+from flowrl.rewards.networks.pretrained import check_model, fingerprint, model_of
 
 LEVELS = ("excellent", "good", "fair", "poor", "bad")
 WEIGHTS: dict[str, tuple[float, ...]] = {
@@ -107,13 +106,11 @@ class LevelTokens:
                     values.append(expected_level(dict(zip(LEVELS, row, strict=True)), worth))
             return output_of(values, inputs)
 
-        return FunctionReward(
-            name="level_tokens",
-            score=score,
-            needs=frozenset({"images"}),
-            version=f"level_tokens:{self.model}@{fingerprint([rows])}:{self.weights}:"
-            f"{template_name(text)}:{type(processor).__name__}:{self.dtype}",
+        version = (
+            f"level_tokens:{self.model}@{fingerprint([rows])}:{self.weights}:"
+            f"{template_name(text)}:{type(processor).__name__}:{self.dtype}"
         )
+        return FunctionReward(name="level_tokens", score=score, needs=frozenset({"images"}), version=version)
 
 
 def split_template(text: str) -> tuple[str, str]:

@@ -20,11 +20,9 @@ from weakref import WeakValueDictionary
 import torch
 
 from flowrl.rewards.judges.answers import by_text
-from flowrl.rewards.judges.call_limits import AskingPace, CallLimits
+from flowrl.rewards.judges.call_limits import USAGE, AskingPace, CallLimits, EncodedImages
 from flowrl.rewards.judges.chat import DEFAULT_FORMAT, NO_TOKENS, Answer, Chat, JudgeImageFormat, Question
-from flowrl.rewards.judges.image_urls import EncodedImages
-from flowrl.rewards.judges.usage import USAGE
-from flowrl.rewards.networks.looked_for import look_for_servers
+from flowrl.rewards.networks.pretrained import look_for_servers
 from flowrl.rewards.serving.http_client import DOWN, Body, Lines, ServerLine
 from flowrl.rewards.serving.retries import Failure, addresses, await_with_retries, check_calls, check_servers
 from flowrl.runtime.randomness import counter_seed

@@ -30,8 +30,7 @@ from flowrl.rewards.base import FunctionReward, Model, Reward, RewardInputs, Rew
 from flowrl.rewards.metrics.against import FIELDS, Against, best_of_others, no_other
 from flowrl.rewards.networks.clip_encoder import CLIP_MEAN, CLIP_STD
 from flowrl.rewards.networks.dinov2 import IMAGENET_MEAN, IMAGENET_STD
-from flowrl.rewards.networks.model_sizes import model_of
-from flowrl.rewards.networks.pretrained import fingerprint, first_line, read_weights, shared_network
+from flowrl.rewards.networks.pretrained import fingerprint, first_line, model_of, read_weights, shared_network
 from flowrl.runtime.files import read_json
 from flowrl.runtime.precision import network_autocast
 from flowrl.runtime.shapes import Float, UInt8

@@ -27,7 +27,7 @@ from flowrl.config.sections import at_least
 from flowrl.config.strict_yaml import read_mapping
 from flowrl.prompts.loading import Prompt
 from flowrl.rewards.base import FunctionReward, Model, Reward, RewardInputs, RewardOutput, tensor_output, to_uint8
-from flowrl.rewards.base.user_code import unchanged_process
+from flowrl.rewards.base.user_file import unchanged_process
 from flowrl.rewards.metrics.against import FIELDS, Against, best_of_others, no_other
 from flowrl.rewards.networks.pretrained import fingerprint, first_line
 from flowrl.runtime.failures import out_of_memory

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from flowrl.rewards.base import FunctionReward, Model, Reward, RewardInputs, RewardOutput, output_of, to_uint8
 from flowrl.rewards.judges.templates import IMAGE, read_template, template_name
 from flowrl.rewards.networks import pretrained
-from flowrl.rewards.networks.model_sizes import model_of
+from flowrl.rewards.networks.pretrained import model_of
 from flowrl.rewards.networks.qwen_vl import DTYPES, PROMPT, Dtype
 from flowrl.runtime.files import read_json
 from flowrl.runtime.shapes import Float
@@ -105,13 +105,11 @@ class VqaScore:
                 values.append(float(network(pixels, pieces, answer)))
             return output_of(values, inputs)
 
-        return FunctionReward(
-            name="vqa_score",
-            score=score,
-            needs=frozenset({"images", "prompts"}),
-            version=f"vqa_score:{self.model}@{fingerprint_of(network)}:{self.vision}:{self.tokenizer or 'own'}:"
-            f"{self.answer}:{template_name(text)}:{self.dtype}",
+        version = (
+            f"vqa_score:{self.model}@{fingerprint_of(network)}:{self.vision}:{self.tokenizer or 'own'}:"
+            f"{self.answer}:{template_name(text)}:{self.dtype}"
         )
+        return FunctionReward(name="vqa_score", score=score, needs=frozenset({"images", "prompts"}), version=version)
 
 
 class ClipT5(nn.Module):

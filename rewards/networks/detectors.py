@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 import torch
 
-from flowrl.benchmarks.geneval.detections import Detection
+from flowrl.benchmarks.geneval.rules import Detection
 from flowrl.config.options import build_options, entry_of
 from flowrl.rewards.base import Model, load_target
 from flowrl.runtime.shapes import UInt8

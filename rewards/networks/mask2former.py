@@ -22,15 +22,15 @@ from PIL import Image
 from torch import Tensor
 from torch.nn import functional
 
-from flowrl.benchmarks.geneval.detections import Detection
 from flowrl.benchmarks.geneval.metadata import COLORS
 from flowrl.benchmarks.geneval.published import CLASSES
+from flowrl.benchmarks.geneval.rules import Detection
 from flowrl.rewards.base import Model
 from flowrl.rewards.networks import pretrained
 from flowrl.rewards.networks.clip_encoder import CLIP_MODEL as DEFAULT_CLIP
 from flowrl.rewards.networks.clip_encoder import clip_pixels
 from flowrl.rewards.networks.detectors import Detector
-from flowrl.rewards.networks.model_sizes import model_of
+from flowrl.rewards.networks.pretrained import model_of
 from flowrl.runtime.precision import network_autocast
 from flowrl.runtime.shapes import Bool, Float, Int32, Int64, UInt8
 

@@ -11,6 +11,15 @@ Arguments of most functions here:
     owner       the caller's name for messages: "reward 'clip_score'"
     option      the option that names the model or file, for messages
     what        the kind of model, for messages: "CLIP"
+
+Options of rewards are checked without a look at the hub or at a server, since most of what reads them needs neither.
+Within `look_for_models` the same checks look: for a model on the hub in its cache, then on the hub; for a server at
+its address. An incomplete model or a server that answers and then fails is found only when loaded or asked.
+
+Training programs put their logs and settings into a checkpoint as objects of their own classes; torch's safe reader
+refuses such a file whole. In `replace_foreign` every class and function that the file names, and that torch does not
+know as harmless, is an empty class that accepts any arguments and does nothing: nothing is imported, nothing is called.
+A class that inherits from dict or list cannot be replaced, because torch fills only its own: such a file is refused.
 """
 
 from __future__ import annotations
@@ -18,12 +27,18 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import pickle
+import pickletools
 import re
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from contextlib import nullcontext
+import socket
+import urllib.request
+import zipfile
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from contextvars import ContextVar
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
+from urllib.parse import urlsplit
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -31,13 +46,141 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from flowrl.config.strict_yaml import read_mapping
 from flowrl.prompts.tokenizer_checks import check_tokenizer
-from flowrl.rewards.networks.blanks import replace_foreign
-from flowrl.rewards.networks.looked_for import look_for_model
+from flowrl.rewards.base import Model
 from flowrl.runtime.extras import check_extra
 from flowrl.runtime.failures import out_of_memory
+from flowrl.runtime.files import safetensors_parameters
 from flowrl.runtime.precision import network_autocast
+from flowrl.runtime.private_names import IMPORT_MAPPING, NAME_MAPPING
 from flowrl.runtime.shapes import Float, UInt8
+
+_ALLOWED = {
+    "collections.OrderedDict",
+    "collections.Counter",
+    "_codecs.encode",
+    "builtins.bytearray",
+    "builtins.set",
+    "builtins.complex",
+}
+"""Names of Python's own library that torch's safe reader knows."""
+_LEGACY = 4  # pickles of the format before torch 1.6: a mark, its version, the machine, the content
+
+
+def blank(name: str) -> type:
+    """An empty class: made with any arguments, given any state, it stays empty."""
+
+    def new(cls: type, *_: Any, **__: Any) -> Any:
+        return object.__new__(cls)
+
+    def ignore(self: Any, *_: Any, **__: Any) -> None:
+        return None
+
+    return type(name.rpartition(".")[2], (), {"__new__": new, "__init__": ignore, "__setstate__": ignore})
+
+
+def foreign_names(path: Path) -> list[str]:
+    """Names in a file of torch that are not torch's own: "module.name" each."""
+    names: set[str] = set()
+    if zipfile.is_zipfile(path):
+        try:
+            with zipfile.ZipFile(path) as archive:
+                for entry in archive.namelist():
+                    if entry.endswith("/data.pkl"):
+                        with archive.open(entry) as stream:
+                            names |= _named(stream)
+        except zipfile.BadZipFile as error:
+            raise ValueError(f"{error}.") from error
+    else:
+        with path.open("rb") as stream:
+            for _ in range(_LEGACY):
+                names |= _named(stream)
+    return sorted(name for name in names - _ALLOWED if name.partition(".")[0] != "torch")
+
+
+def _named(stream: IO[bytes]) -> set[str]:
+    """The names in the pickle that begins here, as torch reads those of Python 2; the stream stands after it."""
+    found = set()
+    for code, value, _ in pickletools.genops(stream):
+        if code.name == "GLOBAL":
+            module, _, name = str(value).partition(" ")
+            module, name = NAME_MAPPING.get((module, name), (IMPORT_MAPPING.get(module, module), name))
+            found.add(f"{module}.{name}")
+    return found
+
+
+@contextmanager
+def replace_foreign(path: Path) -> Iterator[None]:
+    """While it is entered, torch's safe reader takes a file's foreign objects for empty ones."""
+    # Of a `defaultdict`, torch sets items on a plain dict and on nothing that stands for one.
+    stands: list[Any] = [
+        ((lambda *_: {}) if name == "collections.defaultdict" else blank(name), name) for name in foreign_names(path)
+    ]
+    with torch.serialization.safe_globals(stands):
+        yield
+
+
+TIMEOUT = 5.0
+"""Seconds that a hub or a server has to answer."""
+_LOOKING: ContextVar[bool] = ContextVar("looking", default=False)
+
+
+@contextmanager
+def look_for_models() -> Iterator[None]:
+    """Inside, checks of options look for what they name."""
+    token = _LOOKING.set(True)
+    try:
+        yield
+    finally:
+        _LOOKING.reset(token)
+
+
+def look_for_model(model: str, *, start: str, option: str, what: str) -> None:
+    """Refuses a model that is neither here, nor in the hub's cache, nor on a hub that answers."""
+    if not _LOOKING.get() or Path(model).expanduser().exists():
+        return
+    from huggingface_hub import HfApi, constants
+    from huggingface_hub.errors import GatedRepoError, HFValidationError, RepositoryNotFoundError
+    from huggingface_hub.file_download import repo_folder_name
+
+    kept = Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=model, repo_type="model") / "snapshots"
+    if any(kept.glob("*/*")):
+        return
+    if constants.is_offline_mode():
+        why = "HF_HUB_OFFLINE is set"
+    else:
+        try:
+            HfApi(endpoint=constants.ENDPOINT).model_info(model, timeout=TIMEOUT)
+            return
+        except GatedRepoError:
+            why = "its licence is to be accepted on the hub, with HF_TOKEN set"
+        except (RepositoryNotFoundError, HFValidationError):
+            why = "the hub has no such model, or HF_TOKEN does not let you see it"
+        except Exception:  # the transport raises errors of every kind
+            why = f"{constants.ENDPOINT} does not answer"
+    raise ValueError(
+        f"{start}the {what} model {model!r} is not on this machine, and {why}: give {option}: a folder that holds it, "
+        f"or fetch it beforehand with `hf download {model}`."
+    )
+
+
+def look_for_servers(servers: Sequence[str], *, option: str) -> None:
+    """Refuses servers none of which takes a connection; one behind a proxy is not asked."""
+    if not _LOOKING.get():
+        return
+    for server in servers:
+        parts = urlsplit(server)
+        host, port = parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
+        if parts.scheme in urllib.request.getproxies() and not urllib.request.proxy_bypass(host):
+            return
+        with suppress(OSError), socket.create_connection((host, port), timeout=TIMEOUT):
+            return
+    raise ValueError(
+        f"no server listens at {', '.join(servers)}: start it, or correct the address, option {option}; nothing was "
+        "drawn yet."
+    )
+
 
 WEIGHT_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt", ".safetensors")
 
@@ -223,9 +366,15 @@ def read_weights(path: Path, *, owner: str, others: bool = False) -> dict[str, T
         with replace_foreign(path) if others else nullcontext():
             content = torch.load(path, map_location="cpu", weights_only=True)
     except (SafetensorError, pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as error:
+        reason = first_line(error)
+        if named := re.search(r"GLOBAL ([\w.]+)", str(error)):
+            reason = f"it asks to run {named[1]}, and no code of a file is run."
+        elif filled := re.search(r"Can only (?:SETITEM|append|extend).*<class '(?:\w+\.)*(\w+)'>", str(error)):
+            reason = f"it holds a dictionary or list of the class {filled[1]}, and no code of a file is run."
+        elif "weights_only" in str(error):  # without the safe reader's advice to read the file unsafely
+            reason = "it holds objects that the safe reader does not take."
         raise ValueError(
-            f"{owner} could not read {path.name}: {_reason(error)} Fetch it again, or give one that holds "
-            f"nothing but tensors."
+            f"{owner} could not read {path.name}: {reason} Fetch it again, or give one that holds nothing but tensors."
         ) from error
     if isinstance(content, Mapping):
         content = next(
@@ -236,18 +385,6 @@ def read_weights(path: Path, *, owner: str, others: bool = False) -> dict[str, T
             f"{owner}: {path.name} is not a checkpoint: it must hold tensors by name, or state_dict: them."
         )
     return dict(content)
-
-
-def _reason(error: Exception) -> str:
-    """The safe reader's objection, without its advice to read the file unsafely."""
-    named = re.search(r"GLOBAL ([\w.]+)", str(error))
-    if named:
-        return f"it asks to run {named[1]}, and no code of a file is run."
-    if filled := re.search(r"Can only (?:SETITEM|append|extend).*<class '(?:\w+\.)*(\w+)'>", str(error)):
-        return f"it holds a dictionary or list of the class {filled[1]}, and no code of a file is run."
-    if "weights_only" in str(error):
-        return "it holds objects that the safe reader does not take."
-    return first_line(error)
 
 
 def check_shapes(
@@ -318,3 +455,26 @@ def unit(features: Float[Tensor, " b d"]) -> Float[Tensor, " b d"]:
 def _embedding(output: Any) -> Float[Tensor, " b d"]:
     """The projected embedding at length 1; transformers 4 returns the tensor, 5 an output object that holds it."""
     return unit((output if isinstance(output, Tensor) else output.pooler_output).float())
+
+
+_PARAMETERS: dict[str, int] = read_mapping(Path(__file__).with_name("model_sizes.yaml"))
+
+
+def model_of(name: str, bytes_per_weight: int = 4) -> Model:
+    """A model that a reward holds, with the number of its weights if that is known without a download."""
+    folder = Path(name).expanduser()
+    files = sorted(folder.glob("*.safetensors")) if folder.is_dir() else []
+    known = sum(map(safetensors_parameters, files)) if files else _PARAMETERS.get(name)
+    return Model(name, bytes_per_weight, known)
+
+
+class OneModel:
+    """What options that name one `model`, held in float32, have in common; each states its fields itself."""
+
+    __slots__ = ()
+    model: str
+
+    @property
+    def models(self) -> tuple[Model, ...]:
+        """That model."""
+        return (model_of(self.model),)

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from flowrl.config.sections import at_least
 from flowrl.rewards.base import Model
 from flowrl.rewards.networks import pretrained
-from flowrl.rewards.networks.model_sizes import model_of
+from flowrl.rewards.networks.pretrained import model_of
 from flowrl.runtime.shapes import Float, Int64, UInt8
 
 PositionMode = Literal["sequential", "mrope"]

@@ -25,8 +25,7 @@ from typing import Any, TypeVar
 
 import httpx2
 
-from flowrl.rewards.serving.retries import MAX_REPLY_BYTES, Failure, RawReply, is_loopback, read_json_reply
-from flowrl.rewards.serving.server_pool import ServerPool
+from flowrl.rewards.serving.retries import MAX_REPLY_BYTES, Failure, RawReply, ServerPool, is_loopback, read_json_reply
 from flowrl.runtime.process_settings import usable_cores
 from flowrl.runtime.scrubbing import remember_secret
 

@@ -9,11 +9,16 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from flowrl.rewards.serving.http_client import Body, Lines, ServerLine
-from flowrl.rewards.serving.retries import Failure, call_with_retries, failed_status, retry_delay
-from flowrl.rewards.serving.server_pool import VERSION_CHANGED, ServerPool
+from flowrl.rewards.serving.retries import (
+    VERSION_CHANGED,
+    Failure,
+    ServerPool,
+    call_with_retries,
+    failed_status,
+    retry_delay,
+)
 from flowrl.rewards.serving.wire import ScoreReply, WireItem
-from flowrl.rewards.serving.wire_adapters import Adapter
-from flowrl.rewards.serving.wire_bodies import RequestRoom, Way
+from flowrl.rewards.serving.wire_adapters import Adapter, RequestRoom, Way
 from flowrl.rewards.serving.wire_images import short
 from flowrl.runtime.disk_errors import WORDS
 from flowrl.runtime.randomness import counter_seed

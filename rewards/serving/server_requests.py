@@ -10,8 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from flowrl.rewards.base import Reward
-from flowrl.rewards.serving.batching import RewardQueue
-from flowrl.rewards.serving.server_metrics import Metrics
+from flowrl.rewards.serving.batching import Metrics, RewardQueue
 from flowrl.rewards.serving.wire import Limits, decode_request, encode_reply, too_many_bytes
 from flowrl.rewards.serving.wire_images import WireError, queue_full, stopping
 from flowrl.runtime.process_settings import usable_cores

@@ -6,7 +6,7 @@
     reply    {"schema": 1, "version": "...", "items": [{"id": 0, "value": 0.5 or null, "parts": {}, "error": null}]}
 
 An image is base64 of a PNG (JPEG and WebP are read too), or in a multipart request the name of the part that holds the
-file. A video is a list of such images, `frames`, or one file, `video` (see `wire_videos`). Replies are matched by id,
+file. A video is a list of such images, `frames`, or one file, `video` (see `wire_images`). Replies are matched by id,
 never by position. `id`, `prompt` and either one image, frames or a video must be given; the rest may be left out.
 Everything here is a pure function of bytes; what a stranger sent is refused with `WireError`.
 """
@@ -28,11 +28,11 @@ from flowrl.rewards.serving.wire_images import (
     WireError,
     bad_request,
     decode_image,
+    decode_video,
     encode_image,
     short,
     too_many_images,
 )
-from flowrl.rewards.serving.wire_videos import decode_video
 from flowrl.runtime.files import parse_json
 from flowrl.runtime.scrubbing import one_line
 
@@ -374,28 +374,24 @@ def decode_reply(reply: Any, ids: Sequence[int]) -> ScoreReply:
     for entry in reply["items"]:
         if isinstance(entry, dict) and isinstance(entry.get("id"), int):
             found.setdefault(entry["id"], []).append(entry)
+    scores = []
+    for number in ids:
+        entries = found.get(number, [])
+        entry = entries[0] if len(entries) == 1 else {"error": "duplicate_id" if entries else "missing_id"}
+        detail, parts = entry.get("detail"), entry.get("parts")
+        value, error = read_value(entry.get("value"))
+        numbers = {
+            str(key): part
+            for key, given in (parts if isinstance(parts, dict) else {}).items()
+            if (part := read_value(given)[0]) is not None
+        }
+        score = ItemScore(id=number, value=value, parts=numbers, error=error)
+        if entry.get("error") is not None:
+            said = detail if isinstance(detail, str) else None
+            score = ItemScore(id=number, value=None, error=log_word(str(entry["error"])), detail=said)
+        scores.append(score)
     version = reply.get("version")
-    return ScoreReply(
-        version=one_line(version) if isinstance(version, str) else None,
-        scores=[_score(number, found.get(number, [])) for number in ids],
-    )
-
-
-def _score(number: int, entries: Sequence[Mapping[str, Any]]) -> ItemScore:
-    if len(entries) != 1:
-        return ItemScore(id=number, value=None, error="duplicate_id" if entries else "missing_id")
-    entry = entries[0]
-    detail, parts = entry.get("detail"), entry.get("parts")
-    if entry.get("error") is not None:
-        word = log_word(str(entry["error"]))
-        return ItemScore(id=number, value=None, error=word, detail=detail if isinstance(detail, str) else None)
-    value, error = read_value(entry.get("value"))
-    numbers = {
-        str(key): part
-        for key, given in (parts if isinstance(parts, dict) else {}).items()
-        if (part := read_value(given)[0]) is not None
-    }
-    return ItemScore(id=number, value=value, parts=numbers, error=error)
+    return ScoreReply(version=one_line(version) if isinstance(version, str) else None, scores=scores)
 
 
 def read_value(value: Any) -> tuple[float | None, str | None]:

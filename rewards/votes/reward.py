@@ -23,12 +23,11 @@ from torch.nn.functional import adaptive_avg_pool2d
 from flowrl.config.sections import at_least
 from flowrl.media.videos import save_mp4
 from flowrl.rewards.base import Model, RewardInputs, RewardOutput, output_of, to_uint8
-from flowrl.rewards.comparing.tournaments import all_pairs, ring_pairs, win_rate
-from flowrl.rewards.comparing.verdicts import group_places
+from flowrl.rewards.comparing.comparators import group_places
+from flowrl.rewards.comparing.tournaments import ring_pairs, win_rate
 from flowrl.rewards.serving.own_page import elsewhere, page_server
 from flowrl.rewards.serving.wire_images import image_file
-from flowrl.rewards.votes.ballot import VALUES, Ballot, VoteQuestion
-from flowrl.rewards.votes.vote_page import make_app
+from flowrl.rewards.votes.ballot import VALUES, Ballot, VoteQuestion, make_app
 from flowrl.runtime.randomness import counter_choice, counter_seed
 from flowrl.runtime.scrubbing import say as print
 from flowrl.runtime.temporary import TemporaryFolder
@@ -151,9 +150,8 @@ class VotesReward:
         """The samples of each question about a group, the left one first; chance draws the sides."""
         if self.options.ask == "binary":
             return [[place] for place in places.tolist()]
-        count, most = len(places), self.options.opponents
-        drawn = counter_choice(count, count, "opponents", iteration, group)
-        pairs = all_pairs(count) if most is None or most >= count - 1 else ring_pairs(drawn, most)
+        count = len(places)
+        pairs = ring_pairs(counter_choice(count, count, "opponents", iteration, group), self.options.opponents or count)
         turns = [counter_seed("sides", iteration, group, *pair) % 2 for pair in pairs.tolist()]
         return [places[pair[::-1] if turn else pair].tolist() for pair, turn in zip(pairs, turns, strict=True)]
 

@@ -10,14 +10,18 @@ import numpy as np
 import pytest
 from geneval_cases import SQUARE, clause, objects, record
 
-from flowrl.benchmarks.geneval.detections import (
+from flowrl.benchmarks.geneval.metadata import RELATIONS, TASKS
+from flowrl.benchmarks.geneval.rules import (
     Box,
     Detection,
+    Verdict,
+    graded,
     keep_detections,
     offset_direction,
+    relations,
+    strict,
+    verdict,
 )
-from flowrl.benchmarks.geneval.metadata import RELATIONS, TASKS
-from flowrl.benchmarks.geneval.rules import Verdict, graded, relations, strict, verdict
 from flowrl.statistics.means import ScoreRow
 from flowrl.statistics.paired import summarise
 

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 from geneval_cases import clause, objects, record
 
-from flowrl.benchmarks.geneval.detections import Box, Detection
 from flowrl.benchmarks.geneval.metadata import COLORS, RELATIONS, TASKS
-from flowrl.benchmarks.geneval.rules import graded, strict, verdict
+from flowrl.benchmarks.geneval.rules import Box, Detection, graded, strict, verdict
 
 
 def second_reading(

@@ -14,9 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from unigenbench_files import record, whole_file, write
 
-from flowrl.benchmarks.unigenbench.items import read_prompt_file
-from flowrl.benchmarks.unigenbench.point_scores import Tally, aggregate, paired_intervals, score_intervals
-from flowrl.benchmarks.unigenbench.points import (
+from flowrl.benchmarks.unigenbench.items import (
     ENGLISH,
     LABELS,
     MEANINGS,
@@ -24,9 +22,10 @@ from flowrl.benchmarks.unigenbench.points import (
     Language,
     primary_of,
     published_counts,
+    read_prompt_file,
 )
-from flowrl.benchmarks.unigenbench.replies import Reply, parse_reply, read_reply
-from flowrl.benchmarks.unigenbench.result_files import Judged, results_text, summary_text
+from flowrl.benchmarks.unigenbench.point_scores import Tally, aggregate, paired_intervals, score_intervals
+from flowrl.benchmarks.unigenbench.replies import Judged, Reply, read_reply, results_text, summary_text
 
 POINTS = ["Style", "World Knowledge", "Attribute - Quantity"]
 LOOKS = "['ink wash look', 'pyramids are visible', 'only one panda']"
@@ -67,7 +66,8 @@ def test_u1_a_plain_reply() -> None:
     ],
 )
 def test_what_can_be_read_of_a_reply(text: str | None, scores: list[Any] | None) -> None:
-    assert parse_reply(text, 3) == scores
+    reply = read_reply(text, 3)
+    assert (None if reply is None else reply.score) == scores
 
 
 @pytest.mark.slow
@@ -82,7 +82,7 @@ def test_a_reply_written_by_the_rules_is_read_back(entries: list[tuple[str, int]
     analysis, score = [text for text, _ in entries], [value for _, value in entries]
     text = f"{before}<analysis>{analysis!r}</analysis>{before}<score>{score}</score>"
     assert read_reply(text, len(entries)) == Reply(analysis, score)
-    assert parse_reply(text, len(entries) + 1) is None
+    assert read_reply(text, len(entries) + 1) is None
 
 
 def test_a_reply_that_is_json() -> None:

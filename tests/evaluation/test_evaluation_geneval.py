@@ -15,8 +15,8 @@ import torch
 from evaluation_folders import RECORDS, empty, mixed, read_rows, right, write_folder
 from PIL import Image
 
-from flowrl.benchmarks.geneval.detections import Detection
 from flowrl.benchmarks.geneval.published import published_records
+from flowrl.benchmarks.geneval.rules import Detection
 from flowrl.evaluation.geneval import benchmark_prompts, judge_images, judge_name, kinds, score_rows
 from flowrl.evaluation.runner import check, run
 from flowrl.generation.folders import read_folder

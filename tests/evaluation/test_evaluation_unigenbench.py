@@ -14,16 +14,14 @@ from drawn_images import draw_flat, flat, settings_for
 from scripted_judges import ScriptedJudge
 from unigenbench_files import record, write
 
-from flowrl.benchmarks.unigenbench.items import Item
-from flowrl.benchmarks.unigenbench.points import MEANINGS
+from flowrl.benchmarks.unigenbench.items import MEANINGS, Item
 from flowrl.evaluation import kept_answers, named_judges, runner
 from flowrl.evaluation.benchmark import Result
 from flowrl.evaluation.evaluation_result import as_text
 from flowrl.evaluation.kept_answers import RETRY_TEMPERATURE
 from flowrl.evaluation.named_judges import read_judge
 from flowrl.evaluation.unigenbench import unigenbench
-from flowrl.evaluation.unigenbench.unigenbench import SECONDS
-from flowrl.evaluation.unigenbench.wording import read_wording
+from flowrl.evaluation.unigenbench.unigenbench import SECONDS, read_wording
 from flowrl.generation.layouts import read_numbered
 from flowrl.generation.subject import Settings
 from flowrl.rewards.judges.chat import Answer, Question, check_chat, identity_of

@@ -18,7 +18,7 @@ from flowrl.cli import main
 from flowrl.evaluation import runner
 from flowrl.evaluation.benchmark import Result
 from flowrl.evaluation.evaluation_result import as_text
-from flowrl.evaluation.video import diagnostics
+from flowrl.evaluation.video import shown_clips
 from flowrl.generation.folders import read_folder
 from flowrl.media.lossless import CLIPS, read_clip
 from flowrl.pages.evaluation_page import render
@@ -85,7 +85,7 @@ def test_clips_are_diagnosed_once(tmp_path: Path, prompts: Path, monkeypatch: py
         asked.append(video)
         return diagnose(video)
 
-    monkeypatch.setattr(diagnostics, "diagnose", counted)
+    monkeypatch.setattr(shown_clips, "diagnose", counted)
     given = settings_for(tmp_path / "out", "video_panel", prompts=str(prompts), samples=1)
     first = run(given)
     assert len(asked) == 3

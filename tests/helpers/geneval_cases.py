@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from flowrl.benchmarks.geneval.detections import Box, Detection
+from flowrl.benchmarks.geneval.rules import Box, Detection
 
 SQUARE: Box = (0, 0, 40, 40)
 

@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from flowrl.benchmarks.unigenbench.points import NUM_PROMPTS, Language, published_counts
+from flowrl.benchmarks.unigenbench.items import NUM_PROMPTS, Language, published_counts
 
 KEYS = {
     "en": ("Testpoints", "Testpoint Description", "Primary Categories", "Subjects"),

@@ -12,7 +12,7 @@ from flowrl.cli import main
 from flowrl.generation.features import check_features
 from flowrl.generation.scorers import scorer_specs
 from flowrl.rewards.judges.chat import check_chat
-from flowrl.rewards.networks.looked_for import look_for_models
+from flowrl.rewards.networks.pretrained import look_for_models
 
 
 @pytest.fixture

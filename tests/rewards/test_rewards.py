@@ -15,7 +15,7 @@ import torch
 from reward_inputs import assert_pointwise, inputs_of, jpeg_length, random_images, select
 from torch import Tensor
 
-from flowrl.benchmarks.geneval.detections import Detection
+from flowrl.benchmarks.geneval.rules import Detection
 from flowrl.config.rewards import RewardConfig
 from flowrl.rewards import (
     RewardInputs,

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from flowrl.rewards import build_reward, hps, reward_options, to_uint8
 from flowrl.rewards.hps import fit_size, pad_pixels
-from flowrl.rewards.networks.clip_keys import clip_from_open_clip, to_transformers
+from flowrl.rewards.networks.clip_encoder import clip_from_open_clip, to_transformers
 
 MEAN = np.array([0.48145466, 0.4578275, 0.40821073])[:, None, None]
 STD = np.array([0.26862954, 0.26130258, 0.27577711])[:, None, None]

@@ -12,7 +12,7 @@ from PIL import Image
 from tiny_vlm import PROMPTS, WIDTH, inputs_of
 from tiny_vlm_generations import generation_processor, write_generation
 
-from flowrl.rewards import build_reward, hpsv3_plus, reward_options, to_uint8
+from flowrl.rewards import build_reward, hpsv3, reward_options, to_uint8
 from flowrl.rewards.networks import qwen_vl
 
 
@@ -21,8 +21,8 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_generation(tmp_path_factory.mktemp("base"), "3")
 
 
-def random_head() -> hpsv3_plus.ModulatedHead:
-    head = hpsv3_plus.ModulatedHead(WIDTH, 8)
+def random_head() -> hpsv3.ModulatedHead:
+    head = hpsv3.ModulatedHead(WIDTH, 8)
     generator = torch.Generator().manual_seed(1)
     for parameter in head.parameters():
         parameter.data.copy_(torch.randn(parameter.shape, generator=generator) / parameter.shape[-1] ** 0.5)
@@ -50,7 +50,7 @@ def test_value_by_hand(base: Path, options: dict[str, Any]) -> None:
     processor = generation_processor("3")
     processor.tokenizer.add_tokens(["<|Reward|>"], special_tokens=True)
     head = random_head()
-    template = (Path(hpsv3_plus.__file__).parent / "templates" / "published" / "hpsv3" / "hpsv3_plus.txt").read_text()
+    template = (Path(hpsv3.__file__).parent / "templates" / "published" / "hpsv3" / "hpsv3_plus.txt").read_text()
     outputs = {t: build_reward("hpsv3_plus", options={**options, "trained": t})(inputs) for t in (0.0, None)}
     for i, image in enumerate(to_uint8(inputs.images)):
         drawn = Image.fromarray(image).resize((28 * 20, 28 * 14), Image.Resampling.BICUBIC)  # of 48 x 72
@@ -99,9 +99,9 @@ def test_full_size_names_fit() -> None:
             vision_config={"out_hidden_size": 4096},
         )  # fmt: skip
         model = transformers.Qwen3VLForConditionalGeneration(config)
-        head = hpsv3_plus.ModulatedHead(4096, 256)
+        head = hpsv3.ModulatedHead(4096, 256)
     weights = {**model.state_dict(), **head.state_dict()}
-    backbone, found = qwen_vl.split_weights(weights, owner="test", heads=hpsv3_plus.HEADS)
+    backbone, found = qwen_vl.split_weights(weights, owner="test", heads=hpsv3.HEADS)
     assert {n: w.shape for n, w in backbone.items()} == {n: w.shape for n, w in model.model.state_dict().items()}
     assert found.keys() == head.state_dict().keys()
     assert found["cap_encoder.proj.weight"].shape == (256, 4096)

@@ -14,8 +14,7 @@ from reward_inputs import inputs_of, random_images
 
 from flowrl.rewards import Reward, load_target, to_uint8
 from flowrl.rewards.base.specs import validate_reward_specs
-from flowrl.rewards.base.user_code import content_of
-from flowrl.rewards.base.user_file import user_file_options
+from flowrl.rewards.base.user_file import content_of, user_file_options
 from flowrl.rewards.compose import build_weighted_sum
 
 USER_FILE = """

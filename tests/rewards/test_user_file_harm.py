@@ -18,7 +18,7 @@ from toy_pipeline import write_toy
 from flowrl.cli import main
 from flowrl.pipelines import PIPELINES
 from flowrl.rewards import Reward, RewardOutput
-from flowrl.rewards.base import user_code as user_code_module
+from flowrl.rewards.base import user_file as user_code_module
 from flowrl.rewards.base.user_file import user_file_options
 from flowrl.rewards.comparing.comparators import FileComparator
 
@@ -199,7 +199,7 @@ def test_an_interrupt_goes_through(make: Make) -> None:
 
 def test_complex_numbers_are_refused_and_truth_values_are_numbers(make: Make) -> None:
     for line in ("return torch.ones(4, dtype=torch.complex64)", "return [1j] * 4", "return np.ones(4) * 1j"):
-        with pytest.raises(ValueError, match=r"mine.py:reward must return 4 real numbers, got complex ones"):
+        with pytest.raises(ValueError, match=r"mine.py:reward must return 4 real numbers, got complex"):
             make(body(line))(inputs_of(random_images()))
     for line in ("return torch.ones(4, dtype=torch.bool)", "return [True] * 4", "return np.ones(4) > 0"):
         output: RewardOutput = make(body(line))(inputs_of(random_images()))

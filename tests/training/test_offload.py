@@ -22,8 +22,7 @@ from flowrl.pipelines import family
 from flowrl.pipelines.shared.family_pipeline import FamilyPipeline
 from flowrl.pipelines.weights.loading_choices import Loading
 from flowrl.rewards import FunctionReward, RewardInputs, RewardOutput
-from flowrl.rewards.compose import build_weighted_sum
-from flowrl.rewards.networks.rest import at_rest, networks_of
+from flowrl.rewards.compose import at_rest, build_weighted_sum, networks_of
 from flowrl.runtime.placement import Resting
 from flowrl.runtime.randomness import counter_normal
 from flowrl.session.preflight import preflight

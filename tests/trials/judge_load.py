@@ -28,8 +28,8 @@ import torch
 from origin import origin
 from served_judge import Served, served_judge
 
+from flowrl.rewards.judges.call_limits import image_part
 from flowrl.rewards.judges.chat import Answer, JudgeImageFormat, Question, build_chat
-from flowrl.rewards.judges.image_urls import image_part
 from flowrl.runtime.randomness import counter_seed
 
 SIDE, LATENCY, CONCURRENCY = 1024, 0.05, 64

@@ -28,11 +28,10 @@ import torch
 from older_layouts import noise, weight
 from origin import origin
 
-from flowrl.benchmarks.geneval.detections import Detection
 from flowrl.benchmarks.geneval.published import CLASSES, published_records
-from flowrl.benchmarks.geneval.rules import graded, strict, verdict
+from flowrl.benchmarks.geneval.rules import Detection, graded, strict, verdict
 from flowrl.rewards.networks.mask2former import UNREAD, post_process, preprocess
-from flowrl.rewards.networks.openmmlab_keys import network_of
+from flowrl.rewards.networks.openmmlab import network_of
 from flowrl.runtime.files import write_atomically
 
 CONFIG = ".mim/configs/mask2former/mask2former_swin-s-p4-w7-224_8xb2-lsj-50e_coco.py"

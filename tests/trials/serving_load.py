@@ -36,7 +36,7 @@ from tiny_runs import start
 
 from flowrl.rewards import RewardInputs, RewardOutput, build_reward, output_of, to_uint8
 from flowrl.rewards.remote import items_of
-from flowrl.rewards.serving.wire_bodies import Way, pack_request
+from flowrl.rewards.serving.wire_adapters import Way, pack_request
 from flowrl.rewards.serving.wire_images import image_file
 
 REWARD = """

@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 
 from flowrl.benchmarks.geneval import wording
-from flowrl.benchmarks.geneval.detections import Detection
 from flowrl.benchmarks.geneval.metadata import TASKS
-from flowrl.benchmarks.geneval.rules import verdict
+from flowrl.benchmarks.geneval.rules import Detection, verdict
 from flowrl.world import scene_prompts as prompts
 from flowrl.world import scenes
 from flowrl.world.captions import neighbour

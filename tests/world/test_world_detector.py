@@ -9,7 +9,7 @@ import pytest
 from PIL import Image, ImageDraw, ImageFilter
 from scipy import ndimage
 
-from flowrl.benchmarks.geneval.detections import Detection
+from flowrl.benchmarks.geneval.rules import Detection
 from flowrl.world.blobs import label_blobs
 from flowrl.world.detector import color_of, detect_in_batch
 from flowrl.world.scenes import BACKGROUND, COLORS, SHAPES, Shape, draw_scene, outline

@@ -1,8 +1,11 @@
-"""UniGenBench's prompt files: both lengths, both languages, with their two known defects repaired and reported.
+"""UniGenBench's prompt files and test points: both lengths, both languages, known defects repaired and reported.
 
 The files belong to the benchmark's authors (CC BY 4.0, Tencent) and are not shipped. Take `data/test_prompts_en.csv`,
 `..._en_long.csv`, `..._zh.csv` or `..._zh_long.csv` from the repository CodeGoat24/UniGenBench: columns `index`,
 `prompt_en` and `sub_dims_en`, or `prompt_zh` and `sub_dims_zh`, of which the last is a JSON object.
+
+There are 27 points with a label in each language, `Primary - Sub` or, without a hyphen, both. Their explanations are
+our own words, for `--option definitions=own`; judges are asked with the published ones.
 """
 
 from __future__ import annotations
@@ -10,15 +13,65 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from flowrl.benchmarks.csv_tables import Row, read_table
-from flowrl.benchmarks.unigenbench.points import LABELS, NUM_PROMPTS, Language, published_counts
 from flowrl.config.options import unknown_name
 from flowrl.prompts.text_checks import check_text
+from flowrl.runtime.files import read_json
+
+Language = Literal["en", "zh"]
+
+NUM_PROMPTS = 600
+NUM_IMAGES = 4
+"""Prompts of a file, and images of each that the published scores are made of."""
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A test point: its label and meaning in English and Chinese, and its number in a short and in a long file."""
+
+    en: str
+    zh: str
+    short: int
+    long: int
+    meaning_en: str
+    meaning_zh: str
+
+
+POINTS = tuple(Point(**row) for row in read_json(Path(__file__).with_name("points.json"))["points"])
+"""In the order of the published tables, from `points.json`."""
+
+LABELS: dict[Language, tuple[str, ...]] = {"en": tuple(p.en for p in POINTS), "zh": tuple(p.zh for p in POINTS)}
+MEANINGS: dict[Language, dict[str, str]] = {
+    "en": {point.en: point.meaning_en for point in POINTS},
+    "zh": {point.zh: point.meaning_zh for point in POINTS},
+}
+
+
+def primary_of(label: str) -> str:
+    """The primary dimension of a label: what stands before its first hyphen, without the spaces around it."""
+    return label.partition("-")[0].strip()
+
+
+ENGLISH: dict[str, str] = {primary_of(point.zh): primary_of(point.en) for point in POINTS}
+"""English name of a Chinese primary dimension."""
+
+PRIMARIES = tuple(dict.fromkeys(primary_of(point.en) for point in POINTS))
+"""The ten primary dimensions, in the order of the published tables."""
+
+
+def published_counts(language: Language, *, long: bool, published: bool = False) -> dict[str, int]:
+    """How often each test point occurs in a published file: the one with `long` prompts, or the English short one that
+    the `published` scores are made of, which has one more test point."""
+    labels = LABELS[language]
+    counts = {label: point.long if long else point.short for label, point in zip(labels, POINTS, strict=True)}
+    if published and language == "en" and not long:
+        counts["Logical Reasoning"] += 1
+    return counts
+
 
 EnVariant = Literal["head", "published"]
 
@@ -94,12 +147,18 @@ def read_prompt_file(path: Path, *, en_variant: EnVariant = "head") -> PromptFil
     long = sum(len(item.points) for item in items) / len(items) > _LONG
     if language == "en" and not long:
         items = [_variant(item, en_variant, repairs) if item.index == _VARIANT_INDEX else item for item in items]
+    found = Counter(point for item in items for point in item.points)
+    differences = [
+        f"{label} occurs {found[label]} times, in the published file {count}: another version of the file."
+        for label, count in published_counts(language, long=long, published=en_variant == "published").items()
+        if found[label] != count
+    ]
+    if len(items) != NUM_PROMPTS:
+        differences = [
+            f"The file has {len(items)} prompts, the published one {NUM_PROMPTS}: scores are not comparable."
+        ]
     return PromptFile(
-        language=language,
-        long=long,
-        items=tuple(items),
-        repairs=tuple(repairs),
-        differences=tuple(_differences(items, language, long, en_variant)),
+        language=language, long=long, items=tuple(items), repairs=tuple(repairs), differences=tuple(differences)
     )
 
 
@@ -185,15 +244,3 @@ def _variant(item: Item, variant: EnVariant, repairs: list[str]) -> Item:
             f"Index {item.index}: the test point {_VARIANT_POINT} was left out, as in the repository's file."
         )
     return replace(item, points=tuple(p for p, _ in kept), descriptions=tuple(d for _, d in kept))
-
-
-def _differences(items: Sequence[Item], language: Language, long: bool, variant: EnVariant) -> list[str]:
-    if len(items) != NUM_PROMPTS:
-        return [f"The file has {len(items)} prompts, the published one {NUM_PROMPTS}: scores are not comparable."]
-    found = Counter(point for item in items for point in item.points)
-    published = published_counts(language, long=long, published=variant == "published")
-    return [
-        f"{label} occurs {found[label]} times, in the published file {count}: another version of the file."
-        for label, count in published.items()
-        if found[label] != count
-    ]

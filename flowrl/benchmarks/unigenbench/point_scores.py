@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from flowrl.benchmarks.unigenbench.points import primary_of
+from flowrl.benchmarks.unigenbench.items import primary_of
 from flowrl.runtime.shapes import Float
 from flowrl.statistics.bootstrap import Interval, draw_counts, percentiles, point
 

@@ -1,7 +1,7 @@
 """UniGenBench: 600 prompts with test points, each of which a judge says is met by an image or not.
 
 Rules of UniGenBench and UniGenBench++ (Wang et al. 2025, arXiv 2508.20751; repository CodeGoat24/UniGenBench): how a
-judge's reply is read (`parse_reply`) and what its scores add up to (`aggregate`). Prompt files are read by
+judge's reply is read (`read_reply`) and what its scores add up to (`aggregate`). Prompt files are read by
 `flowrl.benchmarks.unigenbench.items`; `flowrl.evaluation.unigenbench.unigenbench` asks the judge.
 
 The published judge is Gemini-2.5-Pro. Numbers of another judge, or of other words to it, are not leaderboard numbers.
@@ -10,11 +10,16 @@ The published judge is Gemini-2.5-Pro. Numbers of another judge, or of other wor
 from __future__ import annotations
 
 import ast
+import csv
+import io
 import json
 import re
 import warnings
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from flowrl.benchmarks.unigenbench.point_scores import Scores
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,13 +28,6 @@ class Reply:
 
     analysis: list[Any]
     score: list[Any]
-
-
-def parse_reply(text: str | None, num_points: int) -> list[Any] | None:
-    """The scores of a judge's whole reply to `num_points` test points; None if there is none or it cannot be read, and
-    must be asked for again. One entry per test point, of any type; `aggregate` counts those that equal 1."""
-    reply = read_reply(text, num_points)
-    return None if reply is None else reply.score
 
 
 def read_reply(text: str | None, num_points: int) -> Reply | None:
@@ -65,3 +63,55 @@ def _tagged_list(text: str, tag: str) -> list[Any] | None:
         except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):  # all that it documents
             return None
     return value if isinstance(value, list) else None
+
+
+COLUMNS = ("index", "prompt", "testpoint", "output", "result_json", "img_path")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Judged:
+    """A row of the result file; `reply` is None if no answer could be read, and `output` is the last answer."""
+
+    index: int
+    prompt: str
+    points: tuple[str, ...]
+    output: str
+    reply: Reply | None
+    image: str
+
+
+def results_text(rows: Iterable[Judged]) -> str:
+    """The CSV; an image without scores has the literal `null` as its result."""
+    stream = io.StringIO()
+    writer = csv.writer(stream, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    for row in rows:
+        result: dict[str, Any] | None = None
+        if row.reply is not None:
+            result = {
+                "prompt": row.prompt,
+                "testpoint": list(row.points),
+                "analysis": row.reply.analysis,
+                "score": row.reply.score,
+            }
+        # A judge may write what JSON does not know, such as a set; it is kept as text.
+        text = json.dumps(result, ensure_ascii=False, indent=4, default=str)
+        writer.writerow([row.index, row.prompt, str(list(row.points)), row.output, text, row.image])
+    return stream.getvalue()
+
+
+def summary_text(scores: Scores) -> str:
+    """The JSON summary: correct, total and accuracy, rounded to 4 digits, of the primary and the sub-dimensions."""
+    groups = {"primary_dimensions": scores.primary, "sub_dimensions": dict(sorted(scores.sub.items()))}
+    record: dict[str, dict[str, dict[str, float]]] = {}
+    for key, group in groups.items():
+        record[key] = {
+            name: {"correct": tally.correct, "total": tally.total, "accuracy": round(tally.accuracy, 4)}
+            for name, tally in group.items()
+        }
+    return json.dumps(record, ensure_ascii=False, indent=4) + "\n"
+
+
+def score_rows(rows: Sequence[Judged]) -> list[tuple[Sequence[str], Sequence[Any] | None]]:
+    """Rows as `aggregate` takes them."""
+    return [(row.points, None if row.reply is None else row.reply.score) for row in rows]

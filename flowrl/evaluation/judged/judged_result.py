@@ -12,15 +12,7 @@ from typing import Any
 from flowrl.benchmarks.judged.cases import Judgement, Protocol, Score
 from flowrl.evaluation.benchmark import NO_TRAINING, Result, SideResult, result_of
 from flowrl.evaluation.runner import SubjectVerdicts
-from flowrl.evaluation.summing import (
-    Line,
-    add_difference,
-    costs_of,
-    errors_of,
-    score_table,
-    skip_notes,
-    training_notes,
-)
+from flowrl.evaluation.summing import Line, add_difference, costs_of, errors_of, score_table, skip_notes, training_notes
 from flowrl.generation.subject import Settings
 from flowrl.prompts.loading import Prompt, spread
 from flowrl.prompts.overlap import request

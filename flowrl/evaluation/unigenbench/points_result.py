@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
+from flowrl.benchmarks.unigenbench.items import ENGLISH, NUM_IMAGES, PRIMARIES
 from flowrl.benchmarks.unigenbench.point_scores import OVERALL, Scores, aggregate, paired_intervals, score_intervals
-from flowrl.benchmarks.unigenbench.points import ENGLISH, NUM_IMAGES, PRIMARIES
-from flowrl.benchmarks.unigenbench.result_files import Judged, score_rows
+from flowrl.benchmarks.unigenbench.replies import Judged, score_rows
 from flowrl.evaluation import summing
 from flowrl.evaluation.benchmark import Result, SideResult, result_of
 from flowrl.evaluation.runner import SubjectVerdicts

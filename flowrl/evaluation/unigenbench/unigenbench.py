@@ -4,7 +4,7 @@ Existing images are named {index}_{sample}.png, or lie in GenEval's layout with 
 
 The prompt files are not shipped, see `flowrl.benchmarks.unigenbench.items`. Judges by name are in `JUDGES`, others
 are given as a mapping. Judges are asked in the published words. **Numbers of another judge than Gemini-2.5-Pro, or in
-other words, are not leaderboard numbers**; see `flowrl.evaluation.unigenbench.wording` and docs/unigenbench.md.
+other words, are not leaderboard numbers**; see `flowrl.evaluation.unigenbench.unigenbench` and docs/unigenbench.md.
 
 In the subject's folder: `<track>/{index}_{sample}.png`, the journal of all replies, and `results/<label>_<track>.csv`
 and `.json` in the published format.
@@ -12,10 +12,15 @@ and `.json` in the published format.
 A dry run estimates calls, tokens and time before it draws or asks anything.
 
 It takes means of this judge's answers in the journal, or else rough constants, and says so.
+
+One question per image. Its words come from a template with the fields {prompt}, {testpoints} (a Python list),
+{definitions} and {descriptions} (a line "test point: text" for each); `<image>` marks the place of the image. Without
+the mark the image comes first, or last if the judge is a hosted Gemini, as in the published code.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -26,10 +31,9 @@ from typing import Any
 
 import numpy as np
 
-from flowrl.benchmarks.unigenbench.items import EnVariant, Item, PromptFile, read_prompt_file
+from flowrl.benchmarks.unigenbench.items import MEANINGS, EnVariant, Item, Language, PromptFile, read_prompt_file
 from flowrl.benchmarks.unigenbench.point_scores import aggregate
-from flowrl.benchmarks.unigenbench.replies import read_reply
-from flowrl.benchmarks.unigenbench.result_files import Judged, results_text, score_rows, summary_text
+from flowrl.benchmarks.unigenbench.replies import Judged, read_reply, results_text, score_rows, summary_text
 from flowrl.config.strict_yaml import read_mapping
 from flowrl.config.train import resolve_path
 from flowrl.evaluation.benchmark import Result
@@ -38,7 +42,6 @@ from flowrl.evaluation.named_judges import load_judge, read_judge, weights_of
 from flowrl.evaluation.runner import Rules
 from flowrl.evaluation.summing import options_of
 from flowrl.evaluation.unigenbench.points_result import Judging, points_result
-from flowrl.evaluation.unigenbench.wording import Wording, read_wording
 from flowrl.generation.folders import ImageFile, is_folder_of_images, read_folder
 from flowrl.generation.generate import some
 from flowrl.generation.layouts import numbered_name, put, read_numbered
@@ -48,10 +51,80 @@ from flowrl.prompts.loading import Prompt
 from flowrl.rendering.markup import duration, plural
 from flowrl.rendering.terminal_text import Table
 from flowrl.rewards.judges.asking import UNPARSED
-from flowrl.rewards.judges.chat import Answer, Chat, Question, identity_of
-from flowrl.runtime.files import write_atomically
+from flowrl.rewards.judges.chat import Answer, Chat, Question, array_schema, identity_of, object_schema
+from flowrl.rewards.judges.templates import IMAGE, OWN, Template, load_template, published_file
+from flowrl.runtime.files import read_json, write_atomically
 from flowrl.runtime.journal import Journal, Row
 from flowrl.runtime.randomness import counter_seed
+
+SOURCE = "unigenbench"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Wording:
+    """The words to a judge besides the item."""
+
+    template: Template
+    meanings: Mapping[str, str]
+    own: bool
+    """Whether any of it differs from the published wording."""
+
+    @property
+    def digest(self) -> str:
+        """A short hash of all words."""
+        listed = json.dumps([self.template.digest, dict(self.meanings)], sort_keys=True)
+        return hashlib.sha256(listed.encode()).hexdigest()[:8]
+
+    def question(self, item: Item, image: Any, **sampling: Any) -> Question:
+        """The question about one image of an item; `sampling` gives tokens, temperature and seed of the answer."""
+        described = zip(item.points, item.descriptions, strict=True)
+        fields = {
+            "prompt": item.prompt,
+            "testpoints": str(list(item.points)),
+            "definitions": "\n".join(f"{point}: {self.meanings[point]}" for point in item.points),
+            "descriptions": "\n".join(f"{point}: {text}" for point, text in described),
+        }
+        asked = self.template.question([image], fields, **sampling)
+        lists = {
+            "analysis": array_schema({"type": "string"}, len(item.points)),
+            "score": array_schema({"type": "integer", "enum": [0, 1]}, len(item.points)),
+        }
+        return replace(asked, schema=object_schema(lists))
+
+
+def read_wording(
+    language: Language, template: str | None, definitions: str | None, *, image_last: bool = False
+) -> Wording:
+    """Reads the published words, this package's (`own`), or those of your files.
+
+    Args:
+        template: a text file with the four fields, `own`, or None for the published one.
+        definitions: a JSON file `{test point: what it means}` with all 27 of the language, `own`, or None likewise.
+        image_last: whether the image follows the text if the template does not mark its place.
+
+    Raises ValueError: a file, a field or a test point is missing.
+    """
+    try:
+        words = load_template(f"unigenbench_{language}", template, source=SOURCE, images=1)
+    except ValueError as error:
+        raise ValueError(f"`options` template={template}: {error}") from error
+    if image_last and IMAGE not in words.user:
+        words = replace(words, user=words.user + IMAGE)
+    meanings: Mapping[str, str] = MEANINGS[language]
+    if definitions != OWN:
+        file = published_file(SOURCE, f"definitions_{language}.json") if definitions is None else Path(definitions)
+        try:
+            found = read_json(file.expanduser())
+        except ValueError as error:
+            raise ValueError(f"`options` definitions: {error}") from error
+        if not all(isinstance(text, str) for text in found.values()):
+            raise ValueError(f"`options` definitions={file}: must be an object {{test point: what it means}}.")
+        known = {label.strip(): text for label, text in found.items()}
+        if missing := [label for label in meanings if label not in known]:
+            raise ValueError(f"`options` definitions={file}: lacks {len(missing)} test points, such as {missing[0]!r}.")
+        meanings = {label: known[label] for label in meanings}
+    return Wording(template=words, meanings=meanings, own=template is not None or definitions is not None)
+
 
 JUDGES: dict[str, dict[str, Any]] = read_mapping(Path(__file__).with_name("judges.yaml"))
 
@@ -235,7 +308,14 @@ def estimate_of(settings: Settings, plan: Any) -> Result:
     pixels = _pixels(settings)
     at_once = int(plan.judge.get("concurrency", CONCURRENCY)) if "server" in plan.judge else 1
     measured = [row["tokens"] for row in rows if row["tokens"]]
-    tokens = fmean(measured or [_tokens_of(item, plan.wording, pixels, plan.asking.max_tokens) for item in items])
+    blank, guessed = np.zeros((1, 1, 3), dtype=np.uint8), []  # tokens of each question and its answer
+    for item in items:
+        question = plan.wording.question(item, blank, max_tokens=1, temperature=0.0, seed=0)
+        asked = sum(_text_tokens(part) for part in (question.system, *question.parts) if isinstance(part, str))
+        repeated = _text_tokens(item.prompt) + _text_tokens(str(list(item.points)))
+        answer = ANSWER_BASE + repeated + ANSWER_PER_POINT * len(item.points)
+        guessed.append(asked + pixels / PIXELS_PER_TOKEN + min(answer, plan.asking.max_tokens))
+    tokens = fmean(measured or guessed)
     seconds = calls * fmean(row["seconds"] for row in rows) if rows else SECONDS * math.ceil(calls / at_once)
     how = (
         f"measured on {plural(len(rows), 'answer')} in the journal"
@@ -266,16 +346,6 @@ def estimate_of(settings: Settings, plan: Any) -> Result:
         notes=(*plan.file.repairs, *plan.file.differences),
         facts={"calls": calls, "tokens_per_call": round(tokens, 1), "seconds": round(seconds, 3)},
     )
-
-
-def _tokens_of(item: Item, wording: Wording, pixels: float, max_tokens: int) -> float:
-    """A guess of the tokens of a question and its answer."""
-    blank = np.zeros((1, 1, 3), dtype=np.uint8)
-    question = wording.question(item, blank, max_tokens=1, temperature=0.0, seed=0)
-    asked = sum(_text_tokens(part) for part in (question.system, *question.parts) if isinstance(part, str))
-    repeated = _text_tokens(item.prompt) + _text_tokens(str(list(item.points)))
-    answered = ANSWER_BASE + repeated + ANSWER_PER_POINT * len(item.points)
-    return asked + pixels / PIXELS_PER_TOKEN + min(answered, max_tokens)
 
 
 def _text_tokens(text: str) -> float:

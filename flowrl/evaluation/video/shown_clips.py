@@ -1,13 +1,15 @@
-"""The clips on an evaluation's page: the first in order, and the worst by each diagnostic."""
+"""A subject's clips: their temporal diagnostics, and those on an evaluation's page, the first and the worst ones."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 
+from flowrl.benchmarks.temporal import CELL, LEAST_STEP, NAMES, STILL, diagnose
 from flowrl.generation.folders import ImageFile
 from flowrl.generation.subject import Subject
 from flowrl.media.images import save_png
@@ -15,8 +17,39 @@ from flowrl.media.lossless import read_clip, read_rate
 from flowrl.media.videos import contact_row, save_mp4
 from flowrl.rendering.embedded_images import clip_addresses, image_element
 from flowrl.rendering.markup import esc, number, section
-from flowrl.runtime.files import write_atomically
+from flowrl.runtime.files import plain, write_atomically
+from flowrl.runtime.journal import Journal
+from flowrl.runtime.progress import progress
 from flowrl.runtime.shapes import Float64
+
+VERSION = f"temporal-1:cell-{CELL}:still-{STILL:.5f}:least-{LEAST_STEP:g}"
+READ_AS = (
+    "flicker, freeze and teleport are in [0, 1], less is better; change is how much pixels change from frame to frame. "
+    "They know nothing of the prompt."
+)
+
+
+Faults = Mapping[str, Float64[np.ndarray, " n"]]
+"""Each diagnostic of every clip."""
+
+
+def diagnose_clips(subject: Subject, clips: Sequence[ImageFile]) -> Faults:
+    """Computes `flowrl.benchmarks.temporal.NAMES` for every clip; NaN if its file cannot be read or is too short."""
+    columns: dict[str, list[float]] = {name: [] for name in NAMES}
+    with (
+        Journal(subject.folder, {"benchmark": "temporal", "version": VERSION}) as journal,
+        progress(f"diagnosing {subject.label}", len(clips)) as advance,
+    ):
+        for clip in clips:
+            if clip.stamp not in journal.rows:
+                with suppress(ValueError):  # of a file that cannot be read; the next run tries again
+                    journal.add(clip.stamp, plain(diagnose(read_clip(clip.path))))
+            row = journal.rows.get(clip.stamp, {})
+            for name in NAMES:
+                columns[name].append(math.nan if row.get(name) is None else row[name])
+            advance("")
+    return {name: np.array(values, dtype=np.float64) for name, values in columns.items()}
+
 
 FIRST = 6
 WORST = ("flicker", "freeze", "teleport")
@@ -24,15 +57,8 @@ FPS = 8.0  # of clips whose files do not say
 ROW = 1600
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Shot:
-    """A clip of a subject for the page, with the row of its frames."""
-
-    label: str
-    clip: Path
-    row: Path
-
-
+Shot = tuple[str, Path, Path]
+"""A clip of a subject for the page: its label, the file that is played, and the row of its frames."""
 Column = Float64[np.ndarray, " n"]
 
 
@@ -49,22 +75,11 @@ def clips_section(
         column = np.nan_to_num(values[0][name], nan=0.0)
         if len(column) and column.max() > 0:
             chosen.append((f"largest {name}", int(column.argmax())))
-    figures = [
-        (why, place, [shot for subject, listed in zip(subjects, clips, strict=True)
-                      if (shot := _shot(subject, listed[place])) is not None])
-        for why, place in chosen
-    ]  # fmt: skip
-    address = clip_addresses(list(dict.fromkeys(shot.clip for _, _, shots in figures for shot in shots)), home)
-    body = "".join(
-        _figure(
-            why,
-            clips[0][place],
-            shots,
-            address,
-            [{name: float(column[place]) for name, column in part.items()} for part in values],
-        )
-        for why, place, shots in figures
-    )
+    shown = [[_shot(subject, of[place]) for subject, of in zip(subjects, clips, strict=True)] for _, place in chosen]
+    films = [shot[1] for shots in shown for shot in shots if shot is not None]
+    address = clip_addresses(list(dict.fromkeys(films)), home)
+    rows = zip(chosen, shown, strict=True)
+    body = "".join(_figure(why, clips[0][place], place, shots, address, values) for (why, place), shots in rows)
     linked = any(not where.startswith("data:") for where in address.values())
     lead = (
         f"The first {FIRST} prompts in order, not picked, then the clips of {esc(subjects[0].label)} with the largest "
@@ -87,26 +102,29 @@ def _shot(subject: Subject, clip: ImageFile) -> Shot | None:
             write_atomically(mark, clip.stamp)
     except ValueError:
         return None
-    return Shot(label=subject.label, clip=place, row=row)
+    return subject.label, place, row
 
 
 def _figure(
     why: str,
     clip: ImageFile,
-    shots: Sequence[Shot],
+    place: int,
+    shots: Sequence[Shot | None],
     address: Mapping[Path, str],
-    values: Sequence[Mapping[str, float]],
+    values: Sequence[Mapping[str, Column]],
 ) -> str:
-    if not shots:
-        return ""
-    elements = "".join(
-        f'<div class="shot"><span>{esc(shot.label)}: {esc(said)}</span>'
-        f'<video src="{esc(address[shot.clip])}" muted loop autoplay playsinline controls '
-        f'aria-label="{esc(shot.label)}: {esc(clip.prompt)}"></video>'
-        f"{image_element(shot.row, f'frames of {shot.label}: {clip.prompt}', ROW)}</div>"
-        for shot, part in zip(shots, values, strict=True)
-        for said in [", ".join(f"{name} {number(value)}" for name, value in part.items() if "." not in name)]
-    )
+    elements = ""
+    for shot, part in zip(shots, values, strict=True):
+        if shot is not None:
+            label, film, row = shot
+            said = ", ".join(f"{name} {number(float(of[place]))}" for name, of in part.items() if "." not in name)
+            elements += (
+                f'<div class="shot"><span>{esc(label)}: {esc(said)}</span>'
+                f'<video src="{esc(address[film])}" muted loop autoplay playsinline controls '
+                f'aria-label="{esc(label)}: {esc(clip.prompt)}"></video>'
+                f"{image_element(row, f'frames of {label}: {clip.prompt}', ROW)}</div>"
+            )
     head = f"<strong>{esc(why)}</strong> " if why else ""
     small = f' <small class="muted">prompt {clip.index}, sample {clip.sample}</small>'
-    return f'<figure class="pair">{elements}<figcaption>{head}{esc(clip.prompt)}{small}</figcaption></figure>'
+    caption = f"<figcaption>{head}{esc(clip.prompt)}{small}</figcaption>"
+    return f'<figure class="pair">{elements}{caption}</figure>' if elements else ""

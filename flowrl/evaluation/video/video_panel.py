@@ -28,8 +28,7 @@ from flowrl.evaluation.panel import (
     specs_of,
 )
 from flowrl.evaluation.runner import Rules, SubjectVerdicts
-from flowrl.evaluation.video.diagnostics import READ_AS, VERSION, Faults, diagnose_clips
-from flowrl.evaluation.video.shown_clips import clips_section
+from flowrl.evaluation.video.shown_clips import READ_AS, VERSION, Faults, clips_section, diagnose_clips
 from flowrl.generation.folders import ImageFile, is_folder_of_images
 from flowrl.generation.generate import given_images
 from flowrl.generation.models import EMBEDDED_VIDEO

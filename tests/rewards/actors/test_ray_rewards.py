@@ -31,6 +31,7 @@ from flowrl.config.sections import WorkersConfig
 from flowrl.rewards import RewardInputs, RewardOutput
 from flowrl.rewards.actors import ray_rewards
 from flowrl.rewards.actors.ray_rewards import (
+    About,
     RewardWorkers,
     Started,
     WorkerReward,
@@ -38,10 +39,9 @@ from flowrl.rewards.actors.ray_rewards import (
     find_workers,
     start_workers,
 )
-from flowrl.rewards.actors.reward_actor import About
 from flowrl.rewards.compose import build_weighted_sum
 from flowrl.rewards.serving import retries
-from flowrl.rewards.serving.server_pool import ServerPool
+from flowrl.rewards.serving.retries import ServerPool
 from flowrl.runtime.cluster import disconnect
 
 FUNCTIONS = """

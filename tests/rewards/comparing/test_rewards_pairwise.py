@@ -25,8 +25,8 @@ from pairwise_fakes import (
 from scripted_judges import JUDGE, ScriptedJudge, script
 
 from flowrl.rewards import build_reward, reward_options
-from flowrl.rewards.base import nested
-from flowrl.rewards.comparing.verdicts import Known, VerdictCache
+from flowrl.rewards.base import specs
+from flowrl.rewards.comparing.comparators import Known, VerdictCache
 from flowrl.rewards.judges.chat import Answer
 from flowrl.runtime.randomness import counter_seed
 
@@ -436,7 +436,7 @@ def test_option_errors(name: str, options: Mapping[str, Any], message: str, chat
 
 def test_errors_when_made_or_called(chat: ScriptedJudge, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="'brightness' does not judge an item by itself"):
-        nested.build_nested("brightness", {"kind": "groupwise"}, device=CPU, owner="reward 'rank'")
+        specs.build_nested("brightness", {"kind": "groupwise"}, device=CPU, owner="reward 'rank'")
     (tmp_path / "empty.txt").write_text("Which is better?")
     with pytest.raises(ValueError, match=r"must hold \{prompt\}"):
         reward_options("win_rate", {"comparator": by_judge(template=str(tmp_path / "empty.txt"))})

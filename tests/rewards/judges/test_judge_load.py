@@ -27,11 +27,10 @@ from flowrl.cli import main
 from flowrl.evaluation.kept_answers import Asking, ask_kept
 from flowrl.pipelines import PIPELINES
 from flowrl.rewards import build_reward
-from flowrl.rewards.judges import call_limits, image_urls
-from flowrl.rewards.judges.call_limits import AskingPace, CallLimits
+from flowrl.rewards.judges import call_limits
+from flowrl.rewards.judges.call_limits import USAGE, AskingPace, CallLimits, Usage, usage_row
 from flowrl.rewards.judges.chat import Answer, Chat, Question, build_chat, with_identities
 from flowrl.rewards.judges.server_chat import ServerJudge, tokens_of
-from flowrl.rewards.judges.usage import USAGE, Usage, usage_row
 from flowrl.rewards.serving import retries
 from flowrl.runtime.journal import Journal
 from flowrl.runtime.randomness import counter_seed
@@ -80,13 +79,13 @@ def test_as_many_questions_are_in_flight_as_allowed_over_all_who_ask(server: Ser
 def test_each_distinct_image_is_encoded_once(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     """By content: rewards read an image again for each question. Those alike on a coarse grid are not confused."""
     encoded: list[np.ndarray] = []
-    inner = image_urls.image_part
+    inner = call_limits.image_part
 
     def counted(image: np.ndarray, image_format: Any) -> bytes:
         encoded.append(image)
         return inner(image, image_format)
 
-    monkeypatch.setattr(image_urls, "image_part", counted)
+    monkeypatch.setattr(call_limits, "image_part", counted)
     flat = np.full((40, 40, 3), 90, dtype=np.uint8)
     other = flat.copy()
     other[1, 1] = 200  # off the coarse grid
@@ -102,7 +101,7 @@ def test_each_distinct_image_is_encoded_once(server: Served, monkeypatch: pytest
 def test_formats_without_loss_keep_the_pixels(image_format: Any) -> None:
     draws = np.random.default_rng(counter_seed("formats"))
     image = draws.integers(0, 256, (17, 23, 3), dtype=np.uint8)
-    url = json.loads(image_urls.image_part(image, image_format))["image_url"]["url"]
+    url = json.loads(call_limits.image_part(image, image_format))["image_url"]["url"]
     head, _, data = url.partition(",")
     assert head == f"data:image/{image_format};base64"
     np.testing.assert_array_equal(np.asarray(Image.open(io.BytesIO(base64.b64decode(data))).convert("RGB")), image)

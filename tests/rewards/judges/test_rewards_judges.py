@@ -21,7 +21,7 @@ from flowrl.rewards import build_reward, reward_options, to_uint8
 from flowrl.rewards.judges import unified
 from flowrl.rewards.judges.asking import full_weights, number_list
 from flowrl.rewards.judges.chat import Answer, Question
-from flowrl.rewards.judges.principles import Planner, Principle, aggregate_principles, parse_principles
+from flowrl.rewards.judges.edit_judge import Planner, Principle, aggregate_principles, parse_principles
 from flowrl.rewards.judges.templates import FIELDS, Template, load_template, load_templates
 
 ONES = dict.fromkeys(("alignment", "coherence", "style"), 1.0)

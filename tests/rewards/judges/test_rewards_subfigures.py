@@ -20,7 +20,7 @@ from tiny_clip import assert_pointwise, inputs_of, random_images, write_tiny_cli
 from flowrl.rewards import FunctionReward, Reward, RewardInputs, RewardOutput, build_reward, reward_options
 from flowrl.rewards.base.outputs import check_output
 from flowrl.rewards.embedded.world_verdicts import WorldGrids
-from flowrl.rewards.judges.subfigures import mean_over_cells
+from flowrl.rewards.judges.consistency import mean_over_cells
 from flowrl.world.scene_grids import grid_record
 from flowrl.world.scenes import Shape
 

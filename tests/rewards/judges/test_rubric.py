@@ -19,11 +19,9 @@ from flowrl.config.options import build_options
 from flowrl.prompts.pairs import read_pairs
 from flowrl.rewards import build_reward, reward_options
 from flowrl.rewards.image_files import read_image
-from flowrl.rewards.judges import autorubric
-from flowrl.rewards.judges.autorubric import RubricTraining, train_rubric
+from flowrl.rewards.judges import rubric as autorubric
 from flowrl.rewards.judges.chat import Answer, Question
-from flowrl.rewards.judges.rubric import Rule, load_rubric, save_rubric
-from flowrl.rewards.judges.rubric_answers import parse_rules
+from flowrl.rewards.judges.rubric import RubricTraining, Rule, load_rubric, parse_rules, save_rubric, train_rubric
 from flowrl.rewards.judges.rubric_fit import (
     accuracy,
     complete_part,
@@ -288,7 +286,7 @@ def test_training_goes_on_where_it_was_broken_off(
 ) -> None:
     """Answers are kept in a file: a killed run is not asked twice, and a broken last line costs that answer alone."""
     out = tmp_path / "r.json"
-    monkeypatch.setattr("flowrl.rewards.judges.rubric_answers.QUESTIONS_AT_ONCE", 50)
+    monkeypatch.setattr("flowrl.rewards.judges.rubric.QUESTIONS_AT_ONCE", 50)
 
     class Killed(ScriptedJudge):
         def ask(self, questions: Any) -> list[Answer]:

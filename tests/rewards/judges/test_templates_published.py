@@ -14,8 +14,8 @@ from PIL import Image
 from scripted_judges import JUDGE, edits, grey, script, text_of, yes
 from tiny_clip import inputs_of
 
-from flowrl.benchmarks.unigenbench.points import MEANINGS
-from flowrl.evaluation.unigenbench.wording import read_wording
+from flowrl.benchmarks.unigenbench.items import MEANINGS
+from flowrl.evaluation.unigenbench.unigenbench import read_wording
 from flowrl.rewards import build_reward, reward_options, to_uint8
 from flowrl.rewards.hpsv3 import Hpsv3
 from flowrl.rewards.judges.chat import Answer, Question, build_chat, check_chat

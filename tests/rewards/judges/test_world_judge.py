@@ -14,9 +14,8 @@ from tiny_clip import inputs_of
 from flowrl.benchmarks.geneval.metadata import TASKS
 from flowrl.rewards import RewardInputs, build_reward
 from flowrl.rewards.judges.chat import Question, build_chat, check_chat
-from flowrl.rewards.judges.principles import parse_principles
-from flowrl.rewards.judges.rubric import Rubric, load_rubric
-from flowrl.rewards.judges.rubric_answers import parse_rules
+from flowrl.rewards.judges.edit_judge import parse_principles
+from flowrl.rewards.judges.rubric import Rubric, load_rubric, parse_rules
 from flowrl.rewards.judges.world_judge import RULES, holds
 from flowrl.world.edits import draw_edit, edit_records, edit_verdict, edited_scene, failed_scene
 from flowrl.world.scene_prompts import Record, eval_records, train_records

@@ -16,9 +16,9 @@ from PIL import Image
 from tiny_clip import write_tiny_clip
 from torch.nn.functional import interpolate
 
-from flowrl.benchmarks.geneval.detections import Detection
 from flowrl.benchmarks.geneval.metadata import COLORS
 from flowrl.benchmarks.geneval.published import CLASSES
+from flowrl.benchmarks.geneval.rules import Detection
 from flowrl.rewards import RewardInputs, build_reward, reward_options
 from flowrl.rewards.networks import mask2former
 from flowrl.rewards.networks.detectors import detector_options

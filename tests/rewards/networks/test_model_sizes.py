@@ -11,8 +11,8 @@ from torch import nn
 
 from flowrl.rewards import models_of, reward_options
 from flowrl.rewards.edit_reward import TwoHeads
-from flowrl.rewards.hpsv3_plus import ModulatedHead
-from flowrl.rewards.networks.model_sizes import model_of
+from flowrl.rewards.hpsv3 import ModulatedHead
+from flowrl.rewards.networks.pretrained import model_of
 
 
 def edit_reward() -> list[nn.Module]:

@@ -31,7 +31,7 @@ from flowrl.rewards import build_reward, reward_options
 from flowrl.rewards.networks import mask2former, openmmlab
 from flowrl.rewards.networks.detectors import detector_options
 from flowrl.rewards.networks.mask2former import UNREAD, Mask2FormerDetector
-from flowrl.rewards.networks.openmmlab_keys import neighbours_apart, network_of, to_transformers
+from flowrl.rewards.networks.openmmlab import neighbours_apart, network_of, to_transformers
 from flowrl.rewards.networks.pretrained import read_weights
 
 CPU = torch.device("cpu")
@@ -94,7 +94,7 @@ def test_every_weight_of_the_released_size_has_its_place() -> None:
     """Swin-S with 100 queries: the class on shapes alone, no memory."""
     from transformers import Mask2FormerForUniversalSegmentation
 
-    from flowrl.rewards.networks.openmmlab_keys import config_of
+    from flowrl.rewards.networks.openmmlab import config_of
 
     with torch.device("meta"):
         weights = {name: torch.empty(shape) for name, shape in released_shapes().items()}

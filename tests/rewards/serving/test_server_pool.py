@@ -12,14 +12,13 @@ import torch
 from reward_servers import Answer, Scripted, health, noise, running, samples, scores, scripted, until
 
 from flowrl.rewards import Reward, RewardInputs, build_reward
-from flowrl.rewards.serving.retries import Failure
-from flowrl.rewards.serving.server_pool import ServerPool
+from flowrl.rewards.serving.retries import Failure, ServerPool
 
 
 @pytest.fixture(autouse=True)
 def _short_delays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("flowrl.rewards.serving.retries.FIRST_DELAY", 0.01)
-    monkeypatch.setattr("flowrl.rewards.serving.server_pool.FIRST_ASIDE", 0.05)
+    monkeypatch.setattr("flowrl.rewards.serving.retries.FIRST_ASIDE", 0.05)
 
 
 def at(*servers: Scripted, **options: Any) -> Reward:

@@ -30,10 +30,8 @@ from flowrl.rewards.serving.wire import (
     encode_reply,
     encode_request,
 )
-from flowrl.rewards.serving.wire_adapters import ADAPTERS
-from flowrl.rewards.serving.wire_bodies import Way
-from flowrl.rewards.serving.wire_images import WireError, decode_image, encode_image
-from flowrl.rewards.serving.wire_videos import decode_video, encode_video
+from flowrl.rewards.serving.wire_adapters import ADAPTERS, Way
+from flowrl.rewards.serving.wire_images import WireError, decode_image, decode_video, encode_image, encode_video
 from flowrl.runtime.randomness import counter_integers
 
 ROOMY = Limits()

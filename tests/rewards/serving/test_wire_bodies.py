@@ -16,9 +16,8 @@ from reward_servers import Answer, health, noise, reward_of, running, samples, s
 
 from flowrl.rewards import Reward, RewardInputs, RewardOutput, build_reward, output_of, to_uint8
 from flowrl.rewards.serving.wire import Limits, WireItem, decode_request
-from flowrl.rewards.serving.wire_bodies import RequestRoom, Way, chunks_of, pack_request
-from flowrl.rewards.serving.wire_images import Pixels, WireError, image_file
-from flowrl.rewards.serving.wire_videos import decode_video, encode_video
+from flowrl.rewards.serving.wire_adapters import RequestRoom, Way, chunks_of, pack_request
+from flowrl.rewards.serving.wire_images import Pixels, WireError, decode_video, encode_video, image_file
 
 
 @pytest.fixture(autouse=True)

@@ -29,9 +29,8 @@ from scripted import chance, images_of, judge_by, named, origin
 
 from flowrl.config.options import build_options
 from flowrl.rewards import RewardInputs, build_reward
-from flowrl.rewards.judges.autorubric import RubricTraining, train_rubric
 from flowrl.rewards.judges.chat import Answer, Question
-from flowrl.rewards.judges.rubric import Rule, save_rubric
+from flowrl.rewards.judges.rubric import RubricTraining, Rule, save_rubric, train_rubric
 from flowrl.runtime.files import write_atomically
 from flowrl.world.scenes import COLORS, SHAPES, draw_scene, random_scene
 

@@ -25,7 +25,7 @@ from flowrl.pages.live.followed_runs import Watched
 from flowrl.pages.live.watch import make_app
 from flowrl.rewards.serving.own_page import guarded
 from flowrl.rewards.serving.wire import Limits
-from flowrl.rewards.serving.wire_videos import encode_video
+from flowrl.rewards.serving.wire_images import encode_video
 
 # ---- requests --------------------------------------------------------------------------------------------------------
 

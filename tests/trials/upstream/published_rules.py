@@ -19,11 +19,10 @@ from published_cutting import Comparison, Cut
 from published_steps import DDPO, FLOW_GRPO, Pairs
 
 from flowrl.benchmarks.dpg_bench import Question, item_score
-from flowrl.benchmarks.geneval.detections import Detection
 from flowrl.benchmarks.geneval.metadata import COLORS, RELATIONS
-from flowrl.benchmarks.geneval.rules import relations, verdict
+from flowrl.benchmarks.geneval.rules import Detection, relations, verdict
 from flowrl.benchmarks.unigenbench.point_scores import aggregate
-from flowrl.benchmarks.unigenbench.replies import parse_reply
+from flowrl.benchmarks.unigenbench.replies import read_reply
 from flowrl.benchmarks.vbench import DIMENSIONS
 from flowrl.benchmarks.vbench import aggregate as vbench_sums
 from flowrl.rewards.base import RewardInputs
@@ -173,7 +172,11 @@ def replies(cut: Cut, draw: torch.Generator) -> Pairs:
         text = f"so <analysis>{['a'] * 3}</analysis>\n<score> {scores} </score>"
         texts.append(drawn.choice((text, text, text, text.replace("</score>", ""), text.replace("[", "(", 1), "no")))
     theirs = [read(text, ["p"] * 3) for text in texts]
-    yield "scores", [parse_reply(text, 3) for text in texts], [None if found is None else found[1] for found in theirs]
+    yield (
+        "scores",
+        [None if (one := read_reply(text, 3)) is None else one.score for text in texts],
+        [None if found is None else found[1] for found in theirs],
+    )
 
 
 def points(cut: Cut, draw: torch.Generator) -> Pairs:
@@ -302,7 +305,7 @@ RULES = (
         UNIGENBENCH,
         "eval/src/eval_common.py",
         "parse_evaluation_response",
-        "benchmarks.unigenbench.replies.parse_reply",
+        "benchmarks.unigenbench.replies.read_reply",
         replies,
     ),
     _rule(
