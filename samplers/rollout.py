@@ -13,7 +13,7 @@ from flowrl.samplers.guidance import Velocity
 from flowrl.samplers.kernels import KERNELS, Kernel
 from flowrl.samplers.multistep import solve
 from flowrl.samplers.path_memory import PathMemory
-from flowrl.samplers.step import advance, euler
+from flowrl.samplers.step import advance, check_steps, euler
 from flowrl.trajectory import Schedule, Trajectory, start_state
 
 
@@ -68,7 +68,9 @@ def rollout(
     ValueError: a stochastic index is out of range or given twice, or a kept one out of range; a stochastic step has std
     0; a shape is wrong; the solver is unknown.
     """
-    steps = _check_steps(stochastic, schedule.num_steps, solver)
+    if solver not in ("euler", "dpm2"):
+        raise ValueError(f"unknown solver {solver!r} of the deterministic tail: choose euler or dpm2")
+    steps = check_steps(stochastic, schedule.num_steps, "stochastic steps", least=0)
     kept = sorted({*keep_states, *(state for step in steps for state in (step, step + 1))})
     tail = schedule.num_steps if solver == "euler" else max(steps, default=-1) + 1
     if not set(kept) <= set(range(tail + 1)):
@@ -109,13 +111,3 @@ def rollout(
         memory=memory.at_states(kept),
         final=solve(velocity, x, schedule, first=tail),
     )
-
-
-def _check_steps(stochastic: Sequence[int], num_steps: int, solver: str) -> tuple[int, ...]:
-    """The stochastic steps in ascending order, once they and the solver are known to make sense."""
-    if solver not in ("euler", "dpm2"):
-        raise ValueError(f"unknown solver {solver!r} of the deterministic tail: choose euler or dpm2")
-    steps = tuple(sorted(stochastic))
-    if len(set(steps)) != len(steps) or not set(steps) <= set(range(num_steps)):
-        raise ValueError(f"stochastic steps must be distinct and in 0 .. {num_steps - 1}, got {list(stochastic)}")
-    return steps

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from flowrl.pipelines.families import flux
 from flowrl.pipelines.shared import common
-from flowrl.pipelines.shared.cards import Card, Grid
+from flowrl.pipelines.shared.cards import Card, Grid, check_channels
 from flowrl.pipelines.shared.family_pipeline import FamilyPipeline
 
 _GREY = (0.299, 0.587, 0.114)  # ITU-R BT.601, by which stock's image library turns colours to grey
@@ -43,14 +43,9 @@ def _embed_sources(p: FamilyPipeline, sources: Sequence[Tensor]) -> dict[str, Te
 
 
 def _refuse(card: Card) -> None:
-    channels, found = card.vae.get("latent_channels", 16), card.network.in_channels
-    wanted = 4 * (2 * channels + card.factors[0] ** 2)
-    if found != wanted or card.network.out_channels != 4 * channels:
-        raise ValueError(
-            f"the network of {card.model} takes {found} channels per token and gives {card.network.out_channels}, and "
-            f"one that fills images takes {wanted} and gives {4 * channels} with its VAE: leave pipeline.name out, or "
-            "set it to the family of the model"
-        )
+    channels = 4 * card.vae.get("latent_channels", 16)
+    read = 2 * channels + 4 * card.factors[0] ** 2
+    check_channels(card, "to fill images of its VAE", in_channels=read, out_channels=channels)
 
 
 FAMILY = replace(
