@@ -66,12 +66,7 @@ def sample_tree(
     """
     branching.check_start(x, prompt_a, group_a, batch_size)
     steps = check_steps(stochastic, schedule.num_steps, "stochastic steps")
-    splits = check_steps(splits, schedule.num_steps, "splits")
-    if children < 2 or not set(splits) <= set(steps):
-        raise ValueError(
-            f"splits {list(splits)} must be among the stochastic steps {list(steps)}, with at least 2 children, got "
-            f"{children}: children of one ODE step would all be the same"
-        )
+    splits = _check_splits(check_steps(splits, schedule.num_steps, "splits"), steps, children)
     x, device = start_state(x, schedule), device or x.device
     prompt, group, incoming = prompt_a, group_a, torch.full((len(x),), -1)  # last transition on the way to each node
     sizes, begins = _levels(len(x), steps, splits, children, schedule.num_steps)
@@ -148,6 +143,15 @@ def _drawn(
             put(mean, before + start * width, moved.mean)
         yield moved.log_prob
         del own, velocity, moved  # the next chunk's network needs the room
+
+
+def _check_splits(splits: tuple[int, ...], steps: Sequence[int], children: int) -> tuple[int, ...]:
+    if children < 2 or not set(splits) <= set(steps):
+        raise ValueError(
+            f"splits {list(splits)} must be among the stochastic steps {list(steps)}, with at least 2 children, got "
+            f"{children}: children of one ODE step would all be the same"
+        )
+    return splits
 
 
 def sibling_noise(

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from flowrl.credit.context import ALONE, Context
-from flowrl.credit.values import final_rewards, gains_of, norm_by_step, values_of
+from flowrl.credit.values import ALONE, Context, final_rewards, gains_of, norm_by_step, values_of
 from flowrl.runtime.shapes import Float
 from flowrl.trajectory import Credit, Sampled
 

@@ -43,9 +43,16 @@ def save_lossless(video: Tensor, path: str | Path, fps: float, sound: tuple[Tens
 
 
 def write_clip(
-    frames: Sequence[UInt8[np.ndarray, " h w 3"]], path: str | Path, fps: float, sound: tuple[Tensor, int] | None,
-    ending: str, *, encoder: str, form: Mapping[str, Any], settings: Mapping[str, Any] = MappingProxyType({}),
-) -> Path:  # fmt: skip
+    frames: Sequence[UInt8[np.ndarray, " h w 3"]],
+    path: str | Path,
+    fps: float,
+    sound: tuple[Tensor, int] | None,
+    ending: str,
+    *,
+    encoder: str,
+    form: Mapping[str, Any],
+    settings: Mapping[str, Any] = MappingProxyType({}),
+) -> Path:
     """Writes 8-bit frames by one thread, so that the same ones give the same bytes, whole or not at all.
 
     Args:

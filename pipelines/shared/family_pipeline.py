@@ -29,11 +29,10 @@ from flowrl.pipelines.shared.cards import Card, Grid, ImageOptions, Size, VideoO
 from flowrl.pipelines.shared.like_blocks import block_kinds, fewest, names_a_block, with_blocks
 from flowrl.pipelines.shared.prompt_embeddings import FamilyEmbeddings, Sources, num_cut
 from flowrl.pipelines.weights import stock_loading
-from flowrl.pipelines.weights.later_parts import Later
 from flowrl.pipelines.weights.loading_choices import AT_ONCE, Loading
 from flowrl.pipelines.weights.lora import check_targets
 from flowrl.pipelines.weights.quantize import check_quantize
-from flowrl.pipelines.weights.stock_loading import Read
+from flowrl.pipelines.weights.stock_loading import Later, Read
 from flowrl.runtime.placement import Resting, awake
 from flowrl.runtime.precision import in_arithmetic, refuse_unable
 from flowrl.samplers.guidance import Network, TrainNegative, Velocity
