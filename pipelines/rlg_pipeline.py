@@ -9,7 +9,6 @@ pipeline's where it is handed to the scheduler.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import wraps
@@ -23,7 +22,7 @@ from torch import Tensor, nn
 from flowrl.pipelines.rlg_network import acting, active_adapters, adapter_layers, adapters_of
 from flowrl.pipelines.shared.common import standing_in
 from flowrl.runtime.private_names import CacheMixin
-from flowrl.samplers.guidance import Scale, mix_outputs, needed, scale_at
+from flowrl.samplers.guidance import Scale, check_scale, mix_outputs, needed, scale_at
 from flowrl.samplers.guidance_rules import qwen_norm_rescale
 
 DENOISERS = ("transformer", "transformer_2", "unet")
@@ -61,7 +60,21 @@ def rlg_pipeline(
     """
     names = [adapter] if isinstance(adapter, str) else list(adapter)
     scales = [scale] if isinstance(scale, (int, float)) or callable(scale) else list(scale)
-    _check_arguments(pipe, names, scales, by, true_cfg_scale)
+    if not names or len(set(names)) != len(names) or len(names) != len(scales):
+        raise ValueError(
+            f"give one scale for each of one or more different adapters, got {names} and {len(scales)} scales"
+        )
+    for one in scales:
+        if not callable(one):
+            check_scale(one)
+    if by not in ("noise", "step"):
+        raise ValueError(f'by must be "noise" or "step", got {by!r}')
+    name = type(pipe).__name__
+    if name.startswith("QwenImage") != (true_cfg_scale is not None):
+        raise ValueError(
+            "true_cfg_scale is for Qwen-Image pipelines (1 if they run without guidance), whose guidance is not linear "
+            f"and has to be finished before the mixture, and for no others: got {true_cfg_scale} for {name}"
+        )
     denoisers = {
         name: part for name, part in pipe.components.items() if name in DENOISERS and isinstance(part, nn.Module)
     }
@@ -204,28 +217,6 @@ def _mix(outputs: Sequence[Any], weights: list[float]) -> Any:
     raise TypeError(
         f"a denoiser returned {type(first).__name__}, which cannot be mixed: only tensors and sequences can"
     )
-
-
-def _check_arguments(
-    pipe: DiffusionPipeline, names: list[str], scales: list[Scale], by: str, true_cfg_scale: float | None
-) -> None:
-    if not names or len(set(names)) != len(names) or len(names) != len(scales):
-        raise ValueError(
-            f"give one scale for each of one or more different adapters, got {names} and {len(scales)} scales"
-        )
-    for scale in scales:
-        if not callable(scale) and not math.isfinite(scale):
-            raise ValueError(
-                f"the scale of reinforcement learning guidance must be finite, got {scale}: 1 is the tuned model"
-            )
-    if by not in ("noise", "step"):
-        raise ValueError(f'by must be "noise" or "step", got {by!r}')
-    name = type(pipe).__name__
-    if name.startswith("QwenImage") != (true_cfg_scale is not None):
-        raise ValueError(
-            "true_cfg_scale is for Qwen-Image pipelines (1 if they run without guidance), whose guidance is not linear "
-            f"and has to be finished before the mixture, and for no others: got {true_cfg_scale} for {name}"
-        )
 
 
 def _check_adapters(pipe: DiffusionPipeline, names: list[str], denoisers: dict[str, nn.Module]) -> None:

@@ -20,7 +20,7 @@ from flowrl.runtime.placement import host_rows, put, sent, settle, taken
 from flowrl.runtime.shapes import Float, Int
 from flowrl.samplers.guidance import Velocity
 from flowrl.samplers.kernels import Kernel
-from flowrl.samplers.step import Moved, advance, euler
+from flowrl.samplers.step import Moved, advance, check_steps, euler
 from flowrl.samplers.windows import thinned_steps
 from flowrl.trajectory import Sampled, Schedule, start_state
 
@@ -67,14 +67,6 @@ def check_start(x: Tensor, prompt_a: Tensor, group_a: Tensor, batch_size: int) -
         )
     if batch_size < 1:
         raise ValueError(f"batch_size is the number of latents per network call, at least 1, got {batch_size}")
-
-
-def check_steps(steps: Sequence[int], num_steps: int, name: str) -> tuple[int, ...]:
-    """The steps in ascending order. Raises ValueError: none, one twice, or one outside the schedule."""
-    ordered = tuple(sorted(steps))
-    if not ordered or len(set(ordered)) != len(ordered) or ordered[0] < 0 or ordered[-1] >= num_steps:
-        raise ValueError(f"{name} must be distinct, at least one, and in 0 .. {num_steps - 1}, got {list(steps)}")
-    return ordered
 
 
 def _complete(

@@ -200,7 +200,7 @@ def rlg_experts(base: Velocity, experts: Sequence[Velocity], scales: Sequence[Sc
         )
     for scale in scales:
         if not callable(scale):
-            _check_scale(scale)
+            check_scale(scale)
 
     def velocity(x: Float[Tensor, " b *latent"], sigma: Sigma, *timestep: Tensor) -> Float[Tensor, " b *latent"]:
         weights = [scale_at(scale, sigma) for scale in scales]
@@ -228,7 +228,7 @@ def by_step(scale_of_step: Callable[[int], float], sigma_T: Float[Tensor, " T1"]
 def rl_first(scale: float, num_steps: int) -> Callable[[int], float]:
     """The tuned model alone (scale 1) in the first `num_steps` steps (published code: `zero_init_step`), then `scale`:
     a function of the step. Raises ValueError: num_steps is negative, or scale not finite."""
-    _check_scale(scale)
+    check_scale(scale)
     if num_steps < 0:
         raise ValueError(f"the number of first steps without extrapolation must not be negative, got {num_steps}")
     return lambda step: 1.0 if step < num_steps else scale
@@ -237,7 +237,7 @@ def rl_first(scale: float, num_steps: int) -> Callable[[int], float]:
 def rl_outside(scale: float, low: float, high: float) -> ScaleAt:
     """`scale` where low <= sigma <= high, and the tuned model alone (scale 1) elsewhere: a function of sigma. Raises
     ValueError: not 0 <= low <= high <= 1, or scale not finite."""
-    _check_scale(scale)
+    check_scale(scale)
     if not 0 <= low <= high <= 1:
         raise ValueError(f"an interval of noise levels needs 0 <= low <= high <= 1, got {low} and {high}")
     # float32 sigmas may miss the bound that they are meant to equal by a rounding.
@@ -252,13 +252,14 @@ def scale_at(scale: Scale, sigma: Sigma) -> float | Float[Tensor, " b"]:
     levels = sigma.flatten().tolist() if isinstance(sigma, Tensor) else [float(sigma)]
     known = {level: float(scale(level)) for level in dict.fromkeys(levels)}
     for value in known.values():
-        _check_scale(value)
+        check_scale(value)
     if len(set(known.values())) == 1:
         return next(iter(known.values()))
     return torch.tensor([known[level] for level in levels], dtype=torch.float64)
 
 
-def _check_scale(scale: float) -> None:
+def check_scale(scale: float) -> None:
+    """Refuses a scale of reinforcement learning guidance that is not finite."""
     if not math.isfinite(scale):
         raise ValueError(
             f"the scale of reinforcement learning guidance must be finite, got {scale}: 1 is the tuned model"

@@ -13,7 +13,7 @@ from flowrl.samplers.guidance import Velocity
 from flowrl.samplers.kernels import KERNELS, Kernel
 from flowrl.samplers.multistep import solve
 from flowrl.samplers.path_memory import PathMemory
-from flowrl.samplers.step import advance, euler
+from flowrl.samplers.step import advance, check_steps, euler
 from flowrl.trajectory import Schedule, Trajectory, start_state
 
 
@@ -25,11 +25,11 @@ def ode_rollout(
     solver: Literal["euler", "dpm2"] = "euler",
 ) -> Float[Tensor, " b *latent"]:
     """The finished latent of a `rollout` without stochastic steps; arguments as there."""
-    return rollout(velocity, x, schedule, KERNELS["ode"], _no_noise, stochastic=(), solver=solver).final
 
+    def no_noise(step: int) -> Tensor:
+        raise AssertionError(f"step {step} of an ODE rollout asked for noise")
 
-def _no_noise(step: int) -> Tensor:
-    raise AssertionError(f"step {step} of an ODE rollout asked for noise")
+    return rollout(velocity, x, schedule, KERNELS["ode"], no_noise, stochastic=(), solver=solver).final
 
 
 def rollout(
@@ -68,9 +68,12 @@ def rollout(
     ValueError: a stochastic index is out of range or given twice, or a kept one out of range; a stochastic step has std
     0; a shape is wrong; the solver is unknown.
     """
-    steps = _check_steps(stochastic, schedule.num_steps, solver)
+    steps = check_steps(stochastic, schedule.num_steps, "stochastic steps", least=0)
+    tails = {"euler": schedule.num_steps, "dpm2": max(steps, default=-1) + 1}
+    if solver not in tails:
+        raise ValueError(f"unknown solver {solver!r} of the deterministic tail: choose euler or dpm2")
+    tail = tails[solver]
     kept = sorted({*keep_states, *(state for step in steps for state in (step, step + 1))})
-    tail = schedule.num_steps if solver == "euler" else max(steps, default=-1) + 1
     if not set(kept) <= set(range(tail + 1)):
         raise ValueError(f"states 0 .. {tail} of this path can be kept, got {kept}")
     x = start_state(x, schedule)
@@ -109,13 +112,3 @@ def rollout(
         memory=memory.at_states(kept),
         final=solve(velocity, x, schedule, first=tail),
     )
-
-
-def _check_steps(stochastic: Sequence[int], num_steps: int, solver: str) -> tuple[int, ...]:
-    """The stochastic steps in ascending order, once they and the solver are known to make sense."""
-    if solver not in ("euler", "dpm2"):
-        raise ValueError(f"unknown solver {solver!r} of the deterministic tail: choose euler or dpm2")
-    steps = tuple(sorted(stochastic))
-    if len(set(steps)) != len(steps) or not set(steps) <= set(range(num_steps)):
-        raise ValueError(f"stochastic steps must be distinct and in 0 .. {num_steps - 1}, got {list(stochastic)}")
-    return steps

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from torch import Tensor
@@ -22,6 +23,15 @@ class Moved(NamedTuple):
     """[b] log-density of x_next, summed over latent dimensions."""
     mean: Tensor
     """[b, *latent] of the transition."""
+
+
+def check_steps(steps: Sequence[int], num_steps: int, name: str, *, least: int = 1) -> tuple[int, ...]:
+    """The steps in ascending order. Raises ValueError: fewer than `least`, one twice, or one outside the schedule."""
+    ordered = tuple(sorted(steps))
+    if len(ordered) < least or len(set(ordered)) != len(ordered) or not set(ordered) <= set(range(num_steps)):
+        count = "" if least == 0 else ", at least one,"
+        raise ValueError(f"{name} must be distinct{count} and in 0 .. {num_steps - 1}, got {list(steps)}")
+    return ordered
 
 
 def euler(

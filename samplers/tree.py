@@ -21,7 +21,7 @@ from flowrl.runtime.randomness import counter_integers
 from flowrl.runtime.shapes import Float, Int
 from flowrl.samplers import branching
 from flowrl.samplers.kernels import Kernel
-from flowrl.samplers.step import Moved, euler
+from flowrl.samplers.step import Moved, check_steps, euler
 from flowrl.trajectory import Sampled, Schedule, start_state
 
 
@@ -65,8 +65,8 @@ def sample_tree(
         ValueError: a step is out of range, given twice or deterministic; a split is not stochastic; a shape is wrong.
     """
     branching.check_start(x, prompt_a, group_a, batch_size)
-    steps = branching.check_steps(stochastic, schedule.num_steps, "stochastic steps")
-    splits = _check_splits(branching.check_steps(splits, schedule.num_steps, "splits"), steps, children)
+    steps = check_steps(stochastic, schedule.num_steps, "stochastic steps")
+    splits = _check_splits(check_steps(splits, schedule.num_steps, "splits"), steps, children)
     x, device = start_state(x, schedule), device or x.device
     prompt, group, incoming = prompt_a, group_a, torch.full((len(x),), -1)  # last transition on the way to each node
     sizes, begins = _levels(len(x), steps, splits, children, schedule.num_steps)

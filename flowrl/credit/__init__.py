@@ -13,8 +13,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from flowrl.credit.branches import G2rpo, SelfOpd, TempFlow
-from flowrl.credit.dense import DenseGrpo, Stepwise
-from flowrl.credit.outcome import Outcome
+from flowrl.credit.dense import DenseGrpo, Outcome, Stepwise
 from flowrl.credit.tp_grpo import TpGrpo, turning_points
 from flowrl.credit.trees import BranchGrpo, TreeGrpo, back_up
 from flowrl.credit.vgpo import Vgpo

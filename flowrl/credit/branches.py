@@ -10,8 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from flowrl.credit.context import ALONE, Context
-from flowrl.credit.values import check_rewards, norm_by_step, norm_within
+from flowrl.credit.values import ALONE, Context, check_rewards, norm_by_step, norm_within
 from flowrl.runtime.shapes import Float
 from flowrl.trajectory import Credit, Sampled
 

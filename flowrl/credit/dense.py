@@ -1,4 +1,5 @@
-"""Dense credit: the gain of each step (DenseGRPO, arXiv 2601.20218; Stepwise-Flow-GRPO), and noise calibrated by it."""
+"""Outcome credit, the reward of the finished image (Flow-GRPO), and dense credit: the gain of each step (DenseGRPO,
+arXiv 2601.20218; Stepwise-Flow-GRPO), and noise calibrated by it."""
 
 from __future__ import annotations
 
@@ -7,10 +8,22 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from flowrl.credit.context import ALONE, Context
-from flowrl.credit.values import gains_of, norm_by_step, values_of
+from flowrl.credit.values import ALONE, Context, final_rewards, gains_of, norm_by_step, values_of
 from flowrl.runtime.shapes import Float
 from flowrl.trajectory import Credit, Sampled
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outcome:
+    """Reward of the finished image at each of its steps (Liu et al., Flow-GRPO, arXiv 2505.05470).
+
+    Compared over the samples of a prompt, step by step, which gives every step the statistics of the finished images.
+    """
+
+    def __call__(self, sampled: Sampled, reward_KF: Float[Tensor, " K F"], context: Context = ALONE) -> Credit:
+        """Credit of b trajectories, with or without values on the way; rewards are NaN where one failed.
+        Raises as `final_rewards`."""
+        return Credit(raw=final_rewards(sampled, reward_KF)[:, sampled.sample], norm=norm_by_step(sampled))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

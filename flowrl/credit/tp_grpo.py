@@ -11,8 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from flowrl.credit.context import ALONE, Context
-from flowrl.credit.values import norm_by_step, one_channel, values_of
+from flowrl.credit.values import ALONE, Context, norm_by_step, one_channel, values_of
 from flowrl.runtime.shapes import Bool, Float
 from flowrl.trajectory import Credit, Sampled
 

@@ -12,8 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from flowrl.credit.context import ALONE, Context
-from flowrl.credit.values import check_rewards, norm_within
+from flowrl.credit.values import ALONE, Context, check_rewards, norm_within
 from flowrl.runtime.shapes import Bool, Float, Int
 from flowrl.trajectory import Credit, Sampled
 

@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import math
 import tempfile
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,7 +20,7 @@ from torch import Tensor
 from flowrl.media.images import to_pixels
 from flowrl.media.sound_files import add_sound, write_sound
 from flowrl.runtime.files import replacing
-from flowrl.runtime.shapes import Float
+from flowrl.runtime.shapes import Float, UInt8
 
 LOSSLESS, PLAYED = ".mkv", ".mp4"
 CLIPS = (LOSSLESS, PLAYED, ".webm", ".mov", ".avi", ".gif")
@@ -32,24 +35,52 @@ def save_lossless(video: Tensor, path: str | Path, fps: float, sound: tuple[Tens
         path: the file; missing folders are made.
         sound: [channels, samples] float in [-1, 1] and samples per second; it becomes a track of 16-bit PCM.
     """
-    import av
-
     if video.ndim != 4 or not len(video):
         raise ValueError(f"a clip must have the shape [F, 3, H, W] with F >= 1, got {list(video.shape)}.")
+    return write_clip(
+        [to_pixels(x) for x in video], path, fps, sound, LOSSLESS, encoder="ffv1", form={"format": "bgr0"}
+    )
+
+
+def write_clip(
+    frames: Sequence[UInt8[np.ndarray, " h w 3"]],
+    path: str | Path,
+    fps: float,
+    sound: tuple[Tensor, int] | None,
+    ending: str,
+    *,
+    encoder: str,
+    form: Mapping[str, Any],
+    settings: Mapping[str, Any] = MappingProxyType({}),
+) -> Path:
+    """Writes 8-bit frames by one thread, so that the same ones give the same bytes, whole or not at all.
+
+    Args:
+        ending: `LOSSLESS`, whose sound is exact, or `PLAYED`.
+        encoder: PyAV's name of it.
+        form: what frames are reformatted to.
+        settings: attributes of the encoder's context.
+
+    Raises ValueError: a rate that is not above 0.
+    """
+    import av
+
     if not math.isfinite(fps) or fps <= 0:
-        raise ValueError(f"fps must be a number above 0, got {fps}: give the frames per second.")
-    frames = [to_pixels(frame) for frame in video]
-    with tempfile.TemporaryDirectory() as folder:  # the length is written into the header at the end
-        whole = Path(folder) / "clip.mkv"
-        with av.open(str(whole), "w", format="matroska", options={"fflags": "+bitexact"}) as container:
-            stream = container.add_stream("ffv1", rate=Fraction(fps).limit_denominator(1001))
+        raise ValueError(f"fps must be a number above 0, got {fps}: give the frames per second")
+    options = {"fflags": "+bitexact", **({"movflags": "+faststart"} if ending == PLAYED else {})}
+    with tempfile.TemporaryDirectory() as folder:  # headers are written at the end, which needs a real file
+        whole = Path(folder) / f"clip{ending}"
+        with av.open(str(whole), "w", options=options) as container:
+            stream = container.add_stream(encoder, rate=Fraction(fps).limit_denominator(1001))
             assert isinstance(stream, av.VideoStream)
             stream.height, stream.width = frames[0].shape[:2]
-            stream.pix_fmt = "bgr0"
-            stream.codec_context.thread_count = 1
-            track = None if sound is None else add_sound(container, sound[1], len(sound[0]), exact=True)
+            stream.pix_fmt = form["format"]
+            for name, value in {"thread_count": 1, **settings}.items():
+                setattr(stream.codec_context, name, value)
+            exact = ending == LOSSLESS
+            track = None if sound is None else add_sound(container, sound[1], len(sound[0]), exact=exact)
             for pixels in frames:
-                container.mux(stream.encode(av.VideoFrame.from_ndarray(pixels, format="rgb24").reformat(format="bgr0")))
+                container.mux(stream.encode(av.VideoFrame.from_ndarray(pixels, format="rgb24").reformat(**form)))
             container.mux(stream.encode(None))
             if track is not None and sound is not None:
                 write_sound(container, track, *sound)

@@ -8,10 +8,9 @@ Letters: B videos, F frames, [H, W] their size.
 from __future__ import annotations
 
 import math
-import tempfile
 from collections.abc import Sequence
-from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,9 +18,8 @@ from PIL import Image, ImageDraw
 from torch import Tensor
 
 from flowrl.media.images import BACKGROUND, FAINT, as_tensor, enlargement, evenly, fit, grid, lettering, to_pixels
-from flowrl.media.sound_files import add_sound, write_sound
-from flowrl.runtime.files import replacing
-from flowrl.runtime.shapes import Float, UInt8
+from flowrl.media.lossless import PLAYED, write_clip
+from flowrl.runtime.shapes import Float
 
 ENCODERS = ("libx264", "libopenh264", "h264_videotoolbox", "h264_mf")
 """H.264 encoders that PyAV may have, best first, without those that need a certain GPU."""
@@ -47,19 +45,28 @@ def save_mp4(video: Tensor | np.ndarray, path: str | Path, fps: float, sound: tu
 
     Raises ValueError: another shape or range, a rate that is not above 0, or a PyAV without an H.264 encoder.
     """
+    import av
+
     _check(video)
-    if not math.isfinite(fps) or fps <= 0:
-        raise ValueError(f"fps must be a number above 0, got {fps}: give the frames per second")
     scale = enlargement(*video.shape[-2:])
     frames = [to_pixels(frame).repeat(scale, axis=0).repeat(scale, axis=1) for frame in video]
     height, width = frames[0].shape[:2]
     frames = [np.pad(frame, [(0, height % 2), (0, width % 2), (0, 0)], mode="edge") for frame in frames]
-    with tempfile.TemporaryDirectory() as folder:  # the index moves to the front at the end, which needs a real file
-        whole = Path(folder) / "video.mp4"
-        _encode(frames, whole, fps, sound)
-        with replacing(Path(path)) as stream:
-            stream.write(whole.read_bytes())
-    return Path(path)
+    name = next((name for name in ENCODERS if name in av.codecs_available), None)
+    if name is None:
+        raise ValueError(
+            f"this PyAV {av.__version__} was built without an H.264 encoder (looked for {', '.join(ENCODERS)}): "
+            "install the wheel of PyPI, `pip install --force-reinstall --only-binary av av`"
+        )
+    settings: dict[str, Any] = dict.fromkeys(("color_primaries", "color_trc", "colorspace"), BT709)
+    settings["color_range"] = LIMITED
+    if name == "libx264":
+        # No B-frames: with them equal frames did not always give equal bytes, even on one thread.
+        settings["options"] = {"crf": "16", "preset": "medium", "bf": "0"}
+    elif math.isfinite(fps):  # or it is refused below; no constant quality: a quarter of a bit per pixel is generous
+        settings["bit_rate"] = max(200_000, int(frames[0].shape[0] * frames[0].shape[1] * fps / 4))
+    form = {"format": "yuv420p", "dst_colorspace": BT709, "src_color_range": FULL, "dst_color_range": LIMITED}
+    return write_clip(frames, path, fps, sound, PLAYED, encoder=name, form=form, settings=settings)
 
 
 def contact_sheet(
@@ -102,40 +109,3 @@ def _check(video: Tensor | np.ndarray) -> None:
         raise ValueError(
             f"a video must have the shape [F, 3, H, W] with F >= 1, got {list(video.shape)}: put frames first"
         )
-
-
-def _encode(
-    frames: Sequence[UInt8[np.ndarray, "h w 3"]], path: Path, fps: float, sound: tuple[Tensor, int] | None
-) -> None:
-    import av
-
-    name = next((name for name in ENCODERS if name in av.codecs_available), None)
-    if name is None:
-        raise ValueError(
-            f"this PyAV {av.__version__} was built without an H.264 encoder (looked for {', '.join(ENCODERS)}): "
-            "install the wheel of PyPI, `pip install --force-reinstall --only-binary av av`"
-        )
-    options = {"movflags": "+faststart", "fflags": "+bitexact"}
-    with av.open(str(path), "w", options=options) as container:
-        stream = container.add_stream(name, rate=Fraction(fps).limit_denominator(1001))
-        assert isinstance(stream, av.VideoStream)
-        stream.height, stream.width = frames[0].shape[:2]
-        stream.pix_fmt = "yuv420p"
-        context = stream.codec_context
-        context.thread_count = 1
-        context.color_primaries = context.color_trc = context.colorspace = BT709
-        context.color_range = LIMITED
-        if name == "libx264":
-            # No B-frames: with them equal frames did not always give equal bytes, even on one thread.
-            stream.options = {"crf": "16", "preset": "medium", "bf": "0"}
-        else:  # no constant quality there: a quarter of a bit per pixel is generous
-            context.bit_rate = max(200_000, int(frames[0].shape[0] * frames[0].shape[1] * fps / 4))
-        track = None if sound is None else add_sound(container, sound[1], len(sound[0]))
-        for pixels in frames:
-            image = av.VideoFrame.from_ndarray(pixels, format="rgb24").reformat(
-                format="yuv420p", dst_colorspace=BT709, src_color_range=FULL, dst_color_range=LIMITED
-            )
-            container.mux(stream.encode(image))
-        container.mux(stream.encode(None))
-        if track is not None and sound is not None:
-            write_sound(container, track, *sound)

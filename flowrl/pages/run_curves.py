@@ -15,9 +15,8 @@ from flowrl.runs.evaluation_rows import GENEVAL, REWARD
 from flowrl.runs.held_out_result import HeldOut, conclusion
 from flowrl.runs.run_data import RunData, column, keys_below
 from flowrl.runs.vital_signs import RECENT, SIGNS, recent_mean
-from flowrl.statistics.bootstrap import LEVEL, Interval
+from flowrl.statistics.bootstrap import LEVEL, Interval, student_quantile
 from flowrl.statistics.means import ends_of
-from flowrl.statistics.student import student_quantile
 
 EXPLAINED = {
     "established improvement": "an <strong>established improvement</strong>: the interval lies above zero",

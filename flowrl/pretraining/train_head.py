@@ -25,6 +25,8 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from scipy.optimize import brentq
+from scipy.special import expit
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -213,27 +215,19 @@ def fit_temperature(margin: Float[np.ndarray, " n"]) -> float:
     """The T in [1e-3, 1e3] that minimises the mean of -t log sigmoid(m / T) - (1 - t) log sigmoid(-m / T).
 
     m are the margins s_w - s_l of n held-out pairs, and t = (n + 1) / (n + 2) as in Platt scaling: with t = 1, pairs
-    that are all ordered rightly would have T = 0 and boundless rewards. The loss is convex in 1/T; its derivative is
-    bisected. A head that is worse than chance gets the largest T.
+    that are all ordered rightly would have T = 0 and boundless rewards. The loss is convex in 1/T, and T is where its
+    derivative is 0. A head that is worse than chance gets the largest T.
     """
     target = (len(margin) + 1) / (len(margin) + 2)
 
     def slope(inverse: float) -> float:
-        return float((margin * (_sigmoid(inverse * margin) - target)).mean())
+        return float((margin * (expit(inverse * margin) - target)).mean())
 
-    low, high = 1 / COARSEST, 1 / FINEST
-    if slope(low) >= 0:
+    if slope(1 / COARSEST) >= 0:
         return COARSEST
-    if slope(high) <= 0:
+    if slope(1 / FINEST) <= 0:
         return FINEST
-    for _ in range(100):
-        middle = math.sqrt(low * high)
-        low, high = (middle, high) if slope(middle) < 0 else (low, middle)
-    return 1 / math.sqrt(low * high)
-
-
-def _sigmoid(x: np.ndarray) -> np.ndarray:
-    return np.asarray(0.5 * (1 + np.tanh(x / 2)))
+    return 1 / float(brentq(slope, 1 / COARSEST, 1 / FINEST, xtol=1e-15))
 
 
 def calibration_error(probability: Float[np.ndarray, " n"], bins: int = 10) -> float:
@@ -257,7 +251,7 @@ def measure(fitted: Fitted, winner: Tensor, loser: Tensor, places: np.ndarray, u
         "accuracy_high": accuracy.high if accuracy.known else None,
         "loss": float(np.logaddexp(0.0, -margin).mean()),
         "loss_uncalibrated": float(np.logaddexp(0.0, -margin * fitted.temperature).mean()),
-        "calibration_error": calibration_error(_sigmoid(margin)),
+        "calibration_error": calibration_error(expit(margin)),
     }
 
 

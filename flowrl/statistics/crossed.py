@@ -29,7 +29,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from flowrl.runtime.shapes import Float
-from flowrl.statistics.bootstrap import LEVEL, POWER, Interval, point
+from flowrl.statistics.bootstrap import LEVEL, POWER, Interval, point, student_quantile
 from flowrl.statistics.means import (
     CHANGES,
     SHARE_CHANGES,
@@ -48,7 +48,6 @@ from flowrl.statistics.means import (
     student,
     weights_of,
 )
-from flowrl.statistics.student import student_quantile
 
 ROUNDING = 12**-0.5  # standard deviation of what rounding to whole steps leaves, in steps
 STEPS = 256  # places between two points of a curve at which its bounds are looked for

@@ -32,8 +32,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from flowrl.runtime.shapes import Float, Int
-from flowrl.statistics.bootstrap import LEVEL, Interval, codes, point
-from flowrl.statistics.student import student_quantile
+from flowrl.statistics.bootstrap import LEVEL, Interval, codes, point, student_quantile
 
 
 class Range(NamedTuple):

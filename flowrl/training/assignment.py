@@ -31,9 +31,8 @@ from flowrl.config.options import build_options
 from flowrl.config.readers import keys_of
 from flowrl.config.train import TrainConfig
 from flowrl.credit import CREDIT, Method
-from flowrl.credit.context import Context
 from flowrl.credit.dense import calibrate_noise
-from flowrl.credit.values import gains_of, steps_of
+from flowrl.credit.values import Context, gains_of, steps_of
 from flowrl.prompts.curriculum import accuracy_scaled_kl
 from flowrl.rewards import RewardOutput
 from flowrl.runtime.randomness import counter_choice

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from flowrl.pipelines.families import flux
 from flowrl.pipelines.shared import common
-from flowrl.pipelines.shared.cards import Card, Grid
+from flowrl.pipelines.shared.cards import Grid, check_channels
 from flowrl.pipelines.shared.family_pipeline import FamilyPipeline
 
 _GREY = (0.299, 0.587, 0.114)  # ITU-R BT.601, by which stock's image library turns colours to grey
@@ -42,21 +42,13 @@ def _embed_sources(p: FamilyPipeline, sources: Sequence[Tensor]) -> dict[str, Te
     return {"kept": torch.cat([common.pack(latents), common.pack(folded)], dim=2).to(p.dtype)}
 
 
-def _refuse(card: Card) -> None:
-    channels, found = card.vae.get("latent_channels", 16), card.network.in_channels
-    wanted = 4 * (2 * channels + card.factors[0] ** 2)
-    if found != wanted or card.network.out_channels != 4 * channels:
-        raise ValueError(
-            f"the network of {card.model} takes {found} channels per token and gives {card.network.out_channels}, and "
-            f"one that fills images takes {wanted} and gives {4 * channels} with its VAE: leave pipeline.name out, or "
-            "set it to the family of the model"
-        )
-
-
 FAMILY = replace(
     flux.FAMILY, name="flux_fill", title="FLUX.1 Fill", num_sources=(2, 2),
     grid=lambda config: Grid(channels=(config.out_channels or config.in_channels) // 4, patch=2),
-    embed_sources=_embed_sources, refuse=_refuse,
+    embed_sources=_embed_sources, refuse=lambda card: check_channels(
+        card, "to fill images of its VAE", out_channels=4 * card.vae.get("latent_channels", 16),
+        in_channels=8 * card.vae.get("latent_channels", 16) + 4 * card.factors[0] ** 2,
+    ),
     arguments=lambda p, x, timestep, cond: (given := flux.arguments(p, x, timestep, cond)) | {
         "hidden_states": torch.cat([given["hidden_states"], cond.tensors["kept"]], dim=2)
     },

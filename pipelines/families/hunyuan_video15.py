@@ -25,7 +25,7 @@ from flowrl.media.images import to_pixels
 from flowrl.pipelines.arithmetic.attention_words import Attends
 from flowrl.pipelines.families import wan
 from flowrl.pipelines.shared import common
-from flowrl.pipelines.shared.cards import Card, Grid, Size, VideoOptions, given, read_part
+from flowrl.pipelines.shared.cards import Card, Grid, Size, VideoOptions, check_channels, given, read_part
 from flowrl.pipelines.shared.family_pipeline import Family, FamilyPipeline
 from flowrl.pipelines.shared.stock_schedules import check_flow_scheduler, flow_levels_of
 from flowrl.pipelines.weights.lora import JOINT_ATTENTION
@@ -103,12 +103,9 @@ def _refuse(card: Card) -> None:
             f"the network of {card.model} reads a second time (use_meanflow true), which its stock pipeline does not "
             "give it: take a checkpoint that is not distilled to few steps"
         )
-    wanted = 2 * card.network.out_channels + 1
-    if card.network.in_channels != wanted:
-        raise ValueError(
-            f"the network of {card.model} has {card.network.in_channels} input channels, and this family feeds it "
-            f"{wanted}: the noisy ones, as many of a first frame, and a mask"
-        )
+    check_channels(
+        card, "the noisy ones, as many of a first frame, and a mask", in_channels=2 * card.network.out_channels + 1
+    )
     check_guider(card.model, read_part(card.model, "guider/guider_config.json") or {}, "hunyuan_video15")
 
 

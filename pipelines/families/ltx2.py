@@ -28,7 +28,6 @@ from flowrl.pipelines.families.ltx_video import LTXVideoOptions
 from flowrl.pipelines.shared import common
 from flowrl.pipelines.shared.cards import Card, FirstFrameOptions, Size, from_first_frame, read_part
 from flowrl.pipelines.shared.family_pipeline import Family, FamilyPipeline
-from flowrl.pipelines.shared.sounds import Sound
 from flowrl.pipelines.shared.stock_schedules import check_flow_scheduler, flow_levels_of
 from flowrl.runtime.capabilities import at_least_version
 from flowrl.runtime.private_names import apply_image_conditioning_crf
@@ -187,7 +186,7 @@ FAMILY = Family(
     attention=Attends(
         head_sizes=lambda config: (config.attention_head_dim, config.audio_attention_head_dim), mask="bias"
     ),
-    sound=Sound(
+    sound=common.Sound(
         packed=_packed, rate=lambda p: int(p.pipe.vocoder.config.output_sampling_rate), decode=_decode_sound
     ),
     parts={

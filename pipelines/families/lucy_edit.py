@@ -13,7 +13,7 @@ from dataclasses import replace
 from flowrl.pipelines.families import wan
 from flowrl.pipelines.families.wan_vace import fit
 from flowrl.pipelines.shared import common
-from flowrl.pipelines.shared.cards import Card, Size
+from flowrl.pipelines.shared.cards import Card, Size, check_channels
 
 _CLIPS = ("source_video",)
 
@@ -21,12 +21,7 @@ _CLIPS = ("source_video",)
 def refuse(card: Card) -> None:
     """Refuses a network that reads no clip."""
     wan.FAMILY.refuse(card)
-    found, wanted = card.network.in_channels, 2 * card.network.out_channels
-    if found != wanted:
-        raise ValueError(
-            f"the network of {card.model} reads {found} channels, and lucy_edit gives it {wanted}, the noisy ones and "
-            "those of the source video: leave pipeline.name out, or set it to the family of the model"
-        )
+    check_channels(card, "the noisy ones and those of the source video", in_channels=2 * card.network.out_channels)
 
 
 FAMILY = replace(

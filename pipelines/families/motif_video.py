@@ -20,7 +20,7 @@ from flowrl.pipelines.arithmetic.attention_words import Attends
 from flowrl.pipelines.families import wan
 from flowrl.pipelines.families.z_image import guided_from_zero
 from flowrl.pipelines.shared import common
-from flowrl.pipelines.shared.cards import Grid, Size, VideoOptions, embedding, given, refusing
+from flowrl.pipelines.shared.cards import Grid, Size, VideoOptions, check_channels, embedding, given
 from flowrl.pipelines.shared.common import Guidance
 from flowrl.pipelines.shared.family_pipeline import Family, FamilyPipeline
 from flowrl.pipelines.shared.stock_schedules import check_flow_scheduler, flow_levels_of
@@ -78,12 +78,8 @@ FAMILY = Family(
     decode=wan.FAMILY.decode,
     encode=wan.encode,
     check_scheduler=check_flow_scheduler,
-    refuse=refusing(
-        (
-            lambda card: (wanted := 2 * card.network.out_channels + 1) != card.network.in_channels and wanted,
-            "the network of {card.model} reads {card.network.in_channels} channels, and motif_video gives it {wanted}: "
-            "the noisy ones, those of a first frame and a mask",
-        )
+    refuse=lambda card: check_channels(
+        card, "the noisy ones, those of a first frame and a mask", in_channels=2 * card.network.out_channels + 1
     ),
     attention=Attends(mask="keys"),
 )

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from flowrl.media.images import to_pixels
 from flowrl.pipelines.families import wan
 from flowrl.pipelines.shared import common
-from flowrl.pipelines.shared.cards import Card, VideoOptions
+from flowrl.pipelines.shared.cards import Card, VideoOptions, check_channels
 from flowrl.pipelines.shared.family_pipeline import FamilyPipeline
 from flowrl.trajectory import Conditioning
 
@@ -112,14 +112,9 @@ def _encode(p: FamilyPipeline, x: Tensor) -> Tensor:
 
 def _refuse(card: Card) -> None:
     wan.FAMILY.refuse(card)
-    channels, found = card.network.out_channels, card.network.vace_in_channels
-    wanted = 2 * channels + card.factors[0] ** 2
-    if found != wanted or card.network.in_channels != channels:
-        raise ValueError(
-            f"the network of {card.model} takes {card.network.in_channels} channels and {found} of control, and a Wan "
-            f"VACE takes {channels} and {wanted} with its VAE: leave pipeline.name out, or set it to the family of the "
-            "model"
-        )
+    channels = card.network.out_channels
+    control = 2 * channels + card.factors[0] ** 2
+    check_channels(card, "those of a Wan VACE with its VAE", in_channels=channels, vace_in_channels=control)
 
 
 FAMILY = replace(

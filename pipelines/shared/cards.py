@@ -234,6 +234,18 @@ def given(
     return conditioning
 
 
+def check_channels(card: Card, why: str, **wanted: int) -> None:
+    """Refuses a network with other numbers of channels, by the entries of its configuration; `why` says what they are
+    for."""
+    found = {key: getattr(card.network, key) for key in wanted}
+    if found != wanted:
+        stated, needed = (", ".join(f"{key} {n}" for key, n in one.items()) for one in (found, wanted))
+        raise ValueError(
+            f"the network of {card.model} has {stated}, and needed is {needed}, {why}: leave pipeline.name out, or set "
+            "it to the family of the model"
+        )
+
+
 def refusing(*reasons: tuple[Callable[[Card], Any], str]) -> Callable[[Card], None]:
     """A `refuse` of checkpoints for which one of some conditions holds; its words name what `card` has in braces, and
     as `wanted` what the condition gives."""

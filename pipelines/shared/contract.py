@@ -152,7 +152,7 @@ class ModelFamily(Protocol):
 
     @property
     def sound(self) -> Any:
-        """How its videos sound (`sounds.Sound`); None of silent ones."""
+        """How its videos sound (`common.Sound`); None of silent ones."""
 
     def check(self, model: str, targets: Sequence[str] | None, rank: int | None = None) -> None:
         """Refuses a model of another family, and a LoRA that binds to nothing or is too wide, before weights load."""

@@ -26,16 +26,13 @@ from flowrl.pipelines.places import known_checkpoints
 from flowrl.pipelines.places.model_folders import check_parts, no_pipeline
 from flowrl.pipelines.shared import cards, common, stock_schedules
 from flowrl.pipelines.shared.cards import Card, Grid, ImageOptions, Size, VideoOptions
-from flowrl.pipelines.shared.family_embeddings import FamilyEmbeddings
 from flowrl.pipelines.shared.like_blocks import block_kinds, fewest, names_a_block, with_blocks
-from flowrl.pipelines.shared.prompt_embeddings import Sources, num_cut
-from flowrl.pipelines.shared.sounds import Sound, decode_sound
+from flowrl.pipelines.shared.prompt_embeddings import FamilyEmbeddings, Sources, num_cut
 from flowrl.pipelines.weights import stock_loading
-from flowrl.pipelines.weights.later_parts import Later
 from flowrl.pipelines.weights.loading_choices import AT_ONCE, Loading
 from flowrl.pipelines.weights.lora import check_targets
 from flowrl.pipelines.weights.quantize import check_quantize
-from flowrl.pipelines.weights.stock_loading import Read
+from flowrl.pipelines.weights.stock_loading import Later, Read
 from flowrl.runtime.placement import Resting, awake
 from flowrl.runtime.precision import in_arithmetic, refuse_unable
 from flowrl.samplers.guidance import Network, TrainNegative, Velocity
@@ -138,7 +135,7 @@ class Family:
     """Changes to loaded denoisers."""
     prepare_encoders: Callable[[FamilyPipeline], None] = lambda p: None
     """Changes to loaded text encoders."""
-    sound: Sound | None = None
+    sound: common.Sound | None = None
     """How its videos sound, and how a state holds their sound too; None of silent families."""
     parts: Mapping[str, Callable[[FamilyPipeline], tuple[Any, ...]]] = field(default_factory=lambda: cards.HALVES)
     """Parts of a state that rewards can judge, by name, and their regions of it: the halves of images and videos."""
@@ -485,7 +482,7 @@ class FamilyPipeline:
 
     def decode_sound(self, latents: Tensor) -> Tensor:
         """Sound float32 `[b, channels, samples]` of finished latents."""
-        return decode_sound(self, latents)
+        return common.decode_sound(self, latents)
 
     def encode_images(self, images: Tensor) -> Tensor:
         """Latents of images or clips: the mode of the autoencoder's posterior, scaled as `decode` undoes it."""

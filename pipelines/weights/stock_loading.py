@@ -1,12 +1,13 @@
 """From a stock checkpoint to networks on their device: read on the host, checked, frozen, moved.
 
-A pipeline is read without denoisers, perhaps without text encoders; `load_parts` and `load_denoisers` add them.
+A pipeline is read without denoisers, perhaps without text encoders; `Later` adds them.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,9 @@ from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from flowrl.config.locations import split_revision
-from flowrl.pipelines.arithmetic.compiling import repeated_blocks
+from flowrl.pipelines.arithmetic.attention import give_kernel
+from flowrl.pipelines.arithmetic.compiling import compile_blocks, repeated_blocks
+from flowrl.pipelines.arithmetic.wide_products import checkpoint_blocks
 from flowrl.pipelines.places.hub_files import did_you_mean
 from flowrl.pipelines.places.known_checkpoints import AGAIN
 from flowrl.pipelines.places.model_folders import Faulty, check_parts, part_class, part_entries, read_index
@@ -30,6 +33,7 @@ from flowrl.pipelines.weights.stock_parts import first_line, lacks, read_network
 from flowrl.prompts.tokenizer_checks import check_fits, check_tokenizer
 from flowrl.runtime.failures import out_of_memory
 from flowrl.runtime.files import read_json
+from flowrl.runtime.placement import Resting
 
 _REACHED = "a hub id that this machine can reach and is allowed to read"
 Read = Callable[..., Any]
@@ -238,3 +242,59 @@ def freeze(pipe: Any, device: torch.device | str, names: Collection[str] | None 
     for name, part in pipe.components.items():
         if isinstance(part, nn.Module) and (names is None or name in names):
             part.requires_grad_(False).eval().to(device)
+
+
+def _present(p: Any, names: Sequence[str]) -> list[str]:
+    """Those of some parts that the checkpoint has."""
+    return [name for name in names if (p.card.index.get(name) or [None])[0] is not None]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Later:
+    """How to load the rest of a `FamilyPipeline` `p`; `Family.load` explains each."""
+
+    read: Read
+    how: Loading
+    attention: str
+    compile: str
+
+    def text_encoders(self, p: Any) -> bool:
+        """Loads missing text encoders onto the device; returns whether there were any. They load together: stock
+        classes use all of them for every prompt."""
+        names = [name for name in _present(p, p.family.encoders) if getattr(p.pipe, name) is None]
+        if names:
+            load_parts(p.pipe, self.read, names)
+            self.encoders_ready(p)
+        return bool(names)
+
+    def encoders_ready(self, p: Any) -> None:
+        """Moves loaded text encoders to their device."""
+        rests = "text_encoders" in self.how.offload
+        freeze(p.pipe, "cpu" if rests else p.device, p.family.encoders)
+        p.family.prepare_encoders(p)
+        if rests:
+            self._rest(p, "text_encoders", p.family.encoders)
+
+    def rest(self, p: Any) -> None:
+        """Moves what encodes and decodes images to the host."""
+        if "text_encoders" in self.how.offload:
+            self._rest(p, "image_encoder", ("image_encoder",))
+        if "vae" in self.how.offload:
+            self._rest(p, "vae", ("vae", "audio_vae", "vocoder"))
+
+    def _rest(self, p: Any, what: str, names: Sequence[str]) -> None:
+        networks = [part for name in names if isinstance(part := getattr(p.pipe, name, None), nn.Module)]
+        p.resting[what] = Resting(networks, p.device)
+
+    def denoiser(self, p: Any) -> None:
+        """Loads the denoiser, or all experts, ready to be called."""
+        names = _present(p, p.family.denoisers)
+        found = load_denoisers(p.pipe, self.read, p.family.network, p.card.model, names, p.device, self.how)
+        for part in found.values() if p.options.gradient_checkpointing else ():
+            checkpoint_blocks(part, p.device, p.dtype)
+        p.take(found)
+        p.family.prepare(p)
+        known = p.family.attention.known(p.card.network)
+        p.take(found, give_kernel(found.values(), self.attention, known, p.dtype, p.device))
+        if self.compile == "blocks":
+            compile_blocks(p.denoiser)

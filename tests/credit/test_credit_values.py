@@ -11,8 +11,7 @@ from credit_tables import TABLE, advantages, close, columns, sampled_of, table_o
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flowrl.credit.dense import DenseGrpo, Stepwise, calibrate_noise
-from flowrl.credit.outcome import Outcome
+from flowrl.credit.dense import DenseGrpo, Outcome, Stepwise, calibrate_noise
 from flowrl.credit.values import final_rewards, gains_of, norm_by_step, steps_of, values_of
 from flowrl.credit.vgpo import Vgpo
 

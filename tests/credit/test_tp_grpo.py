@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from flowrl.credit.context import Context
 from flowrl.credit.tp_grpo import TpGrpo, balance, turning_points
+from flowrl.credit.values import Context
 
 VALUES = torch.tensor(TABLE, dtype=torch.float64)
 

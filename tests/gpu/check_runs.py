@@ -30,7 +30,7 @@ from gpu_runs import (
 )
 
 from flowrl.pipelines.arithmetic.compiling import check_compile, compile_blocks
-from flowrl.pipelines.weights import later_parts
+from flowrl.pipelines.weights import stock_loading
 from flowrl.runtime import precision
 from flowrl.training import loop
 from flowrl.training.beside import Beside
@@ -214,7 +214,7 @@ def check_compiled_run(place: Place, figures: Figures, tmp_path: Path) -> None:
     except ValueError as error:
         pytest.skip(str(error))
     traced = partial(compile_blocks, backend=place.pick("inductor", "aot_eager"))
-    with mock.patch.object(later_parts, "compile_blocks", traced):
+    with mock.patch.object(stock_loading, "compile_blocks", traced):
         rows = train(place, tmp_path / "run", TINY, DIFFERS, "num_iterations=1", "pipeline.compile=blocks")
     trained(rows, figures)
 

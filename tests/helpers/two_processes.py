@@ -30,7 +30,7 @@ sys.path[:0] = sys.argv[1:3]
 from accelerate.state import PartialState
 from flowrl.cli import main
 from flowrl.pipelines import PIPELINES
-from flowrl.pipelines.weights import later_parts, lora
+from flowrl.pipelines.weights import lora, stock_loading
 from flowrl.recipes import backprop, forward, grpo, preference
 from flowrl.rewards import REWARDS
 from flowrl.workers import rollouts
@@ -40,7 +40,7 @@ count = sys.argv[4]
 rollouts.RayBackend, rollouts.join_cluster = Inside, lambda config, run: "here"
 vars(os)["fsync"] = os.fstat  # as conftest.py has it
 # Generated code takes minutes; this backend runs the traced operations themselves.
-later_parts.compile_blocks = partial(later_parts.compile_blocks, backend="eager")
+stock_loading.compile_blocks = partial(stock_loading.compile_blocks, backend="eager")
 
 def run(rank):
     if count != "1":

@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from flowrl.media import videos
+from flowrl.media import lossless, videos
 from flowrl.media.images import as_tensor, beside, enlargement, evenly, fit, to_pixels
 from flowrl.media.kept import write_samples
 from flowrl.media.videos import contact_row, contact_sheet, save_mp4
@@ -104,9 +104,9 @@ def test_a_failed_write_leaves_the_old_clip(tmp_path: Path, monkeypatch: pytest.
     def broken(*_: object) -> None:
         raise OSError("disk full")
 
-    monkeypatch.setattr(videos, "_encode", broken)
+    monkeypatch.setattr(lossless, "write_sound", broken)
     with pytest.raises(OSError, match="disk full"):
-        save_mp4(levels(3), path, fps=8)
+        save_mp4(levels(3), path, fps=8, sound=(torch.zeros(1, 800), 8000))
     assert path.read_bytes() == old
     assert list(tmp_path.iterdir()) == [path]
 

@@ -136,7 +136,7 @@ def test_what_remembers_and_what_is_no_such_network_is_told(folder: Path, tmp_pa
     ):
         assert FAMILY.remembers(str(copied), options, scale, steps) == does
     edited(copied / "transformer/config.json", in_channels=CHANNELS)
-    with pytest.raises(ValueError, match="reads 4 channels, and motif_video gives it 9"):
+    with pytest.raises(ValueError, match="has in_channels 4, and needed is in_channels 9"):
         FAMILY.check(str(copied), None)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from flowrl.pretraining.muon import Muon, optimizers, orthogonalize
+from flowrl.pretraining.network_training import Muon, optimizers, orthogonalize
 
 
 def random_matrix(rows: int, columns: int, seed: int = 0) -> torch.Tensor:

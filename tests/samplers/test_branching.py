@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from flowrl.credit.branches import G2rpo, SelfOpd, TempFlow
-from flowrl.credit.context import Context
+from flowrl.credit.values import Context
 from flowrl.objectives.policy_gradient import Reinforce, Scored
 from flowrl.runtime.randomness import counter_normal, sample_normals
 from flowrl.samplers import KERNELS, Kernel, Transition, Velocity, build_schedule, gaussian_log_prob, rollout

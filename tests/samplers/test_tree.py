@@ -13,8 +13,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from flowrl.credit.context import Context
 from flowrl.credit.trees import BranchGrpo, DepthWindow, TreeGrpo, back_up, kept_by_width, tree_of
+from flowrl.credit.values import Context
 from flowrl.runtime.randomness import counter_normal, sample_normals
 from flowrl.samplers import KERNELS, Velocity, build_schedule
 from flowrl.samplers.tree import sample_tree, sibling_noise, window_law, window_start

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from flowrl.statistics.bootstrap import Interval, resample
+from flowrl.statistics.bootstrap import Interval, resample, student_quantile
 from flowrl.statistics.means import (
     CHANGES,
     SHARE_CHANGES,
@@ -30,7 +30,6 @@ from flowrl.statistics.means import (
     wilson,
 )
 from flowrl.statistics.reliability import retest
-from flowrl.statistics.student import student_quantile
 
 
 def width(interval: Interval) -> float:

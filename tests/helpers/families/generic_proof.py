@@ -17,7 +17,7 @@ from tiny_generic_later import LATER
 from train_command import train
 
 from flowrl.pipelines import family
-from flowrl.pipelines.generic.self_test import PROMPTS, check_reproduces
+from flowrl.pipelines.generic.generic_family import PROMPTS, check_reproduces
 from flowrl.runtime.randomness import counter_normal
 
 SETTINGS = {name: settings for name, (_, settings) in {**TINY_GENERIC, **LATER}.items()}

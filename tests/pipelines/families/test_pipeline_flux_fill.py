@@ -179,7 +179,7 @@ def test_folders_and_targets_that_do_not_fit_are_refused(folder: Path, tmp_path:
     plain = save_tiny_flux(tmp_path / "plain")
     index = plain / "model_index.json"
     index.write_text(index.read_text(encoding="utf-8").replace("FluxPipeline", "FluxFillPipeline"), encoding="utf-8")
-    with pytest.raises(ValueError, match=r"takes 16 channels per token and gives None, and one that fills .* takes 96"):
+    with pytest.raises(ValueError, match=r"has out_channels None, in_channels 16, and .* in_channels 96"):
         FAMILY.check(str(plain), None)
 
 

@@ -140,7 +140,7 @@ def test_clips_go_through_the_autoencoder_one_by_one_and_with_gradient(folder: P
         ("guider/guider_config.json", {"stop": 0.5}, r"with \{'stop': 0\.5\}"),
         ("guider/guider_config.json", {"_class_name": "AdaptiveProjectedGuidance"}, "is AdaptiveProjectedGuidance"),
         ("transformer/config.json", {"use_meanflow": True}, "reads a second time"),
-        ("transformer/config.json", {"in_channels": 4}, "has 4 input channels, and this family feeds it 9"),
+        ("transformer/config.json", {"in_channels": 4}, "has in_channels 4, and needed is in_channels 9"),
         ("model_index.json", {"_class_name": "HunyuanVideoPipeline"}, "loads HunyuanVideo15Pipeline"),
     ],
 )

@@ -114,7 +114,7 @@ def test_rows_without_a_clip_and_networks_of_other_channels_are_refused(folder: 
         (tmp_path / part).parent.mkdir(exist_ok=True)
         (tmp_path / part).write_bytes((folder / part).read_bytes())
     edited(tmp_path / "transformer/config.json", in_channels=CHANNELS)
-    with pytest.raises(ValueError, match=f"reads {CHANNELS} channels, and lucy_edit gives it {2 * CHANNELS}"):
+    with pytest.raises(ValueError, match=f"has in_channels {CHANNELS}, and needed is in_channels {2 * CHANNELS}"):
         FAMILY.check(str(tmp_path), None)
     assert json.loads((folder / "model_index.json").read_text())["expand_timesteps"]
 

@@ -290,7 +290,9 @@ def test_folders_are_refused_before_weights_load(folders: dict[str, Path], tmp_p
     path = folder / "transformer" / "config.json"
     config = json.loads(path.read_text(encoding="utf-8"))
     path.write_text(json.dumps({**config, "vace_in_channels": 96}), encoding="utf-8")
-    with pytest.raises(ValueError, match=r"takes 4 channels and 96 of control, and a Wan VACE takes 4 and 72"):
+    with pytest.raises(
+        ValueError, match="has in_channels 4, vace_in_channels 96, and needed is in_channels 4, vace_in_channels 72"
+    ):
         FAMILY.check(str(folder), None)
 
 

@@ -18,9 +18,8 @@ from torch import Tensor
 
 from flowrl.generation.prompt_checks import sources_taken
 from flowrl.pipelines import STOCK, ModelFamily, Pipeline, family, family_for, family_of
-from flowrl.pipelines.generic.generic_family import FAMILY
+from flowrl.pipelines.generic.generic_family import FAMILY, PROMPTS, check_reproduces
 from flowrl.pipelines.generic.generic_pipeline import GenericPipeline
-from flowrl.pipelines.generic.self_test import PROMPTS, check_reproduces
 from flowrl.pipelines.generic.stock_classes import check_guider
 from flowrl.pipelines.generic.stock_sources import KEPT, StockSources
 from flowrl.runtime.randomness import counter_normal
