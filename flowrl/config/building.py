@@ -35,7 +35,7 @@ def build_settings(cls: type[Setting], overrides: Sequence[str], *, command: str
     data: dict[str, Any] = {}
     for text in overrides:
         apply_override(data, text)
-    made: Setting = build(cls, data, ConfigSource(file=command, own_keys=tuple(dotted_keys(cls))))
+    made: Setting = build(cls, data, ConfigSource(file=command, own_keys=dotted_keys(typing.cast(Any, cls))))
     return made
 
 

@@ -55,7 +55,7 @@ def build_options(cls: type[Options], options: Mapping[str, Any], *, owner: str)
 
     Raises ValueError: an unknown or missing option, a wrong type, or what `cls` itself refuses.
     """
-    made: Options = build(cls, options, ConfigSource(file=owner, own_keys=tuple(dotted_keys(cls))))
+    made: Options = build(cls, options, ConfigSource(file=owner, own_keys=dotted_keys(typing.cast(Any, cls))))
     return made
 
 

@@ -290,16 +290,17 @@ def dump(data: Mapping[str, Any]) -> str:
     return yaml.dump(data, Dumper=dumper, sort_keys=False, allow_unicode=True, width=120)
 
 
-def dotted_keys(cls: type[Any], prefix: str = "") -> Iterator[str]:
+@functools.cache  # each configuration that is read wants them
+def dotted_keys(cls: Any, prefix: str = "") -> tuple[str, ...]:
     """Every dotted key of a dataclass: sections, their keys, and list items under index 0."""
-    hints = hints_of(cls)
+    hints, found = hints_of(cls), list[str]()
     for name in (field.name for field in dataclasses.fields(cls)):
-        hint = hints[name]
-        yield f"{prefix}{name}"
-        if dataclasses.is_dataclass(hint):
-            yield from dotted_keys(typing.cast(type[Any], hint), f"{prefix}{name}.")
-        elif typing.get_origin(hint) is tuple and dataclasses.is_dataclass(typing.get_args(hint)[0]):
-            yield from dotted_keys(typing.get_args(hint)[0], f"{prefix}{name}.0.")
+        listed = typing.get_origin(hints[name]) is tuple
+        inner: Any = typing.get_args(hints[name])[0] if listed else hints[name]
+        known = dataclasses.is_dataclass(typing.cast(Any, inner))
+        below = dotted_keys(inner, f"{prefix}{name}.{'0.' * listed}") if known else ()
+        found += [f"{prefix}{name}", *below]
+    return tuple(found)
 
 
 def dotted_items(data: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -382,7 +382,7 @@ def load_config(path: str | Path | Mapping[str, Any], overrides: Settings = ()) 
             file=SETTINGS if isinstance(path, Mapping) else str(path),
             overrides=origins,
             elsewhere=foreign_words,
-            own_keys=tuple(dotted_keys(TrainConfig)),
+            own_keys=dotted_keys(TrainConfig),
             remedy=REMEDY,
         ),
     )
