@@ -14,8 +14,7 @@ from flowrl.training.trackers.tracker import FOLDERS
 RUNS = Path("runs")
 """Folder of runs without a folder of their own."""
 CONFIG, MANIFEST = "config.yaml", "manifest.json"
-_FIRST = {CONFIG, MANIFEST, *FOLDERS}
-"""What a run writes before it trains."""
+_FIRST = {CONFIG, MANIFEST, *FOLDERS}  # what a run writes before it trains
 _LOOSE = (
     "model .model.good model.diverged .model.writing .model.aside .shipped.keeping .shipped.restoring wandb".split()
 )
