@@ -35,8 +35,7 @@ from flowrl.rewards.compose import WeightedSum
 from flowrl.runtime.private_names import foreach_mul_
 from flowrl.training.learner import Statistics, total_of
 from flowrl.training.loop import Loop
-from flowrl.training.parts import sampler_of
-from flowrl.training.ready import Ready
+from flowrl.training.parts import Ready, sampler_of
 from flowrl.training.run import Run
 
 __all__ = ["REGRESSES", "THROUGH_REWARDS", "check", "counts", "main", "objective_of", "only_here", "trained_scale"]

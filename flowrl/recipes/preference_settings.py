@@ -12,9 +12,9 @@ from flowrl.prompts.pairs import read_pairs
 from flowrl.recipes.counting import STEP, Counts, Passes, RecipeCounts, RolloutRecord, draws_nothing, walked
 from flowrl.recipes.forward_settings import check_times, readers_of_times
 from flowrl.samplers.windows import flash_tail
+from flowrl.training.parts import check_density
 from flowrl.training.paths import stochastic_steps
 from flowrl.training.processes.mesh import data_ranks
-from flowrl.training.sampler_checks import check_density
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

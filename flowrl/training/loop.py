@@ -46,10 +46,9 @@ from flowrl.runtime.progress import progress
 from flowrl.runtime.randomness import counter_seed
 from flowrl.runtime.scrubbing import say as print
 from flowrl.training import watchdog
-from flowrl.training.batch import AskedPrompts, Batch
 from flowrl.training.budget import Budget
 from flowrl.training.checkpoints import AHEAD, own_state, prune, restore, save_lora
-from flowrl.training.draws import Draws
+from flowrl.training.draws import AskedPrompts, Batch, Draws
 from flowrl.training.drift import KL_PROMPTS, BaseSide, base_sides, spread, velocity_distances
 from flowrl.training.heldout import Drawing, evaluate
 from flowrl.training.learner import GradientSum, NetworkCounter, Statistics, largest_of, total_of
@@ -57,6 +56,7 @@ from flowrl.training.model_files import MODEL, hub_commit
 from flowrl.training.optimizers import add_learners, make_optimizer, rate_of, set_rate, updates_of
 from flowrl.training.parts import (
     Parts,
+    Ready,
     at_eval_size,
     encode_everything,
     eval_schedule,
@@ -68,7 +68,6 @@ from flowrl.training.parts import (
 )
 from flowrl.training.processes.mesh import Shards, device_mesh, shards_of
 from flowrl.training.prompting import encode_prompts
-from flowrl.training.ready import Ready
 from flowrl.training.resume_check import model_of, reproduced_in, versions_of
 from flowrl.training.reward_watch import Compared, RewardWatch
 from flowrl.training.run import Run

@@ -21,9 +21,8 @@ from flowrl.samplers.branching import NodeNoise, sample_branches
 from flowrl.samplers.completion import complete, sample_trajectories
 from flowrl.samplers.tree import sample_tree, sibling_noise, window_law, window_start
 from flowrl.samplers.windows import flash_tail, mixgrpo_window
-from flowrl.training.batch import Batch
 from flowrl.training.checkpoints import AHEAD
-from flowrl.training.draws import HOST, Draws, DrawsElsewhere, EvalRequest, Request, batch_of, without_texts
+from flowrl.training.draws import HOST, Batch, Draws, DrawsElsewhere, EvalRequest, Request, batch_of, without_texts
 from flowrl.training.heldout import final_of
 from flowrl.training.kept_graphs import KeptGradients, KeptGraphs
 from flowrl.training.loop import Loop

@@ -25,7 +25,7 @@ from flowrl.training.processes.mesh import shards_of
 from flowrl.training.run import Run
 from flowrl.workers.actor import Duty
 from flowrl.workers.dispatch import Dispatcher
-from flowrl.workers.joining import join_cluster
+from flowrl.workers.layout import join_cluster
 from flowrl.workers.parcels import SharedBytes, Version, lay_down, reachable
 from flowrl.workers.ray_backend import Order, RayBackend, bundled
 
