@@ -60,8 +60,7 @@ that joins presents the token only where it is set too."""
 
 
 def join_cluster(config: TrainConfig, run: Run) -> str:
-    """Starts an instance of Ray for the run, or finds its cluster, in one process; the others join it. Its address.
-    Raises ValueError: no cluster answers, or this machine has too few GPUs."""
+    """Starts an instance of Ray for the run, or finds its cluster, in one process; the others join it. Its address."""
     settings = config.workers
     lent = None if settings.address else local_gpus(config, run.device, run.processes)
 
