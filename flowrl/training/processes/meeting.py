@@ -149,10 +149,8 @@ _met = [0]  # meetings so far: each has keys of its own
 
 
 def meet(said: Said, judge: Judge, *, patience: float = 0.0) -> None:
-    """`Meeting.agree` with the processes that were launched beside this one; nothing for a process on its own.
-
-    It waits for the others for at least `patience` seconds.
-    """
+    """`Meeting.agree` with the processes launched beside this one, for whom it waits `patience` seconds at least;
+    nothing for a process on its own."""
     if (who := launched()) is not None:
         _meeting(who, max(_limit(), patience)).agree(said, judge)
 
