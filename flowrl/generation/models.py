@@ -198,9 +198,7 @@ def _owner_of_lora(model: str, lora: Path | None) -> tuple[str, Path | None]:
     said = read_json(card, finite=False) if card.is_file() else {}
     named = said.get("base_model_name_or_path")
     if not named:
-        raise ValueError(
-            f"{model} is a LoRA that does not name its base model: give that one, and `lora` {model}, or a {CARD}"
-        )
+        raise ValueError(f"{model} is a LoRA that names no base model: give that one, and `lora` {model}, or a {CARD}")
     return at_revision(str(named), said.get("revision")), folder
 
 
@@ -227,9 +225,7 @@ def check_source(source: Source, *, judging: str | None = None, videos: bool = F
 
     if source.trained_from is not None and not (Path(source.model) / "model_index.json").is_file():
         run = Path(source.model).parent
-        raise ValueError(
-            f"the run {run} has no {MODEL}/ yet: finish it with 'flowrl train resume={shlex.quote(str(run))}'"
-        )
+        raise ValueError(f"{run} has no {MODEL}/ yet: finish it with 'flowrl train resume={shlex.quote(str(run))}'")
     family(source.family).check(model_location(source.model), None)
     check_cached(source.first_block_cache, family(source.family), model_location(source.model))
     if judging is not None and family_for(source.family, source.model).videos != videos:

@@ -143,10 +143,7 @@ def check(config: TrainConfig) -> None:
     if isinstance(options, Offline):
         read_pairs(resolve_path(options.pairs))
         if config.group_size != 2:
-            raise ValueError(
-                f"objective dpo_offline trains on prompts_per_step pairs of two images, so group_size is 2, got "
-                f"{config.group_size}"
-            )
+            raise ValueError(f"objective dpo_offline trains on pairs, so group_size is 2, got {config.group_size}")
 
 
 def _check_values(beta: float, every: int | None) -> None:

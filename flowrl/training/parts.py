@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -39,6 +39,7 @@ from flowrl.training.model_files import encoders_digest
 from flowrl.training.processes.devices import device_kind, on_main, wait_for_everyone
 from flowrl.training.processes.mesh import Layout
 from flowrl.training.prompting import RunPrompts, encode_all, not_kept
+from flowrl.training.run import Run
 from flowrl.trajectory import Schedule
 
 
@@ -65,14 +66,6 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 Parts = tuple[Pipeline, TrainedWeights, WeightedSum]
 """What a run trains with."""
-
-
-class Processes(Protocol):
-    """The facts about processes that a `Run` has."""
-
-    rank: int
-    world: int
-    accelerator: Any
 
 
 def load_parts(
@@ -364,9 +357,7 @@ def keep_embeddings(ready: Ready, pipeline: Pipeline) -> None:
         pipeline.keep_embeddings(Path(config.prompts.cache).expanduser(), encoders)
 
 
-def encode_everything(
-    pipeline: Pipeline, drawn: Pipeline, prompts: RunPrompts, shared: Processes | None = None
-) -> None:
+def encode_everything(pipeline: Pipeline, drawn: Pipeline, prompts: RunPrompts, shared: Run | None = None) -> None:
     """Embeds every prompt that the run can meet, then frees the text encoders; loads them only for prompts not in the
     cache. `drawn` is the pipeline of evaluations. If processes of a `shared` run share a cache, each embeds a part and
     reads the others' parts."""
@@ -422,9 +413,7 @@ def check_sampler(settings: SamplerConfig) -> None:
             )
         if settings.noise_levels is not None or settings.calibration.iterations:
             key = "calibration" if settings.noise_levels is None else "noise_levels"
-            raise ValueError(
-                f"sampler.{key} is about the noise of steps, and kernel {kernel.name} adds none: remove it"
-            )
+            raise ValueError(f"sampler.{key} is about the noise of steps; kernel {kernel.name} adds none: remove it")
         return
     for level in settings.noise_levels or ():
         if level > kernel.highest_level:

@@ -437,9 +437,7 @@ def check_plan(config: TrainConfig, method: Method) -> None:
             f"({config.prompts_per_step}) must divide by the {world} processes"
         )
     if method.plan == "branches" and size % (credit.branches or size):
-        raise ValueError(
-            f"group_size ({size}) must be start noises times credit.branches ({credit.branches}): change one of them"
-        )
+        raise ValueError(f"group_size ({size}) must be a multiple of credit.branches ({credit.branches}): change one")
     if method.plan == "tree":
         _check_tree(config)
 

@@ -106,9 +106,7 @@ def accelerator_of(device: str) -> Accelerator:
     )
     accelerator = Accelerator(cpu=found == "cpu", kwargs_handlers=group)
     if kind not in ("auto", "cpu") and accelerator.device.type != kind:
-        raise ValueError(
-            f"pipeline.device={device}, but accelerate chose {accelerator.device}: check ACCELERATE_USE_CPU"
-        )
+        raise ValueError(f"pipeline.device={device}, accelerate chose {accelerator.device}: check ACCELERATE_USE_CPU")
     if accelerator.num_processes != world:  # a launcher with its own variables, or only half of the usual ones
         raise ValueError(
             f"accelerate found {accelerator.num_processes} processes of this run, and WORLD_SIZE in the environment is "

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Any
 
 from flowrl.runtime.failures import explain
 from flowrl.runtime.scrubbing import printable, without_secrets
@@ -43,24 +43,11 @@ Judge = Callable[[Sequence[Said]], str]
 """What all have said, in the order of their ranks -> why they cannot go on together; empty where they can."""
 
 
-class Store(Protocol):
-    """The used part of `torch.distributed.Store`."""
-
-    def set(self, key: str, value: str) -> None:
-        """Writes a value."""
-
-    def get(self, key: str) -> bytes:
-        """Reads a value that is there."""
-
-    def check(self, keys: list[str]) -> bool:
-        """Whether all keys are there."""
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Meeting:
     """One meeting of the processes of a run, which all of them call in the same order."""
 
-    store: Store  # that all of them reach
+    store: Any  # a `torch.distributed.Store` that all of them reach
     who: Launched
     limit: float  # seconds to wait for the others
     hosts: bool  # whether the store ends with this process
@@ -210,13 +197,12 @@ def _meeting(who: Launched, limit: float, tell: Callable[[str], None] = _say) ->
     return Meeting(store=_keys(_opened[0], _met[0]), who=who, limit=limit, hosts=hosts, tell=tell)
 
 
-def _keys(store: Any, number: int) -> Store:
+def _keys(store: Any, number: int) -> Any:
     """The keys of one meeting; torchrun's store outlives processes that it starts again."""
     from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    found: Store = PrefixStore(f"flowrl/{attempt}/{number}", store)
-    return found
+    return PrefixStore(f"flowrl/{attempt}/{number}", store)
 
 
 def _store(who: Launched, limit: float, tell: Callable[[str], None], *, hosts: bool) -> Any:
