@@ -5,17 +5,15 @@ Noise, windows and schedules follow from counters: the same weights and batch gi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from flowrl.config.train import Geometry, TrainConfig
 from flowrl.pipelines import Pipeline
-from flowrl.pipelines.weights.loading_choices import Split
-from flowrl.pipelines.weights.trained_weights import Held
 from flowrl.prompts.loading import Prompt
 from flowrl.runtime.placement import sent
 from flowrl.runtime.randomness import Part, sample_normals
@@ -115,26 +113,6 @@ class Drawn:
 
     found: Trajectory | Sampled | Tensor
     evaluations: Mapping[str, int]
-
-
-class DrawsElsewhere(Protocol):
-    """Workers that draw for a learner process."""
-
-    def send(self, weights: Mapping[str, Held], split: Split | None) -> Any:
-        """Has workers draw under these weights; returns what `submit` takes, for as long as they are asked to. Learners
-        that hold the weights between them, which are `split`, all come here, each with what it has."""
-
-    def submit(self, requests: Sequence[Request | EvalRequest], version: Any) -> Sequence[int]:
-        """Asks for pieces under weights that were sent; returns tickets, each for one piece or a few in a row."""
-
-    def collect(self, tickets: Sequence[int]) -> Iterator[Drawn]:
-        """The pieces in their order; waits for each ticket."""
-
-    def row(self) -> dict[str, float]:
-        """Numbers for the log since the last call."""
-
-    def lines(self) -> list[str]:
-        """What each worker does, in 80 columns."""
 
 
 class Draws:

@@ -37,7 +37,7 @@ ASKED = "rollouts"
 
 
 class Rollouts:
-    """Workers that draw for this process (`flowrl.training.draws.DrawsElsewhere`) until `close`. A thread serves them,
+    """Workers that draw for this process until `close`. A thread serves them,
     so that they go on while the learner decodes, scores and updates."""
 
     def __init__(self, config: TrainConfig, run: Run) -> None:
@@ -78,7 +78,8 @@ class Rollouts:
         self._thread.start()
 
     def send(self, weights: Mapping[str, Held], split: Split | None) -> Version:
-        """Lays weights down for workers; see `DrawsElsewhere`."""
+        """Lays weights down for workers; returns what `submit` takes, for as long as they are asked to draw under them.
+        Learners that hold the weights between them, which are `split`, all come here, each with what it has."""
         refuse_ended()
         self._versions += 1
         mine, memory = lay_down(weights, self._spare, self.backend.put)
@@ -97,7 +98,7 @@ class Rollouts:
         return made
 
     def submit(self, requests: Sequence[Request | EvalRequest], version: Version) -> list[int]:
-        """Asks for pieces under weights that were sent; see `DrawsElsewhere`. A ticket is for as many as a worker has
+        """Asks for pieces under weights that were sent; returns tickets. Each is for as many as a worker has
         processes, whose network calls are equally many."""
         refuse_ended()
         with self._lock:
