@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from flowrl.config.locations import at_revision
 from flowrl.config.options import unknown_name
 from flowrl.config.strict_yaml import read_mapping
-from flowrl.config.train import TrainConfig, load_config, model_location
+from flowrl.config.train import load_config, model_location
 from flowrl.generation.sampling_options import SamplingOptions
 from flowrl.prompts.loading import Prompt
 from flowrl.rendering.markup import plural
@@ -106,6 +106,9 @@ class Source:
         trained, evaluated = (config.pipeline.height, config.pipeline.width), (config.eval.height, config.eval.width)
         elsewhere = config.eval.shift == "training" and evaluated != (None, None)  # at the rollouts' noise levels
         own = at_revision(config.pipeline.model, config.pipeline.revision)
+        drawn = {name: getattr(config.pipeline, name) for name in ("height", "width", "num_frames", "fps", "vae_slice")}
+        drawn |= _known({"height": evaluated[0], "width": evaluated[1]})
+        drawn["vae_dtype"] = None if config.pipeline.vae_dtype == "float32" else config.pipeline.vae_dtype
         source = Source(
             model=str(config_file.parent / MODEL) if full else own, trained_from=own if full else None,
             trained_variant=config.pipeline.variant if full else None,
@@ -115,7 +118,7 @@ class Source:
             max_sequence_length=config.pipeline.max_sequence_length, dtype=config.pipeline.dtype,
             quantize=config.pipeline.quantize, offload=config.pipeline.offload,
             family=model_family(config.pipeline).name, variant=None if full else config.pipeline.variant,
-            options=_drawn_options(config), train_prompts=config.prompts.train,
+            options=_known(drawn) | config.pipeline.options, train_prompts=config.prompts.train,
             shift=config.sampler.shift if isinstance(config.eval.shift, str) else config.eval.shift,
             negative=config.prompts.negative, training_size=trained if elsewhere else None,
         )  # fmt: skip
@@ -164,20 +167,6 @@ def find_source(
 
 def _known(given: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in given.items() if value is not None}
-
-
-def _drawn_options(config: TrainConfig) -> dict[str, Any]:
-    """Options of the family in a run's evaluations."""
-    settings, evaluated = config.pipeline, config.eval
-    given = {
-        "height": evaluated.height or settings.height,
-        "width": evaluated.width or settings.width,
-        "num_frames": settings.num_frames,
-        "fps": settings.fps,
-        "vae_slice": settings.vae_slice,
-        "vae_dtype": None if settings.vae_dtype == "float32" else settings.vae_dtype,
-    }
-    return _known(given) | settings.options
 
 
 def _owner_of_lora(model: str, lora: Path | None) -> tuple[str, Path | None]:

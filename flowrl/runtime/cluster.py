@@ -23,6 +23,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+import psutil  # comes with accelerate
+
 from flowrl.runtime.temporary import claim, without_abandoned
 
 EXTRA = "in flowrl's folder, pip install -e '.[ray]'"
@@ -103,7 +105,8 @@ def connect(address: str | None, *, workers: int, gpus: Sequence[str] | None = N
             f"{where} ({first}): start one with 'ray start --head' and name its address in workers.address, or leave "
             "that out for an instance of the run's own"
         ) from error
-    raylet = None if folder is None else _raylet()
+    children = [] if folder is None else psutil.Process().children()
+    raylet = next((child for child in children if child.name() == "raylet"), None)
     address = ray.get_runtime_context().gcs_address
     made = Connection(address=address, folder=folder, own=True, lock=lock, raylet=raylet)
     _connection.append(made)
@@ -119,22 +122,11 @@ def refuse_ended() -> None:
         )
 
 
-def _psutil() -> Any:
-    import psutil  # type: ignore[import-untyped]  # comes with accelerate
-
-    return psutil
-
-
 def _is_over(made: Connection) -> bool:
-    psutil = _psutil()
     try:
         return made.raylet is not None and made.raylet.status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return True
-
-
-def _raylet() -> Any:
-    return next((child for child in _psutil().Process().children() if child.name() == "raylet"), None)
 
 
 def disconnect() -> None:
@@ -144,7 +136,7 @@ def disconnect() -> None:
     made = _connection.pop()
     with made.lock or nullcontext():
         if made.folder is not None and _is_over(made):  # Ray's own exit would end this process too
-            psutil, rest = _psutil(), []
+            rest = []
             for child in psutil.Process().children(recursive=True):
                 with suppress(psutil.Error):
                     if str(made.folder) in " ".join(child.cmdline()):

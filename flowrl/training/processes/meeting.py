@@ -138,8 +138,16 @@ _met = [0]  # meetings so far: each has keys of its own
 def meet(said: Said, judge: Judge, *, patience: float = 0.0) -> None:
     """`Meeting.agree` with the processes launched beside this one, for whom it waits `patience` seconds at least;
     nothing for a process on its own."""
-    if (who := launched()) is not None:
-        _meeting(who, max(_limit(), patience)).agree(said, judge)
+    if (who := launched()) is None:
+        return
+    text = os.environ.get(WAIT, "").strip()
+    try:
+        seconds = float(text) if text else _SECONDS
+    except ValueError:
+        seconds = -1.0
+    if not 0 < seconds < 1e7:
+        raise ValueError(f"{WAIT}={text!r} is not a number of seconds: give one above 0, or none for {_SECONDS:g}")
+    _meeting(who, max(seconds, patience)).agree(said, judge)
 
 
 @contextmanager
@@ -171,17 +179,6 @@ def words_left(seconds: float = 2.0) -> dict[int, str]:
             found = {rank: store.get(f"ended/{rank}").decode() for rank in others if store.check([f"ended/{rank}"])}
             time.sleep(0 if found else _LOOK)
     return found
-
-
-def _limit() -> float:
-    text = os.environ.get(WAIT, "").strip()
-    try:
-        seconds = float(text) if text else _SECONDS
-    except ValueError:
-        seconds = -1.0
-    if not 0 < seconds < 1e7:
-        raise ValueError(f"{WAIT}={text!r} is not a number of seconds: give one above 0, or none for {_SECONDS:g}")
-    return seconds
 
 
 def _say(line: str) -> None:
