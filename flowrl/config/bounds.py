@@ -23,8 +23,6 @@ GRACE = 86_400.0
 """Seconds to finish accepted requests: a day."""
 PROCESSES = 100_000
 """Processes, workers, GPUs."""
-EVER = 1_000_000_000
-"""Iterations."""
 
 MOST: dict[str, float] = {
     key: globals()[most] if isinstance(most, str) else most

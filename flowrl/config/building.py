@@ -138,8 +138,7 @@ def _build(cls: type[Any], data: Mapping[str, Any], source: ConfigSource, prefix
         try:
             made = cls(**given)
         except ValueError as error:
-            listed = any(part.isdecimal() for part in prefix.split("."))  # a section names its keys in full
-            place = f"{source.file}: {prefix.rstrip('.')}:" if listed else f"{source.file}:"
+            place = _place(source, prefix)
             refused += [f"{place} {said}" for said in faults_of(error) if not _mentions(f"{place} {said}", failed)]
     if made is not None and not failed:
         return made
@@ -156,6 +155,12 @@ def _defaults(fields: Iterable[dataclasses.Field[Any]]) -> dict[str, Any]:
         for field in fields
         if _has_default(field)
     }
+
+
+def _place(source: ConfigSource, prefix: str) -> str:
+    """The place for a section's own sentences: it names its keys in full, so only an item of a list needs its index."""
+    listed = any(part.isdecimal() for part in prefix.split("."))
+    return f"{source.file}: {prefix.rstrip('.')}:" if listed else f"{source.file}:"
 
 
 def _has_default(field: dataclasses.Field[Any]) -> bool:

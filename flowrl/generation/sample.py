@@ -182,11 +182,7 @@ def sample(
         base_guidance=base_guidance,
         before_training=before_training,
     )
-    if settings is not None:
-        settings.check(drawn.num_steps)
-    check_source(drawn)
-    for place in settings.loras if settings is not None else ():
-        check_lora(place, drawn)
+    _check_models(drawn, settings)
     refuse_sources(asked, drawn)
     if folder is not None:
         refuse_foreign(folder / "grid.png", own=any(folder.glob("[0-9]*_seed[0-9]*.*")), flag="`out`")
@@ -199,6 +195,15 @@ def sample(
     said = f"{drawn.told}, {width} x {height} pixels, "
     said += f"seed {numbers[0]}" if len(numbers) == 1 else f"{len(numbers)} seeds from {numbers[0]} to {numbers[-1]}"
     return replace(_collect(asked, pairs, whole, tracks, fps, folder), drawn_with=said)
+
+
+def _check_models(drawn: Source, settings: RLG | None) -> None:
+    """Refuses guidance that does not fit the steps, a model that cannot be drawn, and a LoRA that does not fit it."""
+    if settings is not None:
+        settings.check(drawn.num_steps)
+    check_source(drawn)
+    for place in settings.loras if settings is not None else ():
+        check_lora(place, drawn)
 
 
 def _collect(

@@ -105,8 +105,7 @@ def connect(address: str | None, *, workers: int, gpus: Sequence[str] | None = N
             f"{where} ({first}): start one with 'ray start --head' and name its address in workers.address, or leave "
             "that out for an instance of the run's own"
         ) from error
-    children = [] if folder is None else psutil.Process().children()
-    raylet = next((child for child in children if child.name() == "raylet"), None)
+    raylet = None if folder is None else _raylet()
     address = ray.get_runtime_context().gcs_address
     made = Connection(address=address, folder=folder, own=True, lock=lock, raylet=raylet)
     _connection.append(made)
@@ -127,6 +126,10 @@ def _is_over(made: Connection) -> bool:
         return made.raylet is not None and made.raylet.status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return True
+
+
+def _raylet() -> Any:
+    return next((child for child in psutil.Process().children() if child.name() == "raylet"), None)
 
 
 def disconnect() -> None:

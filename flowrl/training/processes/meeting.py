@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 from flowrl.runtime.failures import explain
@@ -181,11 +182,8 @@ def words_left(seconds: float = 2.0) -> dict[int, str]:
     return found
 
 
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
-
-
-def _meeting(who: Launched, limit: float, tell: Callable[[str], None] = _say) -> Meeting:
+def _meeting(who: Launched, limit: float, tell: Callable[[str], None] | None = None) -> Meeting:
+    tell = tell or partial(print, file=sys.stderr, flush=True)
     agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"  # torchrun hosts it, and outlives its processes
     hosts = who.rank == 0 and not agent
     if not _opened:
