@@ -106,7 +106,7 @@ class Source:
         trained, evaluated = (config.pipeline.height, config.pipeline.width), (config.eval.height, config.eval.width)
         elsewhere = config.eval.shift == "training" and evaluated != (None, None)  # at the rollouts' noise levels
         own = at_revision(config.pipeline.model, config.pipeline.revision)
-        drawn = {"height": trained[0], "width": trained[1], "num_frames": config.pipeline.num_frames}
+        drawn: dict[str, Any] = {"height": trained[0], "width": trained[1], "num_frames": config.pipeline.num_frames}
         drawn |= {"fps": config.pipeline.fps, "vae_slice": config.pipeline.vae_slice}
         drawn |= _known({"height": evaluated[0], "width": evaluated[1]})
         drawn["vae_dtype"] = None if config.pipeline.vae_dtype == "float32" else config.pipeline.vae_dtype

@@ -83,11 +83,10 @@ def connect(address: str | None, *, workers: int, gpus: Sequence[str] | None = N
     if address is not None:
         _refuse_silent(address)
     folder, lock = None, None
+    settings: dict[str, Any] = {"address": address, "logging_level": logging.ERROR, "log_to_driver": False}
     if address is None:
         folder = _short_folder()
         lock = claim(folder)
-    settings: dict[str, Any] = {"address": address, "logging_level": logging.ERROR, "log_to_driver": False}
-    if folder is not None:
         settings |= {"address": "local", "num_cpus": max(workers, os.cpu_count() or 1)}
         settings |= {"include_dashboard": False, "_temp_dir": str(folder)}
     try:
@@ -105,7 +104,8 @@ def connect(address: str | None, *, workers: int, gpus: Sequence[str] | None = N
             f"{where} ({first}): start one with 'ray start --head' and name its address in workers.address, or leave "
             "that out for an instance of the run's own"
         ) from error
-    raylet = None if folder is None else _raylet()
+    children = [] if folder is None else psutil.Process().children()
+    raylet = next((child for child in children if child.name() == "raylet"), None)
     address = ray.get_runtime_context().gcs_address
     made = Connection(address=address, folder=folder, own=True, lock=lock, raylet=raylet)
     _connection.append(made)
@@ -126,10 +126,6 @@ def _is_over(made: Connection) -> bool:
         return made.raylet is not None and made.raylet.status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return True
-
-
-def _raylet() -> Any:
-    return next((child for child in psutil.Process().children() if child.name() == "raylet"), None)
 
 
 def disconnect() -> None:

@@ -70,5 +70,7 @@ class Beside:
             self._over.set()
 
 
-_stream_of = cache(torch.cuda.Stream)
-"""One of each device for the whole run: a stream's memory goes only to its own later work."""
+@cache
+def _stream_of(device: torch.device) -> torch.cuda.Stream:
+    """One for the whole run: a stream's memory goes only to its own later work."""
+    return torch.cuda.Stream(device)
