@@ -21,10 +21,12 @@ USUAL = {24: "4090", 40: "A100", 48: "L40S", 80: "H100", 141: "H200", 180: "B200
 
 
 def read_with_base(path: str | Path | Mapping[str, Any], *, own: bool = False) -> dict[str, Any]:
-    """Reads a YAML file, or settings, and the files that they build on; those that ship are left out if `own`. ``base``
-    names a file beside this one, with or without ``.yaml``, or one that ships with flowrl. Mappings are merged key by
-    key; everything else, lists too, replaces the base's value. A base may have a base. For settings without a file, it
-    is a path from the working folder, or the name of a shipped configuration."""
+    """Reads a YAML file, or settings, and the files that they build on; those that ship are left out if `own`.
+
+    ``base`` names a file beside this one, with or without ``.yaml``, or one that ships with flowrl. Mappings are merged
+    key by key; everything else, lists too, replaces the base's value. A base may have a base. For settings without a
+    file, it is a path from the working folder, or the name of a shipped configuration.
+    """
     chain, layers = list[Path](), list[dict[str, Any]]()
     current: Path | None
     if isinstance(path, Mapping):

@@ -46,8 +46,12 @@ def entry_of(table: Mapping[str, Entry], name: str, what: str, *, owner: str = "
 
 
 def build_options(cls: type[Options], options: Mapping[str, Any], *, owner: str) -> Options:
-    """Makes an options dataclass from plain values, as strictly as the configuration is read: lists become tuples, and
-    mappings nested dataclasses. `owner` begins messages, such as "reward 'jpeg'"."""
+    """Makes an options dataclass from plain values, as strictly as the configuration is read.
+
+    Args:
+        cls: the dataclass; lists become tuples and mappings become nested dataclasses if its fields are such.
+        owner: start of messages, such as "reward 'jpeg'".
+    """
     made: Options = build(cls, options, ConfigSource(file=owner, own_keys=tuple(dotted_keys(cls))))
     return made
 

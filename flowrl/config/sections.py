@@ -349,8 +349,10 @@ class OptimConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PromptsConfig:
-    """Prompts, each a ``.txt``, ``.jsonl`` or ``.csv`` file (a path or ``asset:NAME``) or a dataset. A dataset is
-    written ``dataset:ID_OR_FOLDER[:SPLIT]`` and needs the extra ``data``."""
+    """Prompts, each a ``.txt``, ``.jsonl`` or ``.csv`` file (a path or ``asset:NAME``) or a dataset.
+
+    A dataset is written ``dataset:ID_OR_FOLDER[:SPLIT]`` and needs the extra ``data``.
+    """
 
     train: str
     """Prompts to train on."""

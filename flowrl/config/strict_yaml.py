@@ -248,7 +248,10 @@ def apply_override(data: dict[str, Any], argument: str) -> str:
 
 
 def set_value(data: dict[str, Any], dotted: str, value: Override, argument: str) -> None:
-    """Sets the value of an override, in place; creates missing sections. `build` judges whether the key exists."""
+    """Sets the value of an override, in place; creates missing sections.
+
+    :func:`build` judges whether the key exists.
+    """
     parts = dotted.split(".")
     node: Any = data
     for depth, part in enumerate(parts):

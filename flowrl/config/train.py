@@ -335,9 +335,11 @@ class TrainConfig:
         return self.clip_range if isinstance(self.clip_range, tuple) else (self.clip_range, self.clip_range)
 
     def resolve_batch(self, num_processes: int) -> Geometry:
-        """Split the images of one iteration over processes, rollout batches, updates and micro batches. Batch sizes are
-        upper bounds: the largest that divides is taken. Processes that share the tokens of an image
-        (``parallel.context``) count as one here."""
+        """Split the images of one iteration over processes, rollout batches, updates and micro batches.
+
+        Batch sizes are upper bounds: the largest that divides is taken. Processes that share the tokens of an image
+        (``parallel.context``) count as one here.
+        """
         images, updates = self.num_images, self.updates_per_rollout
         product = f"prompts_per_step ({self.prompts_per_step}) * group_size ({self.group_size}) = {images} images"
         own, left = divmod(images, num_processes)
@@ -360,10 +362,15 @@ class TrainConfig:
 
 
 def load_config(path: str | Path | Mapping[str, Any], overrides: Settings = ()) -> TrainConfig:
-    """Reads a YAML file and its base, or settings without a file, replaces settings and checks everything. `overrides`
-    are ``a.b=value`` words with YAML values (later ones win), or values by key; list items by index,
-    ``rewards.0.weight=2``. Raises ConfigError: a ValueError that names the file or the override, the key, and what to
-    change."""
+    """Reads a YAML file and its base, replaces settings and checks everything.
+
+    Args:
+        path: the file, or settings without a file.
+        overrides: ``a.b=value`` words with YAML values (later ones win), or values by key; list items by index,
+            ``rewards.0.weight=2``.
+
+    Raises ConfigError: a ValueError that names the file or the override, the key, and what to change.
+    """
     data = read_with_base(path)
     origins = apply_settings(data, overrides)
     config: TrainConfig = build(
@@ -386,8 +393,12 @@ def to_yaml(config: TrainConfig) -> str:
 
 
 def resolve_path(text: str, base: Path | None = None) -> Path:
-    """Turns a path of a configuration, or ``asset:NAME`` for what ships with flowrl, into one that exists; `base` is
-    the folder of relative paths, by default the current one."""
+    """Turn a path of a configuration into one that exists.
+
+    Args:
+        text: a path, or ``asset:NAME`` for a file or folder that ships with flowrl.
+        base: folder of relative paths; the current one by default.
+    """
     if not text.startswith("asset:"):
         path = (Path.cwd() if base is None else base) / Path(text).expanduser()
         if not path.exists():

@@ -54,8 +54,15 @@ def candidates(
     pipeline: Pipeline, make: Make, prompts: Sequence[Prompt], x: Float[Tensor, " p n *latent"], schedule: Schedule,
     reward: Reward, *, part: str | None = None,
 ) -> Candidates:  # fmt: skip
-    """Draws and scores N images of each of P prompts with the velocity of `make`. A reward that compares gets the
-    candidates of a prompt as a group; `part` is a sub-score by which to choose, instead of its value."""
+    """Draws and scores N images of each prompt.
+
+    Args:
+        make: the velocity to draw with.
+        prompts: P prompts with their negative ones and images, and what the reward reads.
+        schedule: of the deterministic sampler.
+        reward: any of `flowrl.rewards`; those that compare get the candidates of a prompt as a group.
+        part: a sub-score of the reward by which to choose, instead of its value.
+    """
     count = _check(prompts, x)
     rows = torch.arange(x[:, :, 0].shape[:2].numel())
     images = draw(pipeline, make, [prompts[row // count] for row in rows], x.flatten(0, 1), schedule)

@@ -54,8 +54,11 @@ def some(listed: Sequence[T], number: int | None) -> list[T]:
 
 
 def images_of(settings: Settings, subject: Subject, prompts: Sequence[Prompt], suffix: str = PNG) -> list[ImageFile]:
-    """The images of a subject: existing ones are read, missing ones are drawn for `prompts`, with the ending `suffix`:
-    `PNG` for images, `LOSSLESS` or `PLAYED` for clips."""
+    """The images of a subject: existing ones are read, missing ones are drawn for `prompts`.
+
+    Args:
+        suffix: ending of drawn files: `PNG` for images; `LOSSLESS` or `PLAYED` for clips; existing ones may have any.
+    """
     kinds = IMAGES if suffix == PNG else CLIPS
     if subject.images is not None:
         return given_images(settings, subject.images, kinds)
@@ -93,8 +96,10 @@ def draw_folder(
     show: bool = True,
     suffix: str = PNG,
 ) -> None:
-    """Draws the missing ones of `samples` images for each prompt; loads no model if none are missing. Batches do not
-    depend on what is missing, so no image depends on when drawing stopped; `suffix` as in `images_of`."""
+    """Draws the missing ones of `samples` images for each prompt; loads no model if none are missing.
+
+    Batches do not depend on what is missing, so no image depends on when drawing stopped; `suffix` as in `images_of`.
+    """
     if not prompts:
         raise ValueError("there is no prompt to draw: give a file with prompts")
     refuse_sources(prompts, source)
@@ -172,8 +177,10 @@ def _place(folder: Path, item: Item, suffix: str) -> Path:
 def _settings(
     source: Source, mark: str, prompts: Sequence[Prompt], *, samples: int, seed: int, suffix: str
 ) -> dict[str, Any]:
-    """All that an image depends on but machine and batch size, which change last digits. A key that older folders lack
-    is None by default, so that they can be continued."""
+    """All that an image depends on but machine and batch size: they change last digits, with First-Block Cache more.
+
+    A key that older folders lack is None by default, so that they can be continued.
+    """
     listed = json.dumps([prompt.record for prompt in prompts], sort_keys=True)
     files = [contents((*prompt.sources, *prompt.clips)) for prompt in prompts]
     apart = ("height", "width", "vae_slice")  # keys of their own, and one that changes last digits

@@ -180,9 +180,15 @@ def score_items(
     reward: Reward, items: Sequence[ImageFile], *, key: str, batch_size: int, iteration: int = 0,
     change: Change | None = None, label: str | None = None,
 ) -> ItemScores:  # fmt: skip
-    """Scores every item. Items of a batch have one size; a groupwise or pairwise reward gets whole groups, if need be
-    beyond `batch_size`. The reward's random draws depend on `iteration`; `change` is made to each image before, and
-    `label` is that of the progress bar."""
+    """Scores every item. Items of a batch have one size; a groupwise or pairwise reward gets whole groups.
+
+    Args:
+        key: the reward's name, for messages.
+        batch_size: items at once; more if a group is larger.
+        iteration: the iteration that the reward gets, on which its random draws depend.
+        change: a change of each image before scoring.
+        label: of the progress bar.
+    """
     count = len(items)
     values, seconds, number = np.full(count, np.nan), np.zeros(count), np.full(count, -1)
     parts: dict[str, np.ndarray] = {}

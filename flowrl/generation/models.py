@@ -143,10 +143,16 @@ class Source:
 def find_source(
     model: str, *, base: bool = False, lora: Path | None = None, sampling: SamplingOptions | None = None
 ) -> Source:
-    """Reads a run's own settings, or takes a model with the usual ones of its checkpoint or family; `sampling` wins.
-    Loads no weights. `model` is a run folder, what a run trained (`lora/` or `model/`), a LoRA in PEFT's layout, which
-    names its base, a folder written by diffusers, an asset or a hub id; `base` takes a run's model before training; a
-    `lora` replaces that of a run."""
+    """Reads a run's own settings, or takes a model with defaults; arguments win. Loads no weights.
+
+    Args:
+        model: a run folder, what a run trained (its `lora/` or `model/`), a LoRA in PEFT's layout, which names its
+            base, a folder written by diffusers, `asset:tiny-sd3`, or a hub id.
+        base: take a run's model before training.
+        lora: a LoRA folder to add; it replaces the LoRA of a run.
+        sampling: replaces the settings of a run's evaluations, of `SHIPPED`, or the usual ones of the checkpoint or its
+            family (16 tokens for the embedded models, float32).
+    """
     from flowrl.training.parts import DTYPES
 
     given = sampling or SamplingOptions()

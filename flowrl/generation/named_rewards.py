@@ -48,8 +48,12 @@ def reward_label(spec: Mapping[str, Any]) -> str:
 
 
 def reward_specs(rewards: str, options: Sequence[str] = ()) -> list[dict[str, Any]]:
-    """The rewards of a command line as specs: names by commas or a YAML file with a list `rewards:`, and `--option`
-    texts, "scale=raw", or with several rewards "pick_score.scale=raw"."""
+    """The rewards of a command line as specs: names by commas or a YAML file, and `--option` texts.
+
+    Args:
+        rewards: "pick_score,hps" or a file with a list `rewards:`.
+        options: "scale=raw", or "pick_score.scale=raw", which it must be with several rewards.
+    """
     specs = [dict(spec) for spec in reward_list([name.strip() for name in rewards.split(",")])]
     labels = [reward_label(spec) for spec in specs]
     for text in options:

@@ -59,8 +59,14 @@ def refuse_sources(rows: Sequence[Prompt], source: Source) -> None:
 def reward_faults(
     rows: Sequence[Prompt], rewards: Sequence[CheckedReward], *, trained: bool, alone: bool
 ) -> Iterator[str]:
-    """Finds prompts of a file that lack what a reward needs, so that their images can never get its value. If an image
-    does not need every reward's value (`alone`), prompts pass that any weighted reward can score."""
+    """Finds prompts that lack what a reward needs, so that their images can never get its value.
+
+    Args:
+        rows: of one file.
+        rewards: that score their images.
+        trained: whether they are trained on, not only evaluated.
+        alone: whether an image needs every reward's value; if not, prompts pass that any weighted reward can score.
+    """
     for number, reward in enumerate(rewards):
         others = [] if alone else [one for k, one in enumerate(rewards) if k != number and one.entry.weight]
 

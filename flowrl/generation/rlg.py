@@ -125,8 +125,10 @@ def numbers(given: Numbers, option: str, example: str) -> tuple[float, ...]:
 
 
 def add_experts(pipeline: Pipeline, loras: Sequence[Path], stock: Stock | None = None) -> list[str]:
-    """Loads LoRAs side by side into a pipeline without one; returns their adapters' names. `stock` is as `read_lora`
-    takes it."""
+    """Loads LoRAs side by side into a pipeline without one; returns their adapters' names.
+
+    `stock` is as `flowrl.pipelines.weights.lora_files.read_lora` takes it.
+    """
     names = [f"tuned_{number}" for number in range(len(loras))]
     for place, name in zip(loras, names, strict=True):
         add_adapter(pipeline.denoiser, place, name, stock)

@@ -259,8 +259,10 @@ def parse_seeds(given: int | str | Iterable[int]) -> list[int]:
 def wanted_prompts(
     texts: Sequence[str], source: Sequence[str | Path], file: str | Path | None, negative: str
 ) -> list[Prompt]:
-    """The texts, with the source images, and the prompts of a file; each once. `negative` is the negative prompt for
-    prompts without their own."""
+    """The texts, with the source images, and the prompts of a file; each once.
+
+    `negative` is the negative prompt for prompts without their own.
+    """
     images = tuple(str(Path(path).resolve()) for path in source)
     for image in images:
         check_image(image)

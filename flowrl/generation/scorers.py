@@ -26,8 +26,12 @@ AT_ONCE = 512  # images whose answers are lost at most when a run is cut short
 
 
 def scorer_specs(rewards: str, options: Mapping[str, str]) -> list[dict[str, Any]]:
-    """The scorers of a command line as checked specs of rewards: names or FILE.py:FUNCTION by commas, or a YAML file
-    with a list `rewards:`, and `pick_score.scale` -> text. Loads no weights."""
+    """The scorers of a command line as checked specs of rewards. Loads no weights.
+
+    Args:
+        rewards: names or FILE.py:FUNCTION by commas, or a YAML file with a list `rewards:`.
+        options: `pick_score.scale` -> text.
+    """
     specs = reward_specs(rewards, [f"{name}={text}" for name, text in options.items()])
     validate_reward_specs(specs)
     return specs

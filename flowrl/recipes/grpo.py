@@ -265,10 +265,16 @@ def descend(
     *,
     anchored: bool,
 ) -> None:
-    """Adds up the gradient of an update over the rows of each micro-batch. `whole` is `Recording.whole_paths` of them,
-    `scales_M` the weights of the losses and of the KL within them, `images` those whose distribution is matched.
-    `anchored`: the policy has not moved since the rollout, so the ratio is 1, and the distance between stored
-    log-densities and those of the update is only logged."""
+    """Adds up the gradient of an update, micro-batch by micro-batch.
+
+    Args:
+        blocks: its rows of each micro-batch.
+        whole: `Recording.whole_paths` of them.
+        scales_M: weights of the losses, and of the KL within them.
+        images: those whose distribution is matched.
+        anchored: the policy has not moved since the rollout, so the ratio is 1 by construction. The distance between
+        stored log-densities and those of the update is only logged.
+    """
     loop, config, kl_coef = record.loop, record.loop.config, record.loop.config.kl_coef
     if len(images):
         match(record, images, gradient, stats)
@@ -355,10 +361,12 @@ def rows_of(
 
 
 def micro_batches(rows: Rows, size: int, parts: int, *, wanted_M: Tensor | None = None) -> list[list[Tensor]]:
-    """Row indexes of micro-batches for each of `parts` updates, steps ascending; of the wanted rows, or of all. A
-    micro-batch holds the transitions of one step that start at `size` neighbouring latents of the pool, or at fewer if
-    a step does not have enough of them for every update. Order and composition are those of the rollout, so that equal
-    sizes replay equal batches."""
+    """Row indexes of micro-batches for each of `parts` updates, steps ascending; of the wanted rows, or of all.
+
+    A micro-batch holds the transitions of one step that start at `size` neighbouring latents of the pool, or at fewer
+    if a step does not have enough of them for every update. Order and composition are those of the rollout, so that
+    equal sizes replay equal batches.
+    """
     updates: list[list[Tensor]] = [[] for _ in range(parts)]
     wanted = torch.ones_like(rows.keep) if wanted_M is None else wanted_M
     for step in rows.step.unique(sorted=True):

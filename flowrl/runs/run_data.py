@@ -78,8 +78,12 @@ class RunData:
 
 
 def read_run(folder: Path) -> RunData:
-    """Reads a run folder. Raises FileNotFoundError: there is no such folder; ValueError: it holds neither metrics.jsonl
-    nor config.yaml, or a name in it leads elsewhere."""
+    """Read a run folder.
+
+    Raises:
+        FileNotFoundError: there is no such folder.
+        ValueError: it holds neither metrics.jsonl nor config.yaml, or a name in it leads elsewhere.
+    """
     if not folder.is_dir():
         raise FileNotFoundError(
             f"{folder} is not a folder: give the run folder that `flowrl train` printed, such as runs/NAME"

@@ -63,10 +63,16 @@ def check_extra(key: str) -> None:
 
 
 def connect(address: str | None, *, workers: int, gpus: Sequence[str] | None = None) -> Connection:
-    """Connects this process to Ray once; later calls return the same connection. `address` is of a cluster ("auto"
-    finds the one of this machine, "HOST:PORT" any); None starts an instance here, which ends with `disconnect` and with
-    this process. Such an instance has room for `workers` at one CPU each and lends them the numbered `gpus`, None for
-    all. Raises ValueError: no cluster answers, or it runs another version of Ray or Python."""
+    """Connects this process to Ray once; later calls return the same connection.
+
+    Args:
+        address: of a cluster ("auto" finds the one of this machine, "HOST:PORT" any); None starts an instance here,
+            which ends with `disconnect`, and with this process however that ends.
+        workers: how many an instance started here has room for, at one CPU each; they share the cores of the machine.
+        gpus: numbers of the GPUs that an instance started here lends to workers; None takes all it finds.
+
+    Raises ValueError: no cluster answers, or it runs another version of Ray or Python.
+    """
     check_extra("workers")
     if _connection:
         return _connection[0]

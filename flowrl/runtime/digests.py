@@ -14,8 +14,10 @@ KEPT_FROM = 2**26
 
 
 def files_below(folder: Path) -> dict[str, Path]:
-    """All files of a folder and its subfolders, by relative name, sorted by the parts of the names. Follows links to
-    files and folders, except a link to a folder above itself. A folder linked twice is listed twice."""
+    """All files of a folder and its subfolders, by relative name, sorted by the parts of the names.
+
+    Follows links to files and folders, except a link to a folder above itself. A folder linked twice is listed twice.
+    """
     found: dict[str, Path] = {}
 
     def walk(place: Path, name: str, above: frozenset[tuple[int, int]]) -> None:
@@ -50,9 +52,11 @@ def text_digest(text: str, letters: int = 16) -> str:
 
 
 def content_digest(path: Path) -> str:
-    """SHA-256 of a file's content; of a link, that of its target. An unchanged file (`file_stamp`) is not read again by
-    this process. From `KEPT_FROM` bytes on later processes do not read it either: `flowrl/digests` in the user's cache
-    folder keeps its digest."""
+    """SHA-256 of a file's content; of a link, that of its target.
+
+    An unchanged file (`file_stamp`) is not read again by this process. From `KEPT_FROM` bytes on later processes do not
+    read it either: `flowrl/digests` in the user's cache folder keeps its digest.
+    """
     try:
         with path.open("rb") as stream:
             stamp = file_stamp(os.fstat(stream.fileno()))

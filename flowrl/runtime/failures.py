@@ -167,8 +167,12 @@ def describe_error(error: BaseException, folder: Path | None = None) -> str:
 
 
 def write_error_log(folder: Path | None, error: BaseException) -> Path | None:
-    """Writes an error with its traceback to `error.log` of a folder (`error-<rank>.log` of processes other than the
-    first), or to a temporary file. Returns the file; None if neither place can be written."""
+    """Writes an error with its traceback to `error.log` of a folder, or to a file for temporary files.
+
+    Processes other than the first write `error-<rank>.log`.
+
+    Returns the file; None if neither place can be written.
+    """
     rank = os.environ.get("RANK", "0")
     text = "\n".join([
         time.strftime("%Y-%m-%dT%H:%M:%S%z"), call_words(),

@@ -40,10 +40,15 @@ _HALF = re.compile(r"\..+\.[0-9a-f]{16}\.tmp")  # names of files that `replacing
 
 @contextmanager
 def replacing(path: Path, *, durable: bool = True) -> Iterator[BinaryIO]:
-    """A stream that becomes the file at its end; after an error inside, the earlier file stays. Each writer has its own
-    temporary file, so two at once do not mix. It makes a missing folder, and replaces a link, whose target stays. If
-    `durable` the bytes reach the disk before the name does, so the file survives a power cut whole; else it may be
-    empty then."""
+    """A stream that becomes the file at its end; after an error inside, the earlier file stays.
+
+    Each writer has its own temporary file, so two at once do not mix. A missing folder is made. The file replaces a
+    link; the link's target stays.
+
+    Args:
+        durable: flush the bytes to disk before the name, and the name before returning: the file survives a power cut
+        whole. Otherwise it may be empty then; use that for what is cheap to make again.
+    """
     if path.exists() and not path.is_file():
         what = "a folder" if path.is_dir() else "a pipe or a device"
         raise ValueError(f"{path} is {what}, so no file can be written there: give another path")
@@ -125,8 +130,14 @@ def _other_than_file(path: Path) -> str:
 
 def leads_out(folder: Path, parts: Collection[str] = (), *, loose: Collection[str] = (), deep: int = 9) -> str:
     """What leads out of a folder, in words: the first link that ends outside, directly or through other links, or a
-    pipe or device; "" if nothing does. The folder itself may be a link, or missing. It looks at `parts` (without any,
-    at all), `deep` levels of folders down; folders called as one of `loose` may hold such links."""
+    pipe or device; "" if nothing does. The folder itself may be a link.
+
+    Args:
+        folder: it may be missing.
+        parts: names in it to look at; all of them without.
+        loose: names of folders that may hold such links.
+        deep: how many levels of folders to look into.
+    """
     home = os.path.realpath(folder)
     try:
         entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
@@ -159,9 +170,14 @@ def _below(path: str, home: str) -> str:
 
 
 def refuse_foreign(path: Path, *, own: bool | Pattern[str], flag: str = "`out`") -> None:
-    """Refuses to replace a file that the command did not write: every command writes a path that is free or an empty
-    file, and replaces only what it recognises as its own (`own`: whether it is, or a pattern that its files hold).
-    `flag` named the file."""
+    """Refuses to replace a file that the command did not write. The rule for every command with an output path:
+
+    it writes a path that is free or an empty file, and replaces only what it recognises as its own.
+
+    Args:
+        own: whether the command wrote what is there, or a pattern that its files hold.
+        flag: the flag that named the file, for the message.
+    """
     if not path.exists() or (path.is_file() and path.stat().st_size == 0):
         return
     if not isinstance(own, bool):
@@ -175,10 +191,14 @@ def refuse_foreign(path: Path, *, own: bool | Pattern[str], flag: str = "`out`")
 
 @contextmanager
 def locked(folder: Path, busy: str) -> Iterator[BinaryIO]:
-    """Keeps other processes out of a folder, which it makes if missing; the file `LOCK` names the owner. A process that
-    inherits the open file holds the lock too. On a file system without locks a note goes to standard error, and work
-    goes on. Raises ValueError: another process holds it (`busy` says what it may be), or `LOCK` is not a file of this
-    kind, and nothing was written."""
+    """Keeps other processes out of a folder, which it makes if missing; the file `LOCK` names the owner.
+
+    A process that inherits the open file holds the lock too: it is free when the last of them has ended, in whatever
+    way. On a file system without locks a note goes to standard error, and work goes on.
+
+    Raises ValueError: another process holds it (its id is named; `busy` says what it may be), or `LOCK` is not a file
+    of this kind, and nothing was written.
+    """
     make_folder(folder)
     path = folder / LOCK
     with opened(path) as lock:
@@ -289,9 +309,16 @@ def read_text(path: Path) -> str:
 
 
 def parse_json(text: str, where: str, *, finite: bool = True) -> Any:
-    """The value of a JSON text, which `where` names in messages. `finite` refuses NaN and infinity, which JSON does not
-    have; files of diffusers hold them (Sana's scheduler). Raises ValueError: not JSON, a key twice, a number beyond
-    1e308, half a character (a lone surrogate), or nested too deep."""
+    """The value of a JSON text.
+
+    Args:
+        text: all of a file, or a line of it.
+        where: file, or file and line, for messages.
+        finite: refuse NaN and infinity, which JSON does not have; files of diffusers hold them (Sana's scheduler).
+
+    Raises ValueError: not JSON, a key twice, NaN, infinity, a number beyond 1e308, half a character (a lone surrogate),
+    or nested too deep.
+    """
     try:
         finite_alone: Any = {"parse_constant": _no_constant, "parse_int": _number, "parse_float": _number}
         value = json.loads(text, object_pairs_hook=_each_key_once, **(finite_alone if finite else {}))

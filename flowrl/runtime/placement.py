@@ -19,10 +19,12 @@ _LARGE = 2**16  # bytes, from which the driver does not keep a copy of its own
 
 
 def sent(tensor: Tensor, device: torch.device) -> Tensor:
-    """A tensor on a device, for what is computed there. CUDA takes numbers of the host when it comes to them, from a
-    copy of its own, where a plain `to` waits until all that was asked for before is done. Other devices promise no such
-    copy. Of large tensors that copy is ours, in pinned memory: the driver's goes through a small buffer, for which it
-    may wait."""
+    """A tensor on a device, for what is computed there.
+
+    CUDA takes numbers of the host when it comes to them, from a copy of its own, where a plain `to` waits until all
+    that was asked for before is done. Other devices promise no such copy. Of large tensors that copy is ours, in pinned
+    memory: the driver's goes through a small buffer, for which it may wait.
+    """
     cuda = device.type == "cuda"
     if cuda and tensor.device.type == "cpu" and tensor.nbytes > _LARGE and torch.cuda.is_available():
         tensor = tensor.pin_memory()

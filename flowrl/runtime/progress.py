@@ -100,10 +100,13 @@ def show_below(markup: str) -> None:
 def progress(
     label: str, total: int, done: int = 0, *, enabled: bool = True, more: Callable[[], Sequence[str]] | None = None
 ) -> Iterator[Advance]:
-    """A bar with time left; yields `advance(note)`, called once per unit. In a notebook it is a line that is redrawn.
-    Where standard error is no terminal either, a line is printed every 15 seconds and at the end instead, so that logs
-    stay readable. `enabled=False` shows nothing (other processes than the main one), nor does a call with `show=False`.
-    `more` gives lines that a terminal shows below the bar; it is called several times a second, from another thread."""
+    """A bar with time left; yields `advance(note)`, called once per unit.
+
+    In a notebook it is a line that is redrawn. Where standard error is no terminal either, a line is printed every 15
+    seconds and at the end instead, so that logs stay readable. `enabled=False` shows nothing (other processes than the
+    main one), nor does a call with `show=False`. `more` gives lines that a terminal shows below the bar; it is called
+    several times a second, from another thread.
+    """
     if not (enabled and shown()):
         yield lambda note: None
     elif sys.stderr.isatty():

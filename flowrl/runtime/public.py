@@ -16,10 +16,12 @@ Result = TypeVar("Result")
 
 
 def public(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
-    """A function of flowrl's Python interface. Called from a user's Python it raises every error as one paragraph
-    (`FlowrlError`) and is told of as the Python call that it is. Called by the command line, or by another such
-    function, it is a part of that call. `show=False` among its arguments silences its progress and notes, and nothing
-    else of the process."""
+    """A function of flowrl's Python interface.
+
+    Called from a user's Python it raises every error as one paragraph (`FlowrlError`) and is told of as the Python call
+    that it is. Called by the command line, or by another such function, it is a part of that call. `show=False` among
+    its arguments silences its progress and notes, and nothing else of the process.
+    """
     signature = inspect.signature(function)
 
     @functools.wraps(function)

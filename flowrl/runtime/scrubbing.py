@@ -104,9 +104,11 @@ def remember_secret(value: str) -> None:
 
 def without_secrets(text: str) -> str:
     """A text without passwords, tokens and keys, for whatever others may read: logs, pages, manifests, the terminal.
+
     Known are passwords in addresses, tokens in queries and headers, `name=value` of such names, tokens of a known form
-    (`hf_`, `sk-`, `ghp_`, `AKIA`, ...), also percent-encoded, and the values of environment variables that are called a
-    token, key, secret or password."""
+    (`hf_`, `sk-`, `ghp_`, `AKIA`, ...), also percent-encoded, and the values of environment variables that are called
+    a token, key, secret or password.
+    """
     return _without(_secrets() if len(text) >= _SHORTEST else (), text)  # most cells of a page are shorter
 
 

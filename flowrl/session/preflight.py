@@ -83,9 +83,11 @@ def more_faults(
 
 
 def preflight(config: TrainConfig, *, here: bool = True, stand_in: bool = False) -> Ready:
-    """Resolves a configuration; checks what needs no weights: prompts, rewards, model folder, LoRA targets, device. If
-    another machine trains (not `here`), this one may lack device and attention kernel; with `stand_in` prompts, it is
-    not checked whether they fit."""
+    """Resolves a configuration; checks what needs no weights: prompts, rewards, model folder, LoRA targets, device.
+
+    If another machine trains (not `here`), this one may lack device and attention kernel; with `stand_in` prompts, it
+    is not checked whether they fit.
+    """
     looked = look(config, here=here, fitting=not stand_in)
     if looked.faults:
         raise Faults(*looked.faults)

@@ -250,9 +250,11 @@ def _refuse_secrets(config: TrainConfig) -> None:
 
 
 def _close_failed(error: BaseException, run: Run, page: Page | None, *, resumed: bool, kept: bool) -> str:
-    """Puts the folder of a failed run in order, and says what happened and how to continue. A run that had begun gets
-    `error.log`, the error in its manifest, and a report. If a new run had not begun, nothing stays except a folder that
-    existed before (`kept`). If a resumed run had not begun, its folder stays as it was."""
+    """Puts the folder of a failed run in order, and says what happened and how to continue.
+
+    A run that had begun gets `error.log`, the error in its manifest, and a report. If a new run had not begun, nothing
+    stays except a folder that existed before (`kept`). If a resumed run had not begun, its folder stays as it was.
+    """
     from flowrl.training.watchdog import Diverged
 
     error = _of_another(error)

@@ -23,9 +23,14 @@ class Budget:
     def __init__(
         self, limits: Mapping[str, float], counters: dict[str, Any], *, evals: int, num_iterations: int, eval_every: int
     ) -> None:
-        """Counts on from `counters`, which others change too: they need `images`, `seconds`, `evals`, and `evaluated`,
-        the last time it was. `evals` evaluations are spread over the budget; 0 leaves them to `eval_every`, of which 0
-        switches them off."""
+        """Counts on from `counters`, which need `images`, `seconds`, `evals`, and `evaluated`, the last time it was.
+
+        Args:
+            counters: also changed by others: what was counted up to the last joined row.
+            evals: evaluations that are spread over the budget; 0 leaves them to `eval_every`.
+            num_iterations: after which the run ends.
+            eval_every: iterations between evaluations, unless the budget spreads them; 0 switches them off.
+        """
         self.limits, self.counters, self.evals = limits, counters, evals
         self.num_iterations, self.eval_every = num_iterations, eval_every
 

@@ -126,9 +126,15 @@ def write_checkpoint(
     inputs: str,
     parts: Sequence[str] = (),
 ) -> None:
-    """Writes checkpoint number `iteration` (finished iterations) with its `rows` of metrics, which are on the disk, the
-    digest of its `inputs`, and those of the `parts` that `write_part` has written; then removes all but the newest
-    `keep`. Raises OSError: it could not be written (a full disk, say); earlier files stay, half a file does not."""
+    """Writes checkpoint number `iteration` (finished iterations), then removes all but the newest `keep`.
+
+    Args:
+        rows: its rows of metrics, which are on the disk.
+        inputs: digest of what it is made with.
+        parts: digests of the parts that `write_part` has written, by process.
+
+    Raises OSError: it could not be written (a full disk, say); earlier files stay, half a file does not.
+    """
     folder = run_folder / _FOLDER
     final, temporary, aside = (folder / name.format(iteration) for name in ("{:06d}", ".{:06d}", ".{:06d}.old"))
     if not parts:
@@ -419,7 +425,11 @@ def restore(
     learners: Mapping[str, torch.optim.Optimizer] = MappingProxyType({}),
 ) -> int:
     """Restores a checkpoint, also of slots that learn by themselves; returns the number of finished iterations.
-    Settings of optimizers are not state. Raises CheckpointError: it holds other weights than the policy has."""
+
+    Optimizers keep their own learning rate and other settings: those are not state.
+
+    Raises CheckpointError: it holds other weights than the policy has.
+    """
     try:
         if state["slots"].keys() != policy.slots.keys():
             raise KeyError(f"copies of the policy: {[*state['slots']]}, now {[*policy.slots]}")

@@ -132,12 +132,16 @@ def evaluate(
     in_step: bool = False,
     temporal: bool = False,
 ) -> Row | None:
-    """Samples and scores every item with the weights the network holds now, and writes rows, images and a grid. Returns
-    the row of metrics: `eval/reward/<name>`, `eval/temporal/<name>` of videos if `temporal`, and `eval/geneval/<...>`
-    where a geneval reward took part; None if a stop was requested meanwhile, and then it writes nothing. With `in_step`
-    every process calls the network as often as the others: one with a shorter share repeats its last batches. Files:
-    `eval/iteration_<n>.jsonl`, `samples/iteration_<n>/<k>.png` for `num_images` items spread over the list,
-    `samples/iteration_<n>.png`, `samples/prompts.json`."""
+    """Samples and scores every item with the weights the network holds now, and writes rows, images and a grid. The
+    metrics row: `eval/reward/<name>`, `eval/temporal/<name>` of diagnosed videos, and `eval/geneval/<...>` where a
+    geneval reward took part; None if a stop was requested meanwhile, and then it writes nothing.
+
+    With `in_step` every process calls the network as often as the others: one with a shorter share repeats its last
+    batches. With `temporal` it diagnoses videos too (`flowrl.benchmarks.temporal`).
+
+    Files: `eval/iteration_<n>.jsonl` (one line per image), `samples/iteration_<n>/<k>.png` for `num_images` items
+    spread over the list, `samples/iteration_<n>.png`, `samples/prompts.json`.
+    """
     share = -(-len(items) // run.world)
     own = range(run.rank * share, min(len(items), (run.rank + 1) * share))
     shown = spread(len(items), num_images)

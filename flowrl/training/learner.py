@@ -182,9 +182,12 @@ class GradientSum:
             foreach_add_(self.total, own, alpha=factor)
 
     def apply(self, run: Run, optimizer: torch.optim.Optimizer, max_norm: float, iteration: int) -> Tensor | None:
-        """Adds up the processes, clips, and takes an optimizer step. Returns the norm before clipping; None if a scaled
-        gradient overflowed, and then nothing has moved. Raises NotFinite: the gradient is not finite; the weights are
-        left as they were."""
+        """Adds up the processes, clips, and takes an optimizer step.
+
+        Returns the norm before clipping; None if a scaled gradient overflowed, and then nothing has moved.
+
+        Raises NotFinite: the gradient is not finite; the weights are left as they were.
+        """
         gradients = self._gradients(run)
         norm = self._norm(gradients)
         if not bool(torch.isfinite(norm)):

@@ -293,9 +293,11 @@ class Loop(Draws):
         return GradientSum(self.policy, self.counters, scale_loss=self.config.pipeline.dtype == "float16")
 
     def update(self, gradient: GradientSum, stats: Statistics, again: Descend | None = None) -> bool:
-        """Takes an optimizer step, counts it and moves the average; returns whether the policy has moved. It has not if
-        a float16 gradient overflowed; then nothing else moves either. `again` computes the gradient once more: if it is
-        not finite, another kernel of attention is tried."""
+        """Takes an optimizer step, counts it and moves the average; returns whether the policy has moved.
+
+        It has not if a float16 gradient overflowed; then nothing else moves either. `again` computes the gradient once
+        more: if it is not finite, another kernel of attention is tried.
+        """
         set_rate(self.optimizer, self.rate(self.counters["updates"]))
         how = (self.run, self.optimizer, self.config.optim.max_grad_norm, self.iteration)
         norm = apply_finite(self.ready, self.pipeline, (gradient, stats), again, how)

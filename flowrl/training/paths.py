@@ -83,10 +83,12 @@ def stochastic_steps(settings: SamplerConfig, seed: int, iteration: int, group: 
 
 
 def sample(loop: Loop, batch: Batch, how: Paths, scoring: Scoring | None) -> Trajectory:
-    """This process's images with the current weights, `rollout_batch_size` at once; call it without gradient. The
-    record is on the host. Each piece is copied there as it is drawn, so the device holds one piece, not an iteration.
-    `scoring` gets each piece's finished latents. If the run has workers, they draw the pieces. With
-    `sampler.sde_window_by: prompt` kept states and steps have the names of the last prompt's."""
+    """This process's images with the current weights, `rollout_batch_size` at once; call it without gradient.
+
+    The record is on the host. Each piece is copied there as it is drawn, so the device holds one piece, not an
+    iteration. `scoring` gets each piece's finished latents. If the run has workers, they draw the pieces. With
+    `sampler.sde_window_by: prompt` kept states and steps have the names of the last prompt's.
+    """
     pieces = _pieces(loop, batch, how) if loop.run.rollouts is None else _draw_elsewhere(loop, batch, how)
     rows, start = dict[str, Any](), 0
     for part in pieces:
@@ -205,10 +207,12 @@ def requests_of(loop: Loop, batch: Batch, steps: tuple[int, ...], how: Paths, pl
 
 
 def images_of_part(config: TrainConfig, batch_size: int, images: int) -> int:
-    """Images of a part of a process's plan that is drawn as in the whole: no network call has rows of two parts. A call
-    has `batch_size` rows of one level of trees or of the anchors of branches, in the order of the groups, so that a
-    part is as many groups as have a multiple of that at the narrowest level. Completions of branches stand behind those
-    of the step before, so that parts have to fill up the whole too."""
+    """Images of a part of a process's plan that is drawn as in the whole: no network call has rows of two parts.
+
+    A call has `batch_size` rows of one level of trees or of the anchors of branches, in the order of the groups, so
+    that a part is as many groups as have a multiple of that at the narrowest level. Completions of branches stand
+    behind those of the step before, so that parts have to fill up the whole too.
+    """
     method, size = CREDIT[config.credit.method], config.group_size
     if method.plan == "trajectories":
         return batch_size

@@ -110,8 +110,13 @@ def reward_inputs(
     numbers: Sequence[int],
     iteration: int,
 ) -> RewardInputs:
-    """The inputs of rewards for decoded samples `[b, 3, H, W]`, or videos `[b, F, 3, H, W]`, whose first frames are the
-    images, perhaps with sounds `[b, channels, samples]`; with the images that their prompts name."""
+    """The inputs of rewards for decoded samples, with the images that their prompts name.
+
+    Args:
+        pipeline: says how fast videos run.
+        decoded: float32 `[b, 3, H, W]`, or `[b, F, 3, H, W]` of a video family, whose first frames are the images.
+        sounds: float32 `[b, channels, samples]` of the videos, if the family has sound and it was decoded.
+    """
     video = decoded.ndim == 5
     size = (int(decoded.shape[-2]), int(decoded.shape[-1]))
     named = {file for prompt in prompts for file in (*prompt.sources, *prompt.references)}

@@ -123,10 +123,12 @@ class Recording:
         )
 
     def stale_weight(self, rows: Rows, index: Tensor, scored: Scored, *, anchored: bool) -> Tensor | None:
-        """[b] weight of a micro-batch's losses if older weights mu drew it; None if the run weighs none. `min(cap, pi /
-        mu)`, with pi the policy before the iteration's update, which the ratio of the objective stays anchored at: the
-        decoupled objective of Hilton, Cobbe and Schulman (arXiv 2110.00641) with a truncated weight. `anchored` says
-        that `scored` compares pi with mu; later its old policy is pi."""
+        """[b] weight of a micro-batch's losses if older weights mu drew it; None if the run weighs none.
+
+        `min(cap, pi / mu)`, with pi the policy before the iteration's update, which the ratio of the objective stays
+        anchored at: the decoupled objective of Hilton, Cobbe and Schulman (arXiv 2110.00641) with a truncated weight.
+        `anchored` says that `scored` compares pi with mu; later its old policy is pi.
+        """
         if not (cap := self.loop.config.workers.weight_cap):
             return None
         moved = (rows.old_log_prob - self.sampled.log_prob[index]) / self.dims

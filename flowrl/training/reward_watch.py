@@ -32,9 +32,14 @@ class RewardWatch:
     def complaint(
         self, reward_B: Tensor, iteration: int, errors: Counter[str], drawn: str = "", compared: Compared | None = None
     ) -> str:
-        """Why the run cannot go on; empty if it can. Rewards [B] are of all processes, NaN where an image failed, and
-        `errors` say why; `drawn` tells images and prompts if completions on the way are scored too; `compared` has the
-        values that are learned from if images are compared only within groups."""
+        """Why the run cannot go on; empty if it can.
+
+        Args:
+            reward_B: [B] of all processes, NaN where an image failed.
+            errors: why images failed, on all processes.
+            drawn: numbers of images and prompts behind the rewards, if completions on the way are scored too.
+            compared: the values that are learned from if images are compared only within groups; else None.
+        """
         values = reward_B[~reward_B.isnan()]
         absent = max((errors[word] for word in errors if word.endswith(ABSENT)), default=0)
         failures = max(0, len(reward_B) - len(values) - absent)

@@ -56,9 +56,15 @@ Watcher = Callable[[int, Mapping[str, Any]], object]
 
 @contextmanager
 def owned_folder(folder: Path | None, name: str, *, resumed: bool, device: str, config: str = "") -> Iterator[Path]:
-    """The run folder, the same on every process, made if it is missing; None takes the first free `runs/<name>-<n>`.
-    The main process locks it, so no other run is at work in it. A new run, not `resumed`, refuses a folder that holds
-    anything but what a run that never trained left; `config` is the text that it would write as configuration."""
+    """The run folder, the same on every process, made if it is missing; no other run is at work in it meanwhile.
+
+    Only the main process holds the lock.
+
+    Args:
+        folder: where; None takes the first free `runs/<name>-<n>`.
+        resumed: whether the folder holds a run to continue; a new run refuses a folder that holds anything.
+        config: the text that a new run would write as its configuration.
+    """
     accelerator_of(device)
     with ExitStack() as stack:
 
@@ -82,9 +88,15 @@ class Run:
         self, folder: Path, config: TrainConfig, *, name: str, inputs: Mapping[str, Any], resumed: bool,
         parts: Any = None, rollouts: Any = None, watcher: Watcher | None = None,
     ) -> None:  # fmt: skip
-        """Opens a run folder, with the resolved configuration, `inputs` as `inputs_of` gives them, `parts` of
-        `load_parts` if already loaded, workers that draw for this process, and what the main process calls after every
-        iteration."""
+        """Opens a run folder.
+
+        Args:
+            config: the resolved configuration, written to `config.yaml`.
+            inputs: the run's inputs, `flowrl.training.resume_check.inputs_of`.
+            parts: the result of `flowrl.training.parts.load_parts`, if already loaded.
+            rollouts: workers that draw for this process (`flowrl.training.draws.DrawsElsewhere`), if it has any.
+            watcher: called after every iteration, on the main process.
+        """
         self.accelerator = accelerator_of(config.pipeline.device)
         self.device = self.accelerator.device
         self.main, self.processes = self.accelerator.is_main_process, self.accelerator.num_processes
@@ -234,9 +246,11 @@ class Run:
         return state if all(_gather([state is not None])) else on_main(lambda: self._found.state)
 
     def begin(self, first: int, **facts: Any) -> None:
-        """Call it when everything is restored and iteration `first` comes next: from here on the folder changes. Drops
-        rows of `metrics.jsonl` written after the checkpoint, later evaluations and the mark of a finished run. Moves
-        damaged files into `damaged-<n>` and says so. `facts`, known only now, go into the manifest."""
+        """Call it when everything is restored and iteration `first` comes next: from here on the folder changes.
+
+        Drops rows of `metrics.jsonl` written after the checkpoint, later evaluations and the mark of a finished run.
+        Moves damaged files into `damaged-<n>` and says so. `facts`, known only now, go into the manifest.
+        """
         wait_for_everyone()
         if self.processes > 1:  # they may compute with other kernels, or on other cards
             card = torch.cuda.get_device_name() if self.device.type == "cuda" else str(self.device.type)
@@ -324,10 +338,12 @@ class Run:
         return summed
 
     def total_gradient(self, gradient: torch.Tensor) -> torch.Tensor:
-        """Adds up the gradients of all processes. Processes that share an image's tokens have the loss of the whole
-        image, and its gradient by way of their own tokens: what is joined behind the network is split again on the way
-        back, and not added up. So their sum is the gradient of the image, and that of all processes the gradient of all
-        images."""
+        """Adds up the gradients of all processes.
+
+        Processes that share an image's tokens have the loss of the whole image, and its gradient by way of their own
+        tokens: what is joined behind the network is split again on the way back, and not added up. So their sum is the
+        gradient of the image, and that of all processes the gradient of all images.
+        """
         if self.processes == 1:
             return gradient
         summed: torch.Tensor = self.accelerator.reduce(gradient, reduction="sum")

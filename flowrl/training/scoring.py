@@ -319,10 +319,12 @@ def trained_channels(
 
 
 def scored_beside(rewards: Sequence[RewardConfig], arithmetic: Sequence[str], device: torch.device) -> bool:
-    """Whether a separate thread decodes and scores finished images while the next are sampled. True only on CUDA, where
-    the sampling thread only hands out work. False with a user's function, which may change settings of the process that
-    are restored after it, and in TF32, which is such a setting. `arithmetic` is `reward_dtype` and
-    `pipeline.vae_dtype`."""
+    """Whether a separate thread decodes and scores finished images while the next are sampled.
+
+    True only on CUDA, where the sampling thread only hands out work. False with a user's function, which may change
+    settings of the process that are restored after it, and in TF32, which is such a setting. `arithmetic` is
+    `reward_dtype` and `pipeline.vae_dtype`.
+    """
     if device.type != "cuda" or not torch.cuda.is_available():
         return False
     own_code = any(reward.file is not None or _names_function(reward.options) for reward in rewards)

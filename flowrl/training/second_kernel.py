@@ -40,10 +40,12 @@ def apply_finite(
     again: Descend | None,
     how: tuple[Run, torch.optim.Optimizer, float, int],
 ) -> Tensor | None:
-    """`GradientSum.apply`; if the gradient is not finite, of one that `again` computes under another kernel. Overflows
-    in float16 are the loss scale's until they are `doubted`. Then kernels are asked under the scale from before them:
-    it was not too large if one gives a finite gradient, and stays. `again` fills a gradient and the statistics of its
-    rows again; None where that cannot be done twice. `how` are arguments of `GradientSum.apply`."""
+    """`GradientSum.apply`; if the gradient is not finite, of one that `again` computes under another kernel.
+
+    Overflows in float16 are the loss scale's until they are `doubted`. Then kernels are asked under the scale from
+    before them: it was not too large if one gives a finite gradient, and stays. `again` fills a gradient and the
+    statistics of its rows again; None where that cannot be done twice. `how` are arguments of `GradientSum.apply`.
+    """
     gradient, stats = filled
     counters, where = gradient.counters, f"iteration {how[-1]}"
     try:

@@ -112,9 +112,14 @@ class Dispatcher:
         patience: float = 1800.0,
         who: str = "worker",
     ) -> None:
-        """Starts the workers, and is told lines by `tell`, in which they are called `who`. Pieces wait `patience`
-        seconds for any worker before the run ends, and a worker has as long for a piece (or twenty times the usual, if
-        longer) before it is taken for lost."""
+        """Starts the workers.
+
+        Args:
+            tell: is told in a line what a user wants to know of.
+            patience: seconds that pieces wait for any worker before the run ends, and that a worker has for a piece
+                before it is taken for lost (or twenty times the usual, where that is longer).
+            who: what a worker is called in such lines.
+        """
         self.backend, self.tell, self.patience, self.who = backend, tell, patience, who
         self.workers, self.wanted = list[Worker](), 0  # those that were ever there; the first so many are wanted
         self.alive = 0  # workers that are there

@@ -137,18 +137,12 @@ _met = [0]  # meetings so far: each has keys of its own
 
 
 def meet(said: Said, judge: Judge, *, patience: float = 0.0) -> None:
-    """`Meeting.agree` with the processes launched beside this one, for whom it waits `patience` seconds at least;
-    nothing for a process on its own."""
-    if (who := launched()) is None:
-        return
-    text = os.environ.get(WAIT, "").strip()
-    try:
-        seconds = float(text) if text else _SECONDS
-    except ValueError:
-        seconds = -1.0
-    if not 0 < seconds < 1e7:
-        raise ValueError(f"{WAIT}={text!r} is not a number of seconds: give one above 0, or none for {_SECONDS:g}")
-    _meeting(who, max(seconds, patience)).agree(said, judge)
+    """`Meeting.agree` with the processes that were launched beside this one; nothing for a process on its own.
+
+    It waits for the others for at least `patience` seconds.
+    """
+    if (who := launched()) is not None:
+        _meeting(who, max(_limit(), patience)).agree(said, judge)
 
 
 @contextmanager

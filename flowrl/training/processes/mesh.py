@@ -138,10 +138,12 @@ def shards_of(layout: Layout, device: torch.device) -> Shards | None:
 def in_step(
     shards: Shards | None, turns: Sequence[T], idle: Callable[[int], T], key: Callable[[T], int] = lambda turn: 0
 ) -> Iterator[tuple[T, bool]]:
-    """This process's turns, each with True, and idle ones with False, up to the most of any process in its group. If
-    weights are split, all processes of the group call this together and take turns of one key together, keys ascending:
-    the calls of a turn depend only on `key` and its rows. Otherwise it yields the turns unchanged. `idle` makes an idle
-    turn of a key."""
+    """This process's turns, each with True, and idle ones with False, up to the most of any process in its group.
+
+    If weights are split, all processes of the group call this together and take turns of one key together, keys
+    ascending: the calls of a turn depend only on `key` and its rows. Otherwise it yields the turns unchanged. `idle`
+    makes an idle turn of a key.
+    """
     if shards is None:
         yield from ((turn, True) for turn in turns)
         return
