@@ -26,6 +26,8 @@ def read_with_base(path: str | Path | Mapping[str, Any], *, own: bool = False) -
     ``base`` names a file beside this one, with or without ``.yaml``, or one that ships with flowrl. Mappings are merged
     key by key; everything else, lists too, replaces the base's value. A base may have a base. For settings without a
     file, it is a path from the working folder, or the name of a shipped configuration.
+
+    Raises ConfigError: an unreadable file, a ``base`` that is not text or names no file, or a circle of files.
     """
     chain, layers = list[Path](), list[dict[str, Any]]()
     current: Path | None

@@ -39,7 +39,8 @@ def unknown_name(what: str, name: Any, allowed: Iterable[str]) -> str:
 
 
 def entry_of(table: Mapping[str, Entry], name: str, what: str, *, owner: str = "") -> Entry:
-    """The entry of a table of choices; `what` is a word for its names, `owner` begins messages."""
+    """The entry of a table of choices; `what` is a word for its names, `owner` begins messages. Raises ValueError:
+    there is no such entry; the message has the nearest name and all names."""
     if name not in table:
         raise ValueError(f"{owner}: {unknown_name(what, name, table)}" if owner else unknown_name(what, name, table))
     return table[name]
@@ -51,6 +52,8 @@ def build_options(cls: type[Options], options: Mapping[str, Any], *, owner: str)
     Args:
         cls: the dataclass; lists become tuples and mappings become nested dataclasses if its fields are such.
         owner: start of messages, such as "reward 'jpeg'".
+
+    Raises ValueError: an unknown or missing option, a wrong type, or what `cls` itself refuses.
     """
     made: Options = build(cls, options, ConfigSource(file=owner, own_keys=tuple(dotted_keys(cls))))
     return made

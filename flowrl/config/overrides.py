@@ -49,6 +49,8 @@ def apply_settings(data: dict[str, Any], settings: Settings) -> dict[str, str]:
     {'num_iterations': 'num_iterations=3', 'optim.lr': 'optim.lr=0.0001'}
     >>> data
     {'optim': {'lr': 0.0001, 'schedule': 'cosine'}, 'num_iterations': 3}
+
+    Raises ConfigError: as `apply_override`, or a value that no file could hold.
     """
     if not isinstance(settings, Mapping):
         return {apply_override(data, word): word for word in settings}

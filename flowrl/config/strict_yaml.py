@@ -210,7 +210,8 @@ def _count(node: yaml.Node, counts: dict[int, float]) -> float:
 
 
 def read_mapping(path: str | Path) -> dict[str, Any]:
-    """Read a YAML file whose top level is a mapping."""
+    """Read a YAML file whose top level is a mapping. Raises ConfigError: the file is missing, unreadable, empty, not
+    YAML or not a mapping."""
     try:
         text = Path(path).read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -233,7 +234,8 @@ _COMMENT = re.compile(r"\s#")
 
 
 def apply_override(data: dict[str, Any], argument: str) -> str:
-    """Set ``a.b=value`` or ``items.0.name=value`` in ``data``, in place, and return the dotted key."""
+    """Set ``a.b=value`` or ``items.0.name=value`` in ``data``, in place, and return the dotted key. Raises ConfigError:
+    no equals sign, an empty part of the key, a bad list index, or a part of a single value."""
     dotted, equals, text = argument.partition("=")
     dotted = name_of_today(dotted.strip(), KEYS)
     if not equals or not all(dotted.split(".")):
@@ -251,6 +253,8 @@ def set_value(data: dict[str, Any], dotted: str, value: Override, argument: str)
     """Sets the value of an override, in place; creates missing sections.
 
     :func:`build` judges whether the key exists.
+
+    Raises ConfigError: a bad list index, or a part of a single value.
     """
     parts = dotted.split(".")
     node: Any = data

@@ -53,7 +53,8 @@ EXCLUSIONS = tuple(Exclusion(settings=tuple(row["settings"]), why=row["why"]) fo
 
 
 def refuse_together(given: Mapping[str, Any]) -> None:
-    """Refuses values of keys of `OFF` that exclude each other; missing keys are off."""
+    """Refuses values of keys of `OFF` that exclude each other; missing keys are off. Raises Faults: a ValueError that
+    names the settings, the reason, and what to set instead."""
     values = {**OFF, **{key: as_word(value) for key, value in given.items()}}
     if found := [one.said(met) for one in EXCLUSIONS if (met := one.met(values))]:
         raise Faults(*found)

@@ -339,6 +339,8 @@ class TrainConfig:
 
         Batch sizes are upper bounds: the largest that divides is taken. Processes that share the tokens of an image
         (``parallel.context``) count as one here.
+
+        Raises ConfigError: the images do not divide by the processes, or by the updates.
         """
         images, updates = self.num_images, self.updates_per_rollout
         product = f"prompts_per_step ({self.prompts_per_step}) * group_size ({self.group_size}) = {images} images"
@@ -398,6 +400,9 @@ def resolve_path(text: str, base: Path | None = None) -> Path:
     Args:
         text: a path, or ``asset:NAME`` for a file or folder that ships with flowrl.
         base: folder of relative paths; the current one by default.
+
+    Raises:
+        ConfigError: nothing is there; the message says what was looked for.
     """
     if not text.startswith("asset:"):
         path = (Path.cwd() if base is None else base) / Path(text).expanduser()

@@ -62,6 +62,8 @@ def candidates(
         schedule: of the deterministic sampler.
         reward: any of `flowrl.rewards`; those that compare get the candidates of a prompt as a group.
         part: a sub-score of the reward by which to choose, instead of its value.
+
+    Raises ValueError: x does not fit the prompts, or the reward has no such part.
     """
     count = _check(prompts, x)
     rows = torch.arange(x[:, :, 0].shape[:2].numel())

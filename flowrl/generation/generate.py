@@ -58,6 +58,8 @@ def images_of(settings: Settings, subject: Subject, prompts: Sequence[Prompt], s
 
     Args:
         suffix: ending of drawn files: `PNG` for images; `LOSSLESS` or `PLAYED` for clips; existing ones may have any.
+
+    Raises ValueError: the folder is half-written, foreign, or was drawn with other settings.
     """
     kinds = IMAGES if suffix == PNG else CLIPS
     if subject.images is not None:
@@ -99,6 +101,8 @@ def draw_folder(
     """Draws the missing ones of `samples` images for each prompt; loads no model if none are missing.
 
     Batches do not depend on what is missing, so no image depends on when drawing stopped; `suffix` as in `images_of`.
+
+    Raises ValueError: no prompts, or the folder holds something else.
     """
     if not prompts:
         raise ValueError("there is no prompt to draw: give a file with prompts")

@@ -65,7 +65,8 @@ class ItemScores:
 
 
 def read_items(folder: Path, *, prompt: str | None = None, prompts: str | Path | None = None) -> list[ImageFile]:
-    """The images of a folder with their prompts; see the module."""
+    """The images of a folder with their prompts; see the module. Raises ValueError: no folder or no images, prompts
+    that do not fit, or both `prompt` and `prompts`."""
     if not folder.is_dir():
         raise ValueError(f"there is no folder {folder}: give one with images ({', '.join(SUFFIXES)}).")
     if prompt is not None and prompts is not None:
@@ -188,6 +189,8 @@ def score_items(
         iteration: the iteration that the reward gets, on which its random draws depend.
         change: a change of each image before scoring.
         label: of the progress bar.
+
+    Raises ValueError: a group of images of several sizes for a reward that compares them.
     """
     count = len(items)
     values, seconds, number = np.full(count, np.nan), np.zeros(count), np.full(count, -1)
@@ -230,7 +233,8 @@ def inputs_of(items: Sequence[ImageFile], places: Sequence[int]) -> RewardInputs
 def make_batches(
     items: Sequence[ImageFile], sizes: Sequence[tuple[float, ...] | None], *, whole_groups: bool, batch_size: int
 ) -> list[list[int]]:
-    """Positions of the items by batch, with one size per batch; an item without a size is in none."""
+    """Positions of the items by batch, with one size per batch; an item without a size is in none. Raises ValueError:
+    whole groups are requested, and one has several sizes."""
     units: dict[Hashable, list[int]] = {}
     for place, (item, size) in enumerate(zip(items, sizes, strict=True)):
         if size is not None:

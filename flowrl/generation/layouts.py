@@ -19,7 +19,8 @@ def numbered_name(index: int, sample: int) -> str:
 
 
 def read_numbered(folder: Path, prompts: Mapping[int, str], samples: int) -> list[ImageFile]:
-    """The images `{index}_{sample}.png` of prompts by index, in order."""
+    """The images `{index}_{sample}.png` of prompts by index, in order. Raises ValueError: no folder, or images are
+    missing; the message says which and how many."""
     if not folder.is_dir():
         raise ValueError(f"there is no folder {folder}: give one with images named {{index}}_{{sample}}.png.")
     wanted = [(index, sample) for index in prompts for sample in range(samples)]

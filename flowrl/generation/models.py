@@ -152,6 +152,8 @@ def find_source(
         lora: a LoRA folder to add; it replaces the LoRA of a run.
         sampling: replaces the settings of a run's evaluations, of `SHIPPED`, or the usual ones of the checkpoint or its
             family (16 tokens for the embedded models, float32).
+
+    Raises ValueError: an unknown dtype, or a LoRA folder that does not name its model.
     """
     from flowrl.training.parts import DTYPES
 
@@ -240,7 +242,8 @@ def check_source(source: Source, *, judging: str | None = None, videos: bool = F
 
 
 def check_lora(place: Path, source: Source) -> None:
-    """Reads a LoRA and compares it with the network of a source without its weights."""
+    """Reads a LoRA and compares it with the network of a source without its weights. Raises ValueError: there is none,
+    it cannot be read, or it belongs to another model."""
     from flowrl.pipelines import family, stock_of
     from flowrl.pipelines.weights.lora import refuse_other_network
     from flowrl.pipelines.weights.lora_files import read_lora

@@ -14,7 +14,8 @@ from flowrl.rewards import REWARDS
 
 
 def reward_list(given: Sequence[str]) -> list[dict[str, Any]]:
-    """The rewards of a command line as specs, without the weights of a file, which are for training."""
+    """The rewards of a command line as specs, without the weights of a file, which are for training. Raises ValueError:
+    neither names of rewards nor a file with rewards, or a name twice."""
     if twice := [name for name in given if given.count(name) > 1]:
         raise ValueError(f"reward {twice[0]} is named twice: name it once, or give a YAML file with options and labels")
     if (wrong := next((name for name in given if _named(name) is None), None)) is None:
@@ -53,6 +54,8 @@ def reward_specs(rewards: str, options: Sequence[str] = ()) -> list[dict[str, An
     Args:
         rewards: "pick_score,hps" or a file with a list `rewards:`.
         options: "scale=raw", or "pick_score.scale=raw", which it must be with several rewards.
+
+    Raises ValueError: an unknown reward, an option without a reward, or no such file.
     """
     specs = [dict(spec) for spec in reward_list([name.strip() for name in rewards.split(",")])]
     labels = [reward_label(spec) for spec in specs]

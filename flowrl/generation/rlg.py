@@ -81,7 +81,8 @@ def rlg_settings(
     base_guidance: float | None = None,
     before_training: bool = False,
 ) -> RLG | None:
-    """Reads options of guidance between models; None if no scales are given."""
+    """Reads options of guidance between models; None if no scales are given. Raises ValueError: a value that is not a
+    number, or options that contradict each other."""
     if scales is None:
         said = {"rlg_from": first_steps, "rlg_interval": interval, "base_guidance": base_guidance}
         if extra := [name for name, value in said.items() if value is not None]:
@@ -128,6 +129,8 @@ def add_experts(pipeline: Pipeline, loras: Sequence[Path], stock: Stock | None =
     """Loads LoRAs side by side into a pipeline without one; returns their adapters' names.
 
     `stock` is as `flowrl.pipelines.weights.lora_files.read_lora` takes it.
+
+    Raises ValueError: one is not there or does not fit.
     """
     names = [f"tuned_{number}" for number in range(len(loras))]
     for place, name in zip(loras, names, strict=True):

@@ -262,6 +262,8 @@ def wanted_prompts(
     """The texts, with the source images, and the prompts of a file; each once.
 
     `negative` is the negative prompt for prompts without their own.
+
+    Raises ValueError: an image or a row of the file is bad.
     """
     images = tuple(str(Path(path).resolve()) for path in source)
     for image in images:

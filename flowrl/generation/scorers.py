@@ -31,6 +31,8 @@ def scorer_specs(rewards: str, options: Mapping[str, str]) -> list[dict[str, Any
     Args:
         rewards: names or FILE.py:FUNCTION by commas, or a YAML file with a list `rewards:`.
         options: `pick_score.scale` -> text.
+
+    Raises ValueError: an unknown reward or option, or a bad value.
     """
     specs = reward_specs(rewards, [f"{name}={text}" for name, text in options.items()])
     validate_reward_specs(specs)

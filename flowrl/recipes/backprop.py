@@ -128,7 +128,8 @@ def counts(config: TrainConfig) -> RecipeCounts:
 
 
 def check(config: TrainConfig) -> None:
-    """Refuses settings of this recipe that cannot work, before a model loads."""
+    """Refuses settings of this recipe that cannot work, before a model loads. Raises ValueError: an unknown path or
+    option, a reward without gradient, or a combination without meaning."""
     sampler = config.sampler
     objective_of(config)[0](sampler.num_steps, seed=config.seed, iteration=0)
     for reward in config.rewards:
@@ -176,7 +177,8 @@ def _no_gradient(what: str) -> str:
 
 
 def objective_of(config: TrainConfig) -> tuple[Callable[..., Path], RewardLoss]:
-    """The path and the loss of a run; refl has the hinge and its published scale by default."""
+    """The path and the loss of a run; refl has the hinge and its published scale by default. Raises ValueError: an
+    unknown name or option, or a bad value."""
     name, options = config.objective.name or "draft", config.objective.options
     path = entry_of(PATHS, name, "objective of recipe backprop", owner="objective.name")
     if name == "refl" and options.get("loss", "hinge") == "hinge":

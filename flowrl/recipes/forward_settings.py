@@ -136,7 +136,8 @@ def decay_of(config: TrainConfig, kind: str, updates: int) -> float:
 
 
 def check(config: TrainConfig) -> None:
-    """Refuses settings of this recipe that cannot work, before a model loads."""
+    """Refuses settings of this recipe that cannot work, before a model loads. Raises ValueError: an unknown method or
+    option, or a combination without meaning, with what to change."""
     objective, sampler = objective_of(config), config.sampler
     name, method = objective.name, objective.method
     if "reference_guidance_scale" in config.objective.options and not (method.needs_reference or config.kl_coef > 0):

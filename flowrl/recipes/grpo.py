@@ -127,14 +127,16 @@ def iterate(loop: Loop, iteration: int, graphs: KeptGraphs | KeptGradients | Non
 
 
 def objective_of(config: TrainConfig) -> tuple[Any, Any]:
-    """The entry of `OBJECTIVES` to train with, and its loss with the configured options."""
+    """The entry of `OBJECTIVES` to train with, and its loss with the configured options. Raises ValueError: an
+    unknown objective or option, or a bad value."""
     name = config.objective.name or "clip"
     objective = entry_of(OBJECTIVES, name, "objective of recipe grpo", owner="objective.name")
     return objective, build_options(objective.options, config.objective.options, owner=f"objective {name!r}")
 
 
 def check(config: TrainConfig) -> None:
-    """Refuses settings of this recipe that cannot work, before a model loads."""
+    """Refuses settings of this recipe that cannot work, before a model loads. Raises ValueError: an unknown method or
+    option, or a combination without meaning, with what to change."""
     objective, name = objective_of(config)[0], config.objective.name or "clip"
     method = entry_of(CREDIT, config.credit.method, "credit method", owner="credit.method")
     check_density(config.sampler, "recipe grpo")

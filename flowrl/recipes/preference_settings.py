@@ -116,7 +116,8 @@ def counts(config: TrainConfig) -> RecipeCounts:
 
 
 def check(config: TrainConfig) -> None:
-    """Refuses settings of this recipe that cannot work, before a model loads."""
+    """Refuses settings of this recipe that cannot work, before a model loads. Raises ValueError: an unknown objective
+    or option, a bad file of pairs, or a combination without meaning."""
     name, options = config.objective.name or "dpo", objective_of(config)
     readers = [] if isinstance(options, Offline) else ["rollout", "tail"]
     readers += ["densities", "window", "thinned"] if isinstance(options, Steps) else readers_of_times(config.times)

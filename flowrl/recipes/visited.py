@@ -258,7 +258,8 @@ def teachers_of(settings: PolicyConfig, prompts: Sequence[Prompt]) -> list[int]:
 
 
 def teacher_loras(config: TrainConfig) -> list[Lora | None]:
-    """The LoRA of each teacher, read; None of one that is the model without a LoRA."""
+    """The LoRA of each teacher, read; None of one that is the model without a LoRA. Raises ValueError: there is none at
+    the place, it cannot be read, or the policy's LoRA has no room for it."""
     settings = config.policy
     found = [None if teacher.lora is None else lora_at(config, teacher.lora) for teacher in settings.teachers]
     for lora in filter(None, found):
@@ -294,7 +295,8 @@ def counts(config: TrainConfig) -> RecipeCounts:
 
 
 def check(config: TrainConfig) -> None:
-    """Refuses settings of this recipe that cannot work, before a model loads."""
+    """Refuses settings of this recipe that cannot work, before a model loads. Raises ValueError: an unknown loss or
+    option, teachers that cannot teach, or a combination without meaning."""
     objective, kernel = objective_of(config), kernel_of(config.sampler)
     if isinstance(objective, Art):
         refuse_unread(config, ["directions", "rollout"], "objective art of recipe visited")

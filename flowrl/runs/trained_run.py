@@ -95,7 +95,12 @@ def read_run(folder: str | Path) -> TrainedRun:
 
 
 def run_in(folder: Path, *, finished: bool | None = None, summary: str = "") -> TrainedRun:
-    """Reads a run folder; `finished` overrides what the folder says."""
+    """Reads a run folder; `finished` overrides what the folder says.
+
+    Raises:
+        FileNotFoundError: there is no such folder.
+        ValueError: it holds no run.
+    """
     run = read_data(folder)
     report, lora, path = folder / "report.html", folder / "lora", folder / "summary.json"
     summed: Mapping[str, Any] = read_json(path) if path.is_file() else {}

@@ -56,6 +56,8 @@ def content_digest(path: Path) -> str:
 
     An unchanged file (`file_stamp`) is not read again by this process. From `KEPT_FROM` bytes on later processes do not
     read it either: `flowrl/digests` in the user's cache folder keeps its digest.
+
+    Raises ValueError: it cannot be read.
     """
     try:
         with path.open("rb") as stream:

@@ -48,6 +48,8 @@ def replacing(path: Path, *, durable: bool = True) -> Iterator[BinaryIO]:
     Args:
         durable: flush the bytes to disk before the name, and the name before returning: the file survives a power cut
         whole. Otherwise it may be empty then; use that for what is cheap to make again.
+
+    Raises ValueError: something other than a file is there.
     """
     if path.exists() and not path.is_file():
         what = "a folder" if path.is_dir() else "a pipe or a device"

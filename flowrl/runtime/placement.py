@@ -105,7 +105,8 @@ class Resting:
     Nothing is copied back: the host's weights take their places again. On a CPU nothing is done."""
 
     def __init__(self, networks: Sequence[nn.Module], device: torch.device) -> None:
-        """Moves the networks to the host, on CUDA into pinned memory."""
+        """Moves the networks to the host, on CUDA into pinned memory. Raises ValueError: a network holds its weights in
+        a way that cannot be exchanged."""
         self.networks, self.device = list(networks), device
         self._lock, self._depth = RLock(), 0
         self._places: list[tuple[dict[str, Tensor | None], str, Tensor, Tensor, int]] = []

@@ -21,7 +21,8 @@ _bfloat16: ContextVar[bool] = ContextVar("bfloat16", default=False)  # of this t
 
 
 def refuse_unable(kind: str, device: torch.device | str, key: str) -> None:
-    """Refuses a kind that a device does not have; `key` is what asked for it."""
+    """Refuses a kind that a device does not have; `key` is what asked for it. Raises ValueError: TF32 without a CUDA
+    device of compute capability 8.0."""
     device = torch.device(device)
     if kind == "tf32" and not (device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)):
         raise ValueError(

@@ -86,7 +86,7 @@ def preflight(config: TrainConfig, *, here: bool = True, stand_in: bool = False)
     """Resolves a configuration; checks what needs no weights: prompts, rewards, model folder, LoRA targets, device.
 
     If another machine trains (not `here`), this one may lack device and attention kernel; with `stand_in` prompts, it
-    is not checked whether they fit.
+    is not checked whether they fit. Raises ValueError: all faults, with what was given, is allowed, and to change.
     """
     looked = look(config, here=here, fitting=not stand_in)
     if looked.faults:

@@ -100,7 +100,8 @@ def begin_checkpoint(run_folder: Path, iteration: int) -> Path:
 
 
 def write_part(run_folder: Path, iteration: int, place: int, own: Mapping[str, Any]) -> str:
-    """Writes the part of process number `place` of a copy into the folder of `begin_checkpoint`; returns its digest."""
+    """Writes the part of process number `place` of a copy into the folder of `begin_checkpoint`; returns its digest.
+    Raises OSError: it could not be written."""
     return _write_tensors(run_folder / _FOLDER / f".{iteration:06d}" / _PART.format(place), own)
 
 

@@ -140,7 +140,8 @@ def evaluate(
     batches. With `temporal` it diagnoses videos too (`flowrl.benchmarks.temporal`).
 
     Files: `eval/iteration_<n>.jsonl` (one line per image), `samples/iteration_<n>/<k>.png` for `num_images` items
-    spread over the list, `samples/iteration_<n>.png`, `samples/prompts.json`.
+    spread over the list, `samples/iteration_<n>.png`, `samples/prompts.json`. Raises ValueError: an image is not
+    finite; see `flowrl.training.watchdog.stop_on_broken`.
     """
     share = -(-len(items) // run.world)
     own = range(run.rank * share, min(len(items), (run.rank + 1) * share))

@@ -280,7 +280,8 @@ class Statistics:
         self._largest = dict.fromkeys(names, 0.0) | self._largest
 
     def mean(self, keep: Tensor | None, **values_b: Tensor) -> None:
-        """Adds values of rows for their mean; only live rows count, or all if `keep` is None."""
+        """Adds values of rows for their mean; only live rows count, or all if `keep` is None. Raises KeyError: a name
+        that was not announced."""
         if unknown := values_b.keys() - self._sums.keys():
             raise KeyError(f"no mean was announced of {', '.join(sorted(unknown))}")
         self._waiting += [(name, True, value.detach(), keep) for name, value in values_b.items()]

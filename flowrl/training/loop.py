@@ -297,6 +297,8 @@ class Loop(Draws):
 
         It has not if a float16 gradient overflowed; then nothing else moves either. `again` computes the gradient once
         more: if it is not finite, another kernel of attention is tried.
+
+        Raises NotFinite: as `GradientSum.apply`, under every kernel that could be tried.
         """
         set_rate(self.optimizer, self.rate(self.counters["updates"]))
         how = (self.run, self.optimizer, self.config.optim.max_grad_norm, self.iteration)

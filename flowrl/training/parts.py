@@ -108,7 +108,8 @@ def load_policy(
 
 
 def init_lora(config: TrainConfig) -> Lora | None:
-    """The LoRA that a run starts from, `policy.init_lora`, or None."""
+    """The LoRA that a run starts from, `policy.init_lora`, or None. Raises ValueError: it is missing, cannot be read,
+    or has another variant, rank or alpha than configured."""
     settings = config.policy
     if settings.init_lora is None:
         return None
@@ -153,7 +154,8 @@ def load_pipeline(
 
 
 def model_family(settings: PipelineConfig) -> ModelFamily:
-    """The family that a configuration names, or that of its model."""
+    """The family that a configuration names, or that of its model. Raises ValueError: no family has the name, it is not
+    the model's, or the model's is unknown."""
     location = location_of(settings)
     return family_for(family_name(settings.name, location), location)
 
@@ -188,7 +190,8 @@ def check_attention(settings: PipelineConfig, known: ModelFamily, *, here: bool 
 
 
 def check_tokens(config: TrainConfig, known: ModelFamily) -> None:
-    """Refuses a model whose weights or tokens processes cannot share, before weights load."""
+    """Refuses a model whose weights or tokens processes cannot share, before weights load. Raises ValueError: a generic
+    pipeline is split; or as `flowrl.pipelines.shared.context_parallel.refuse_unsplit`."""
     if known.name in GENERIC and max(config.parallel.shard, config.workers.shard) > 1:
         raise ValueError(
             "pipeline.name=generic loads a model whole onto one device: set parallel.shard=1 and workers.shard=1"
@@ -379,7 +382,8 @@ def _encode(missing: Sequence[tuple[Pipeline, Prompt]]) -> None:
 
 
 def kernel_of(settings: SamplerConfig) -> Kernel:
-    """The kernel with its settings bound, except the schedule's sigma_max."""
+    """The kernel with its settings bound, except the schedule's sigma_max. Raises ValueError: unknown kernel, a noise
+    level that it does not have, or no published log-probability."""
     name = settings.kernel
     if name not in KERNELS:
         near = foreign_words().kernels.get(name) or closest(name, list(KERNELS))

@@ -64,6 +64,8 @@ def owned_folder(folder: Path | None, name: str, *, resumed: bool, device: str, 
         folder: where; None takes the first free `runs/<name>-<n>`.
         resumed: whether the folder holds a run to continue; a new run refuses a folder that holds anything.
         config: the text that a new run would write as its configuration.
+
+    Raises ValueError: the device is not there, or the folder is taken.
     """
     accelerator_of(device)
     with ExitStack() as stack:
@@ -96,6 +98,8 @@ class Run:
             parts: the result of `flowrl.training.parts.load_parts`, if already loaded.
             rollouts: workers that draw for this process (`flowrl.training.draws.DrawsElsewhere`), if it has any.
             watcher: called after every iteration, on the main process.
+
+        Raises ValueError: the device is not there, or the inputs of a resumed run have changed.
         """
         self.accelerator = accelerator_of(config.pipeline.device)
         self.device = self.accelerator.device
@@ -159,7 +163,8 @@ class Run:
     # ---- metrics -------------------------------------------------------------------------------------------------
 
     def log(self, row: Mapping[str, Any]) -> None:
-        """Appends a row to `metrics.jsonl` and tells trackers; what is not finite becomes null."""
+        """Appends a row to `metrics.jsonl` and tells trackers; what is not finite becomes null. Raises ValueError: as
+        `MetricRows.append`."""
         if not self.main:
             return
         clean = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()}

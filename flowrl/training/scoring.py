@@ -116,7 +116,8 @@ class Scorer:
         return not bool(self.looks[-1][1].broken.any())
 
     def stop_on_broken(self, iteration: int) -> None:
-        """Ends a run whose images are not finite; every process calls it."""
+        """Ends a run whose images are not finite; every process calls it. Raises ValueError: as
+        `flowrl.training.watchdog.stop_on_broken`."""
         broken = sum(int(look.broken.sum()) for _, look in self.looks)
         total = sum(len(group) for group, _ in self.looks)
         stop_on_broken(self.run, broken, total, iteration, learned=self.counters["updates"] > 0)

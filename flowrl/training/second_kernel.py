@@ -45,6 +45,7 @@ def apply_finite(
     Overflows in float16 are the loss scale's until they are `doubted`. Then kernels are asked under the scale from
     before them: it was not too large if one gives a finite gradient, and stays. `again` fills a gradient and the
     statistics of its rows again; None where that cannot be done twice. `how` are arguments of `GradientSum.apply`.
+    Raises NotFinite: as `GradientSum.apply`, under every kernel that could be tried.
     """
     gradient, stats = filled
     counters, where = gradient.counters, f"iteration {how[-1]}"

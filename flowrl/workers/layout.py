@@ -60,7 +60,8 @@ that joins presents the token only where it is set too."""
 
 
 def join_cluster(config: TrainConfig, run: Run) -> str:
-    """Starts an instance of Ray for the run, or finds its cluster, in one process; the others join it. Its address."""
+    """Starts an instance of Ray for the run, or finds its cluster, in one process; the others join it. Its address.
+    Raises ValueError: no cluster answers, or this machine has too few GPUs."""
     settings = config.workers
     lent = None if settings.address else local_gpus(config, run.device, run.processes)
 

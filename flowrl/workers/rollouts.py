@@ -41,7 +41,8 @@ class Rollouts:
     so that they go on while the learner decodes, scores and updates."""
 
     def __init__(self, config: TrainConfig, run: Run) -> None:
-        """Connects to Ray and starts this process's share of the workers, which load meanwhile."""
+        """Connects to Ray and starts this process's share of the workers, which load meanwhile. Raises ValueError: no
+        cluster answers, this machine has too few GPUs, or learners of shared weights do not reach each other."""
         settings, kind = config.workers, run.device.type
         gpus = settings.rollout_gpus if kind == "cuda" else 0.0
         mark = torch.frombuffer(bytearray(os.urandom(16)), dtype=torch.uint8)  # that no other machine has
@@ -78,8 +79,8 @@ class Rollouts:
         self._thread.start()
 
     def send(self, weights: Mapping[str, Held], split: Split | None) -> Version:
-        """Lays weights down for workers; returns what `submit` takes, for as long as they are asked to draw under them.
-        Learners that hold the weights between them, which are `split`, all come here, each with what it has."""
+        """Lays weights down for workers; see `DrawsElsewhere`. Raises ValueError: one of the learners that hold them
+        between them has no memory for its part."""
         refuse_ended()
         self._versions += 1
         mine, memory = lay_down(weights, self._spare, self.backend.put)

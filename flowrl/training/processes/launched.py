@@ -28,7 +28,8 @@ def num_launched() -> int:
 
 
 def launched() -> Launched | None:
-    """What the launcher's variables say; None for a single process."""
+    """What the launcher's variables say; None for a single process. Raises ValueError: a variable is missing or makes
+    no sense; names it, its value and who sets it."""
     world, rank = _whole("WORLD_SIZE", 1), _whole("RANK", 0)
     if world < 1:
         raise ValueError(f"the environment has WORLD_SIZE={world}, and a run has at least one process: {_HOW}")

@@ -140,6 +140,8 @@ def meet(said: Said, judge: Judge, *, patience: float = 0.0) -> None:
     """`Meeting.agree` with the processes that were launched beside this one; nothing for a process on its own.
 
     It waits for the others for at least `patience` seconds.
+
+    Raises ValueError: as `Meeting.agree`; process 0 is not reached; the launcher's variables make no sense.
     """
     if (who := launched()) is not None:
         _meeting(who, max(_limit(), patience)).agree(said, judge)

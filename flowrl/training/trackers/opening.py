@@ -211,7 +211,8 @@ class WandbTracker:
 
 
 def check_wandb(mode: str) -> None:
-    """Refuses what W&B would ask about on a terminal, or fail at, during a start."""
+    """Refuses what W&B would ask about on a terminal, or fail at, during a start. Raises ValueError: it is
+    not installed, or `online` has no key."""
     try:
         import wandb
     except ImportError:
