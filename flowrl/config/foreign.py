@@ -18,12 +18,18 @@ Keys = Mapping[str, Any]
 class Toolkit:
     """A toolkit whose configurations `flowrl init --from` translates."""
 
-    keys: Keys  # dotted name -> its translation; a name that ends in a dot stands for all keys with this prefix
-    defaults: Keys  # dotted name -> its default if a file does not set it
-    rewards: Mapping[str, Keys]  # name in small letters -> our reward, on its scale
-    algorithm: str  # the keys that name the algorithm, or the toolkit's only one
-    always: Keys = field(default_factory=dict)  # what it always does, in our keys
-    methods: Mapping[str, Keys] = field(default_factory=dict)  # method -> what it always does with it, in our keys
+    keys: Keys
+    """Dotted name -> its translation; a name that ends in a dot stands for all keys with this prefix."""
+    defaults: Keys
+    """Dotted name -> its default if a file does not set it."""
+    rewards: Mapping[str, Keys]
+    """Name in small letters -> our reward, on its scale."""
+    algorithm: str
+    """The keys that name the algorithm, or the toolkit's only one."""
+    always: Keys = field(default_factory=dict)
+    """What it always does, in our keys."""
+    methods: Mapping[str, Keys] = field(default_factory=dict)
+    """Method -> what it always does with it, in our keys."""
     of: Mapping[str, Keys] = field(default_factory=dict)
     """Method -> keys as in `keys`, for files that train by that method."""
 
@@ -32,11 +38,16 @@ class Toolkit:
 class ForeignWords(Elsewhere):
     """All known words of other toolkits."""
 
-    kernels: Mapping[str, str]  # name of a kernel -> ours
-    algorithms: Mapping[str, str]  # word for an algorithm -> the method that it is here
-    methods: Mapping[str, Keys]  # method -> our keys
-    models: Mapping[str, str]  # name of a model, or of a script -> the published model
-    toolkits: Mapping[str, Toolkit]  # by name
+    kernels: Mapping[str, str]
+    """Name of a kernel -> ours."""
+    algorithms: Mapping[str, str]
+    """Word for an algorithm -> the method that it is here."""
+    methods: Mapping[str, Keys]
+    """Method -> our keys."""
+    models: Mapping[str, str]
+    """Name of a model, or of a script -> the published model."""
+    toolkits: Mapping[str, Toolkit]
+    """By name."""
 
 
 @functools.cache

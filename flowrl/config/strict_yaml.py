@@ -57,8 +57,10 @@ def refuse(*wrong: tuple[object, str]) -> None:
 class Override:
     """The value of one ``key=value`` argument: the text as typed and what YAML makes of it."""
 
-    text: str  # the text after the equals sign; a key for text gets it even if YAML sees a number (``out=2024``)
-    value: Any  # the parsed value, for every other key
+    text: str
+    """The text after the equals sign; a key for text gets it even if YAML sees a number (``out=2024``)."""
+    value: Any
+    """The parsed value, for every other key."""
 
     def __repr__(self) -> str:
         return repr(self.value)
@@ -80,13 +82,16 @@ class Elsewhere:
 class ConfigSource:
     """The source of values, for messages, and other programs' names for our keys."""
 
-    file: str  # path of the configuration file as given
+    file: str
+    """Path of the configuration file as given."""
     overrides: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """Dotted key -> the override argument as typed."""
     elsewhere: Callable[[], Elsewhere] = Elsewhere
     """Other programs' names for our keys; called only if a key is unknown or a value wrong."""
-    remedy: str = ""  # a sentence on what helps if required keys are missing
-    own_keys: tuple[str, ...]  # every dotted key there is; a list item is written ``rewards.0.weight``
+    remedy: str = ""
+    """A sentence on what helps if required keys are missing."""
+    own_keys: tuple[str, ...]
+    """Every dotted key there is; a list item is written ``rewards.0.weight``."""
 
     def of(self, dotted: str) -> str:
         """The place that set a key: an override of it (or of a part of it), or else the file."""

@@ -32,8 +32,10 @@ OFF: Mapping[str, str] = {key: as_word(value) for key, value in _TABLE["off"].it
 class Exclusion:
     """Settings that exclude each other."""
 
-    settings: tuple[str, ...]  # `key=value` of each, or a key for all of its values except the one in `OFF`
-    why: str  # the reason
+    settings: tuple[str, ...]
+    """`key=value` of each, or a key for all of its values except the one in `OFF`."""
+    why: str
+    """The reason."""
 
     def met(self, given: Mapping[str, str]) -> list[str]:
         """These settings with the given values of their keys; empty if one of them is not set."""

@@ -30,12 +30,16 @@ from flowrl.trajectory import Schedule
 class KeptImages:
     """The images a search kept."""
 
-    images: Float[Tensor, " p 3 h w"]  # float32 [P, 3, H, W] on the host
-    chosen: Int64[Tensor, " p"]  # [P] numbers of the kept candidates
+    images: Float[Tensor, " p 3 h w"]
+    """float32 [P, 3, H, W] on the host."""
+    chosen: Int64[Tensor, " p"]
+    """[P] numbers of the kept candidates."""
     scores: Float[Tensor, " c p n"]
     """[C+1, P, N] float64, scores at each cut and at the end; NaN for candidates that failed or were not scored."""
-    evaluations: int  # candidates times steps per kept image
-    looks: int  # images decoded and scored per kept image
+    evaluations: int
+    """Candidates times steps per kept image."""
+    looks: int
+    """Images decoded and scored per kept image."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

@@ -51,12 +51,16 @@ Change = Callable[[Image.Image], Image.Image]
 class ItemScores:
     """A reward's values for N items."""
 
-    values: Float64[np.ndarray, " n"]  # [N], NaN for failures
-    parts: dict[str, Float64[np.ndarray, " n"]]  # sub-scores [N] by name
+    values: Float64[np.ndarray, " n"]
+    """[N], NaN for failures."""
+    parts: dict[str, Float64[np.ndarray, " n"]]
+    """Sub-scores [N] by name."""
     errors: list[str | None]
     """[N] why an item failed, None if it did not. A batch with several reasons has all of them, separated by commas."""
-    seconds: Float64[np.ndarray, " n"]  # [N] an item's share of its batch's time
-    batches: np.ndarray  # [N] number of its batch, -1 if it was in none
+    seconds: Float64[np.ndarray, " n"]
+    """[N] an item's share of its batch's time."""
+    batches: np.ndarray
+    """[N] number of its batch, -1 if it was in none."""
 
     @property
     def failed(self) -> int:

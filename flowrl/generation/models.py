@@ -48,20 +48,29 @@ class Source:
     grid: str
     max_sequence_length: int | None
     dtype: str
-    quantize: str = "none"  # form of the denoiser's weights, `pipeline.quantize` of a run
-    offload: tuple[str, ...] = ()  # parts that rest on the host while unused, `pipeline.offload` of a run
+    quantize: str = "none"
+    """Form of the denoiser's weights, `pipeline.quantize` of a run."""
+    offload: tuple[str, ...] = ()
+    """Parts that rest on the host while unused, `pipeline.offload` of a run."""
     family: str = "sd3"
-    options: dict[str, Any] = field(default_factory=dict)  # further options of the family: size, frames
-    variant: str | None = None  # ending of the weight files' names, `pipeline.variant` of a run
-    negative: str = ""  # negative prompt for prompts without their own
-    shift: float | None = None  # shift of the noise levels; None takes the model's own
-    first_block_cache: float = 0.0  # threshold of First-Block Cache; 0 is off
+    options: dict[str, Any] = field(default_factory=dict)
+    """Further options of the family: size, frames."""
+    variant: str | None = None
+    """Ending of the weight files' names, `pipeline.variant` of a run."""
+    negative: str = ""
+    """Negative prompt for prompts without their own."""
+    shift: float | None = None
+    """Shift of the noise levels; None takes the model's own."""
+    first_block_cache: float = 0.0
+    """Threshold of First-Block Cache; 0 is off."""
     training_size: tuple[int | None, int | None] | None = None
     """Height and width that decide the noise levels (a side of None is the model's own); None takes the drawn size."""
-    train_prompts: str | None = None  # training prompts of a run
+    train_prompts: str | None = None
+    """Training prompts of a run."""
     trained_from: str | None = None
     """The model before training, if a run trained all weights and so has another `model`."""
-    trained_variant: str | None = None  # its `variant`
+    trained_variant: str | None = None
+    """Its `variant`."""
 
     @property
     def tuned(self) -> bool:

@@ -21,10 +21,14 @@ from flowrl.trajectory import Schedule
 class RLG:
     """The tuned models that guide, their scales, and when they guide."""
 
-    loras: tuple[Path, ...]  # folders of the tuned models' LoRAs
-    scales: tuple[float, ...]  # one for each; 1 is the tuned model
-    first_steps: int = 0  # number of first steps with one tuned model alone
-    interval: tuple[float, float] | None = None  # range of noise levels; outside it, one tuned model runs alone
+    loras: tuple[Path, ...]
+    """Folders of the tuned models' LoRAs."""
+    scales: tuple[float, ...]
+    """One for each; 1 is the tuned model."""
+    first_steps: int = 0
+    """Number of first steps with one tuned model alone."""
+    interval: tuple[float, float] | None = None
+    """Range of noise levels; outside it, one tuned model runs alone."""
     base_guidance_scale: float | None = None
     """Classifier-free guidance scale of the base; None takes that of the tuned models."""
 

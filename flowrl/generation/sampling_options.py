@@ -13,12 +13,18 @@ from flowrl.config.sections import share
 class SamplingOptions:
     """Your sampling options; None takes the run's value, or else what the checkpoint is made for."""
 
-    steps: int | None = None  # denoising steps
-    guidance: float | None = None  # guidance scale
-    height: int | None = None  # pixels
-    width: int | None = None  # pixels
-    dtype: str | None = None  # precision of the network: "float32", "bfloat16" or "float16"
-    max_sequence_length: int | None = None  # text tokens to read
+    steps: int | None = None
+    """Denoising steps."""
+    guidance: float | None = None
+    """Guidance scale."""
+    height: int | None = None
+    """Pixels."""
+    width: int | None = None
+    """Pixels."""
+    dtype: str | None = None
+    """Precision of the network: "float32", "bfloat16" or "float16"."""
+    max_sequence_length: int | None = None
+    """Text tokens to read."""
     first_block_cache: float | None = None
     """Threshold of First-Block Cache (`sampler.first_block_cache`); never that of a run."""
 

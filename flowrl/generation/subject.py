@@ -13,9 +13,12 @@ from flowrl.generation.models import Source
 class Subject:
     """The subject of an evaluation: a model (`source`) or existing images (`images`), exactly one of them."""
 
-    label: str  # short name in tables
-    folder: Path  # folder for all files about this subject; drawn images go to `folder / "images"`
-    source: Source | None = None  # the model and how it is sampled; `flowrl.generation.models.load_source` loads it
+    label: str
+    """Short name in tables."""
+    folder: Path
+    """Folder for all files about this subject; drawn images go to `folder / "images"`."""
+    source: Source | None = None
+    """The model and how it is sampled; `flowrl.generation.models.load_source` loads it."""
     images: Path | None = None
     """A folder laid out as GenEval's scripts do: NNNNN/metadata.jsonl and NNNNN/samples/<digits>.png."""
 
@@ -26,19 +29,26 @@ class Settings:
 
     benchmark: str
     subject: Subject
-    base: Subject | None = None  # the base to compare the subject with, on the same prompts and start noise
+    base: Subject | None = None
+    """The base to compare the subject with, on the same prompts and start noise."""
     out: Path
     prompts: str | None = None
     """As given: a file or a word that the benchmark knows ("published", "world"); None: its default."""
-    num_prompts: int | None = None  # number of prompts, spread evenly over the list; None takes all
-    samples: int = 4  # images per prompt; the first ones if images exist
-    seed: int = 0  # seed of the start noise and of the bootstrap
+    num_prompts: int | None = None
+    """Number of prompts, spread evenly over the list; None takes all."""
+    samples: int = 4
+    """Images per prompt; the first ones if images exist."""
+    seed: int = 0
+    """Seed of the start noise and of the bootstrap."""
     batch_size: int = 32
-    judge: str | None = None  # as given; None: the benchmark's default
+    judge: str | None = None
+    """As given; None: the benchmark's default."""
     options: Mapping[str, str] = field(default_factory=dict)
     """Values as text; a benchmark refuses those it does not know."""
-    train_prompts: Path | None = None  # the subject's training prompts, to check for overlap with the benchmark's
-    device: str = "cpu"  # where models, judges and scorers run
+    train_prompts: Path | None = None
+    """The subject's training prompts, to check for overlap with the benchmark's."""
+    device: str = "cpu"
+    """Where models, judges and scorers run."""
 
     @property
     def subjects(self) -> list[Subject]:

@@ -50,34 +50,47 @@ STEP = 8
 class RolloutRecord:
     """Latents of an iteration's rollout, of all processes."""
 
-    columns: tuple[int, ...] = ()  # of each tensor that waits on the host for the update of a round; each has its room
-    rounds: int = 1  # at most, of an iteration; the columns of several are joined at the end
+    columns: tuple[int, ...] = ()
+    """Of each tensor that waits on the host for the update of a round; each has its room."""
+    rounds: int = 1
+    """At most, of an iteration; the columns of several are joined at the end."""
     batches: tuple[tuple[int, int], ...] = ()
     """Latents on the device of a row of the batches that are drawn, and how many rows there are."""
-    held: int = 0  # latents on the devices until the update, whatever the batch
-    finished: int = 0  # scored after all are drawn; 0 if each batch is scored when it is drawn
+    held: int = 0
+    """Latents on the devices until the update, whatever the batch."""
+    finished: int = 0
+    """Scored after all are drawn; 0 if each batch is scored when it is drawn."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RecipeCounts:
     """What a configuration's recipe counts."""
 
-    objective: str  # its name, also if the configuration leaves it to the recipe
-    credit: str = ""  # name of the credit method; empty without one
+    objective: str
+    """Its name, also if the configuration leaves it to the recipe."""
+    credit: str = ""
+    """Name of the credit method; empty without one."""
     of_iteration: Callable[[int, Passes, Geometry], Counts]
     """Evaluations of one iteration over all processes, from its number, the passes of guidance and how images are
     split; with `curriculum.max_rounds` above 1, those of one of its rounds."""
-    exact: bool = False  # whether updates are known exactly
-    slots: int = 0  # copies of the trained weights that the recipe keeps, besides the average
-    teachers: int = 0  # other LoRAs of their size, which no checkpoint has
-    multiple: int = 1  # a micro-batch is a multiple of so many images
+    exact: bool = False
+    """Whether updates are known exactly."""
+    slots: int = 0
+    """Copies of the trained weights that the recipe keeps, besides the average."""
+    teachers: int = 0
+    """Other LoRAs of their size, which no checkpoint has."""
+    multiple: int = 1
+    """A micro-batch is a multiple of so many images."""
     micro_batch_size: Callable[[int], int] | None = None
     """Its size for a number of drawing processes, if not by `config.resolve_batch`."""
-    graphs: Callable[[], int] = lambda: 1  # network calls whose activations a trained image holds at once
+    graphs: Callable[[], int] = lambda: 1
+    """Network calls whose activations a trained image holds at once."""
     gradients: Callable[[], tuple[int, int]] = lambda: (0, 0)
     """Of the LoRA, kept for each image: on the host, and on the device while it is drawn."""
-    through_rewards: bool = False  # whether decoder and rewards keep activations too
-    record: Callable[[], RolloutRecord] = RolloutRecord  # latents of an iteration's rollout
+    through_rewards: bool = False
+    """Whether decoder and rewards keep activations too."""
+    record: Callable[[], RolloutRecord] = RolloutRecord
+    """Latents of an iteration's rollout."""
 
 
 def only_here(config: TrainConfig) -> str:

@@ -57,11 +57,15 @@ REGRESSES, THROUGH_REWARDS = True, False
 class Pairs:
     """This process's pairs of an iteration."""
 
-    pool: Tensor  # [n, ...] finished latents, or the states of trajectories
+    pool: Tensor
+    """[n, ...] finished latents, or the states of trajectories."""
     winner: Tensor
-    loser: Tensor  # [p] rows of the pool
-    group: Tensor  # [p] prompt group, numbered over all processes
-    cond: Conditioning  # [p] prompts
+    loser: Tensor
+    """[p] rows of the pool."""
+    group: Tensor
+    """[p] prompt group, numbered over all processes."""
+    cond: Conditioning
+    """[p] prompts."""
 
 
 def main(ready: Ready, run: Run) -> bool:

@@ -14,8 +14,8 @@ from flowrl.training.trackers.tracker import FOLDERS
 RUNS = Path("runs")
 """Folder of runs without a folder of their own."""
 CONFIG, MANIFEST = "config.yaml", "manifest.json"
-_FIRST = {CONFIG, MANIFEST, *FOLDERS}  # what a run writes before it trains
-_ENDS = {"resumed", "finished", "stopped", "failed"}  # what the manifest of a run that has trained says
+_FIRST = {CONFIG, MANIFEST, *FOLDERS}
+"""What a run writes before it trains."""
 _LOOSE = (
     "model .model.good model.diverged .model.writing .model.aside .shipped.keeping .shipped.restoring wandb".split()
 )

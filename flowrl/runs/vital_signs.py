@@ -109,9 +109,11 @@ class Alarm:
     """A fault of one iteration or evaluation: its test on numbers, its words, and what to change."""
 
     test: Callable[..., bool]
-    words: str  # words of the warning, with names of values in braces
+    words: str
+    """Words of the warning, with names of values in braces."""
     cure: str
-    ruins: bool = False  # whether the run is worthless from then on; other alarms may be temporary
+    ruins: bool = False
+    """Whether the run is worthless from then on; other alarms may be temporary."""
 
 
 _ALARMED: dict[str, Callable[..., bool]] = {

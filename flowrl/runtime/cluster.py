@@ -40,9 +40,12 @@ _LONGEST_FOLDER = 40
 class Connection:
     """This process's connection to Ray."""
 
-    address: str  # other processes reach the same instance by
-    folder: Path | None  # folder with the files of an instance that this process started; None if it existed before
-    own: bool  # whether this process made the connection, and so closes it
+    address: str
+    """Other processes reach the same instance by."""
+    folder: Path | None
+    """Folder with the files of an instance that this process started; None if it existed before."""
+    own: bool
+    """Whether this process made the connection, and so closes it."""
     raylet: Any = None
     """Ray's own process of such an instance (`psutil.Process`). If it dies, a later call of Ray ends this process."""
     lock: IO[bytes] | None = None

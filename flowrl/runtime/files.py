@@ -30,12 +30,14 @@ from flowrl.runtime.scrubbing import without_secrets
 
 LOCK = ".lock"
 """The file of a folder that its owner holds locked."""
-_HELD = b'{"pid": '  # how the text of a lock that is held begins
+_HELD = b'{"pid": '
+"""How the text of a lock that is held begins."""
 DEEPEST = 100
 """Brackets within brackets that JSON may have: nothing here needs more, and readers of records go down by recursion."""
 
 
-_HALF = re.compile(r"\..+\.[0-9a-f]{16}\.tmp")  # names of files that `replacing` had begun when its process was killed
+_HALF = re.compile(r"\..+\.[0-9a-f]{16}\.tmp")
+"""Names of files that `replacing` had begun when its process was killed."""
 
 
 @contextmanager

@@ -22,15 +22,24 @@ _SECONDS = 20  # a driver that hangs does not answer at all
 class GpuFacts:
     """What driver and torch report about GPUs."""
 
-    driver: str | None = None  # version from nvidia-smi, else from the kernel; None without a driver
-    named: tuple[str, ...] = ()  # GPUs that it lists
-    complaint: str = ""  # error of nvidia-smi, if it failed
-    torch: str = torch.__version__  # its version
-    build: str | None = None  # CUDA that torch was built for; None for a CPU build
-    names: tuple[str, ...] = ()  # GPUs that torch sees
-    capabilities: tuple[tuple[int, int], ...] = ()  # their compute capabilities
-    compiled: tuple[str, ...] = ()  # architectures that torch has kernels for, such as "sm_90"
-    refused: str = ""  # torch's error if it sees no GPU, or if a product on one failed
+    driver: str | None = None
+    """Version from nvidia-smi, else from the kernel; None without a driver."""
+    named: tuple[str, ...] = ()
+    """GPUs that it lists."""
+    complaint: str = ""
+    """Error of nvidia-smi, if it failed."""
+    torch: str = torch.__version__
+    """Its version."""
+    build: str | None = None
+    """CUDA that torch was built for; None for a CPU build."""
+    names: tuple[str, ...] = ()
+    """GPUs that torch sees."""
+    capabilities: tuple[tuple[int, int], ...] = ()
+    """Their compute capabilities."""
+    compiled: tuple[str, ...] = ()
+    """Architectures that torch has kernels for, such as "sm_90"."""
+    refused: str = ""
+    """Torch's error if it sees no GPU, or if a product on one failed."""
 
 
 def gpu_facts() -> GpuFacts:

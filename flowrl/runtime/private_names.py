@@ -31,9 +31,12 @@ if TYPE_CHECKING:
 class Private:
     """A private name of another library, and what it is for."""
 
-    path: str  # "module:name", "module:name.member", "module:Class().member" or "module:function(parameter)"
-    why: str  # what flowrl does with it that no public name does
-    since: str | None = None  # the oldest release with it among those of `LOOKED_AT`; None is all of them
+    path: str
+    """"module:name", "module:name.member", "module:Class().member" or "module:function(parameter)"."""
+    why: str
+    """What flowrl does with it that no public name does."""
+    since: str | None = None
+    """The oldest release with it among those of `LOOKED_AT`; None is all of them."""
 
     @property
     def library(self) -> str:

@@ -10,7 +10,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
-_OWNER = "flowrl.lock"  # the file in a folder that says whose it is: locked as long as that process lives
+_OWNER = "flowrl.lock"
+"""The file in a folder that says whose it is: locked as long as that process lives."""
 
 
 class TemporaryFolder(tempfile.TemporaryDirectory[str]):

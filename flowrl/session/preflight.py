@@ -38,10 +38,14 @@ class Looked:
 
     prompts: RunPrompts | None = None
     """Prompts of the run, without the files that could not be read; None if no file is known."""
-    faults: list[str] = field(default_factory=list)  # all faults, one sentence each
-    of_prompts: list[str] = field(default_factory=list)  # the faults among them that concern prompt files
-    family: ModelFamily | None = None  # family of the model, if it is known
-    lora: Lora | None = None  # the LoRA that the run starts from, if there is one
+    faults: list[str] = field(default_factory=list)
+    """All faults, one sentence each."""
+    of_prompts: list[str] = field(default_factory=list)
+    """The faults among them that concern prompt files."""
+    family: ModelFamily | None = None
+    """Family of the model, if it is known."""
+    lora: Lora | None = None
+    """The LoRA that the run starts from, if there is one."""
     rewards: dict[int, CheckedReward] = field(default_factory=dict)
     """The rewards whose options are right, by the identity of their entry."""
 

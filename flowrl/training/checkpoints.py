@@ -54,13 +54,16 @@ class CheckpointError(ValueError):
 class Continued:
     """What a run continues from: its newest whole checkpoint, with its rows."""
 
-    folder: Path | None = None  # the checkpoint; None if there is none and the run begins at iteration 0
+    folder: Path | None = None
+    """The checkpoint; None if there is none and the run begins at iteration 0."""
     state: dict[str, Any] | None = None
     rows: bytes = b""
     damaged: tuple[Path, ...] = ()
     """What moves out of the way before the run continues: it is damaged, or later than the checkpoint."""
-    said: str = ""  # a line about that for the user
-    lost: bool = False  # whether rows of the checkpoint are left out, so that its seal must be written again
+    said: str = ""
+    """A line about that for the user."""
+    lost: bool = False
+    """Whether rows of the checkpoint are left out, so that its seal must be written again."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,7 +75,8 @@ class _Seal:
     run: str | None
     inputs: str | None
     sha256: str
-    parts: tuple[str, ...]  # digests of the parts of what is split, by process; empty if the state has everything
+    parts: tuple[str, ...]
+    """Digests of the parts of what is split, by process; empty if the state has everything."""
 
     def files(self) -> dict[str, str]:
         """Names of the checkpoint's files, with their digests."""

@@ -77,15 +77,22 @@ HOST = torch.device("cpu")
 class Request:
     """A piece of an iteration's rollout."""
 
-    iteration: int  # counts from 0
-    images: range  # their numbers, of at most one `rollout_batch_size`; of whole batches of trees where `plan` is set
-    asked: AskedPrompts  # the prompts of their groups, encoded and on the host; without their texts
-    steps: tuple[int, ...]  # stochastic ones; none is sampling by the ODE
-    levels: tuple[float, ...] | None = None  # noise levels from a calibration
+    iteration: int
+    """Counts from 0."""
+    images: range
+    """Their numbers, of at most one `rollout_batch_size`; of whole batches of trees where `plan` is set."""
+    asked: AskedPrompts
+    """The prompts of their groups, encoded and on the host; without their texts."""
+    steps: tuple[int, ...]
+    """Stochastic ones; none is sampling by the ODE."""
+    levels: tuple[float, ...] | None = None
+    """Noise levels from a calibration."""
     plan: bool = False
     """Whether to draw everything the credit method needs (branches, trees, completions), as a `Sampled`."""
-    keep_means: bool = False  # whether to keep means of the stochastic steps
-    keep_states: tuple[int, ...] = ()  # states to keep besides those of the stochastic steps
+    keep_means: bool = False
+    """Whether to keep means of the stochastic steps."""
+    keep_states: tuple[int, ...] = ()
+    """States to keep besides those of the stochastic steps."""
 
     @property
     def calls(self) -> tuple[Any, ...]:
@@ -97,9 +104,12 @@ class Request:
 class EvalRequest:
     """A batch of an evaluation: finished latents by the ODE, at the evaluation's size and steps."""
 
-    cond: Conditioning  # their prompts, encoded; on the host if a worker draws
-    keys: tuple[tuple[Part, ...], ...]  # counters of each one's start noise
-    scale: float  # guidance
+    cond: Conditioning
+    """Their prompts, encoded; on the host if a worker draws."""
+    keys: tuple[tuple[Part, ...], ...]
+    """Counters of each one's start noise."""
+    scale: float
+    """Guidance."""
 
     @property
     def calls(self) -> tuple[Any, ...]:

@@ -35,10 +35,12 @@ class BaseSide:
     """Points on a base model's trajectories to compare others with, for prompts that run together. On the host: two
     latents per prompt and compared noise level, 48 MiB for the 24 prompts of SD3.5 at 512 pixels."""
 
-    prompts: tuple[Prompt, ...]  # [b]
+    prompts: tuple[Prompt, ...]
+    """[b]."""
     places: tuple[tuple[Tensor, Tensor, int, Tensor | None], ...]
     """The base's state and velocity `[b, *latent]` at a step, the step, and what guidance had kept there."""
-    idle: bool = False  # whether it runs only to keep processes in step that share a copy of the weights
+    idle: bool = False
+    """Whether it runs only to keep processes in step that share a copy of the weights."""
 
 
 @torch.no_grad()

@@ -39,10 +39,14 @@ _TREE_WINDOW_RATIO = 0.5  # TreeGRPO's law for the places of splits
 class Paths:
     """How an iteration samples its paths."""
 
-    kernel: Kernel  # of the stochastic steps
-    schedule: Schedule  # levels of all steps
-    steps: tuple[int, ...] = ()  # stochastic ones; none is sampling by the ODE
-    keep_means: bool = False  # whether to keep means of the stochastic steps
+    kernel: Kernel
+    """Of the stochastic steps."""
+    schedule: Schedule
+    """Levels of all steps."""
+    steps: tuple[int, ...] = ()
+    """Stochastic ones; none is sampling by the ODE."""
+    keep_means: bool = False
+    """Whether to keep means of the stochastic steps."""
     keep_states: tuple[int, ...] = ()
     """States to keep besides those of the stochastic steps, the same in every iteration."""
     graphs: KeptGraphs | KeptGradients | None = None

@@ -24,8 +24,10 @@ class RunPrompts:
     """The prompts of a run, read once."""
 
     train: tuple[Prompt, ...]
-    held_out: tuple[Prompt, ...] = ()  # to evaluate on; empty if the run never evaluates
-    more: tuple[Prompt, ...] = ()  # others to encode, such as those of preference pairs
+    held_out: tuple[Prompt, ...] = ()
+    """To evaluate on; empty if the run never evaluates."""
+    more: tuple[Prompt, ...] = ()
+    """Others to encode, such as those of preference pairs."""
 
 
 _NEGATIVE = "negative/"  # prefix of the names of a negative prompt's tensors in a conditioning

@@ -31,9 +31,12 @@ class Recording:
     """An iteration's samples, on the host; rows go to the device when they are scored."""
 
     loop: Loop
-    asked: AskedPrompts  # prompts of the groups
-    sampled: Sampled  # the transitions, with the rollout's means if an objective needs them
-    kernel: Kernel  # they were drawn with
+    asked: AskedPrompts
+    """Prompts of the groups."""
+    sampled: Sampled
+    """The transitions, with the rollout's means if an objective needs them."""
+    kernel: Kernel
+    """They were drawn with."""
     schedule: Schedule
     graphs: KeptGraphs | KeptGradients | None = None
     """Of the rollout's own evaluations, or their gradients, where it kept them."""

@@ -34,11 +34,16 @@ class Duty:
     """What a worker is made with."""
 
     config: TrainConfig
-    learners: int  # processes that learn, which the images of an iteration are divided over
-    device: str  # "cpu", "cuda" or "mps": the kind that the learner has
-    threads: int  # of the learner; products of matrices are split over them, and so are their bits
-    folder: str  # that paths of the configuration start at
-    probe: Shard  # what a worker of the learner's machine can map
+    learners: int
+    """Processes that learn, which the images of an iteration are divided over."""
+    device: str
+    """"cpu", "cuda" or "mps": the kind that the learner has."""
+    threads: int
+    """Of the learner; products of matrices are split over them, and so are their bits."""
+    folder: str
+    """That paths of the configuration start at."""
+    probe: Shard
+    """What a worker of the learner's machine can map."""
 
 
 class RolloutWorker(Draws):

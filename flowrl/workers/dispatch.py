@@ -90,14 +90,22 @@ class WorkerBackend(Protocol):
 class Worker:
     """What is known of a worker."""
 
-    state: str = "loading"  # "loading", "here", "away" until it is started again, or "left" where it is not wanted
-    holds: deque[int] = field(default_factory=deque)  # tickets that it was given, in order; it works on the first
-    since: float = 0.0  # when it began with that one
-    drawn: int = 0  # pieces so far
-    seconds: float = 0.0  # of its last piece
-    losses: int = 0  # since it last drew something
-    starts_again: float = 0.0  # when, where it is away
-    place: str = ""  # where it runs, in words
+    state: str = "loading"
+    """"loading", "here", "away" until it is started again, or "left" where it is not wanted."""
+    holds: deque[int] = field(default_factory=deque)
+    """Tickets that it was given, in order; it works on the first."""
+    since: float = 0.0
+    """When it began with that one."""
+    drawn: int = 0
+    """Pieces so far."""
+    seconds: float = 0.0
+    """Of its last piece."""
+    losses: int = 0
+    """Since it last drew something."""
+    starts_again: float = 0.0
+    """When, where it is away."""
+    place: str = ""
+    """Where it runs, in words."""
 
 
 class Dispatcher:

@@ -49,10 +49,14 @@ class SharedBytes:
 class Bundle:
     """Tensors, or pieces of some, in a row of bytes."""
 
-    start: int  # where it begins in its memory
-    size: int  # bytes
-    digest: str  # of its bytes
-    reference: Any = None  # ray's, where it does not come by memory
+    start: int
+    """Where it begins in its memory."""
+    size: int
+    """Bytes."""
+    digest: str
+    """Of its bytes."""
+    reference: Any = None
+    """Ray's, where it does not come by memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +64,8 @@ class Shard:
     """What one learner has laid down of a version."""
 
     process: int
-    memory: int  # its number among the files that the process has open; negative where bundles have references
+    memory: int
+    """Its number among the files that the process has open; negative where bundles have references."""
     bundles: tuple[Bundle, ...]
 
     def by_ray(self, put: Callable[[Any], Any]) -> Shard:
@@ -91,8 +96,10 @@ class Version:
     """Weights that workers can draw under, for as long as somebody has this."""
 
     number: int
-    parts: tuple[Shard, ...]  # of each learner that holds some of the weights
-    memory: SharedBytes | None  # that this learner's bundles lie in
+    parts: tuple[Shard, ...]
+    """Of each learner that holds some of the weights."""
+    memory: SharedBytes | None
+    """That this learner's bundles lie in."""
 
 
 def lay_down(

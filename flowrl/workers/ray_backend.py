@@ -22,9 +22,11 @@ from flowrl.workers.actor import Duty, RolloutWorker
 from flowrl.workers.dispatch import Answer, PieceDone, PieceFailed, WorkerGone, WorkerReady
 from flowrl.workers.parcels import Shard, Version
 
-_GONE: Mapping[str, str] = WORDS["worker_gone"]  # why an actor is gone, in few words, by Ray's error
+_GONE: Mapping[str, str] = WORDS["worker_gone"]
+"""Why an actor is gone, in few words, by Ray's error."""
 _IDLE = 0.02  # seconds to the next look where no answer is awaited
-_GRACE = 30.0  # seconds for which an error of one process waits for news of the others: perhaps one of them has died
+_GRACE = 30.0
+"""Seconds for which an error of one process waits for news of the others: perhaps one of them has died."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +52,12 @@ class _Group:
     """The processes of a worker, and what they still owe."""
 
     actors: Sequence[Any]
-    room: Any = None  # ray's placement group, where there are several
+    room: Any = None
+    """Ray's placement group, where there are several."""
     found: dict[int | None, dict[int, Any]] = field(default_factory=dict)
     """What some of them have answered, by ticket and process."""
-    failed: tuple[float, PieceFailed] | None = None  # the first error, and when it came
+    failed: tuple[float, PieceFailed] | None = None
+    """The first error, and when it came."""
 
 
 class RayBackend:

@@ -48,11 +48,15 @@ Judge = Callable[[Sequence[Said]], str]
 class Meeting:
     """One meeting of the processes of a run, which all of them call in the same order."""
 
-    store: Any  # a `torch.distributed.Store` that all of them reach
+    store: Store
+    """That all of them reach."""
     who: Launched
-    limit: float  # seconds to wait for the others
-    hosts: bool  # whether the store ends with this process
-    tell: Callable[[str], None]  # gets a line that names whom this process waits for
+    limit: float
+    """Seconds to wait for the others."""
+    hosts: bool
+    """Whether the store ends with this process."""
+    tell: Callable[[str], None]
+    """Gets a line that names whom this process waits for."""
 
     def agree(self, said: Said, judge: Judge) -> None:
         """Says what this process was given; returns when all of them have come and the judge has nothing against it.

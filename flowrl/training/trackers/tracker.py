@@ -24,8 +24,10 @@ class Sample:
 
     number: int
     prompt: str
-    image: Path  # a PNG: the image, or a row of a video's frames
-    video: Path | None  # the MP4, with sound if there is any
+    image: Path
+    """A PNG: the image, or a row of a video's frames."""
+    video: Path | None
+    """The MP4, with sound if there is any."""
 
 
 class Tracker(Protocol):
