@@ -16,6 +16,8 @@ RUNS = Path("runs")
 CONFIG, MANIFEST = "config.yaml", "manifest.json"
 _FIRST = {CONFIG, MANIFEST, *FOLDERS}
 """What a run writes before it trains."""
+_ENDS = {"resumed", "finished", "stopped", "failed"}
+"""What the manifest of a run that has trained says."""
 _LOOSE = (
     "model .model.good model.diverged .model.writing .model.aside .shipped.keeping .shipped.restoring wandb".split()
 )

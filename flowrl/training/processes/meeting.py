@@ -48,8 +48,8 @@ Judge = Callable[[Sequence[Said]], str]
 class Meeting:
     """One meeting of the processes of a run, which all of them call in the same order."""
 
-    store: Store
-    """That all of them reach."""
+    store: Any
+    """A `torch.distributed.Store` that all of them reach."""
     who: Launched
     limit: float
     """Seconds to wait for the others."""
@@ -147,8 +147,16 @@ def meet(said: Said, judge: Judge, *, patience: float = 0.0) -> None:
 
     Raises ValueError: as `Meeting.agree`; process 0 is not reached; the launcher's variables make no sense.
     """
-    if (who := launched()) is not None:
-        _meeting(who, max(_limit(), patience)).agree(said, judge)
+    if (who := launched()) is None:
+        return
+    text = os.environ.get(WAIT, "").strip()
+    try:
+        seconds = float(text) if text else _SECONDS
+    except ValueError:
+        seconds = -1.0
+    if not 0 < seconds < 1e7:
+        raise ValueError(f"{WAIT}={text!r} is not a number of seconds: give one above 0, or none for {_SECONDS:g}")
+    _meeting(who, max(seconds, patience)).agree(said, judge)
 
 
 @contextmanager
