@@ -69,9 +69,21 @@ def apply_settings(data: dict[str, Any], settings: Settings) -> dict[str, str]:
 def value_text(key: str, value: Any) -> str:
     """A setting's value as JSON, which is YAML too. Raises ConfigError: a value that no file could hold."""
     try:
-        return json.dumps(value, ensure_ascii=False, allow_nan=False, default=os.fspath)
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False, default=os.fspath)
+        _refuse_other_keys(value)
     except (TypeError, ValueError):
         raise ConfigError(
-            f"{key}={value!r} cannot stand in a configuration: give numbers, text, lists and mappings of them; a "
-            "reward of your own is {'file': 'my_reward.py', 'function': 'score'}"
+            f"{key}={value!r} cannot stand in a configuration: give numbers, text, lists and mappings of them whose "
+            "keys are text; a reward of your own is {'file': 'my_reward.py', 'function': 'score'}"
         ) from None
+    return text
+
+
+def _refuse_other_keys(value: Any) -> None:
+    """Refuses keys that are no text, which JSON would make text of."""
+    for key, part in value.items() if isinstance(value, Mapping) else ():
+        if not isinstance(key, str):
+            raise TypeError(key)
+        _refuse_other_keys(part)
+    for part in value if isinstance(value, list | tuple) else ():
+        _refuse_other_keys(part)

@@ -113,9 +113,7 @@ class RewardConfig:
     def _check_schedule(self) -> None:
         factors = [self.weight, *(factor for _, factor in self.schedule)]
         if max(map(abs, factors)) > _HEAVIEST:
-            raise ConfigError(
-                f"the weight of {self.called} and its factors must be at most {_HEAVIEST:g}, got {factors}"
-            )
+            raise ConfigError(f"the weight of {self.called} and its factors are at most {_HEAVIEST:g}, got {factors}")
         iterations = [iteration for iteration, _ in self.schedule]
         if iterations != sorted(set(iterations)) or min(iterations, default=0) < 0:
             raise ConfigError(
@@ -124,9 +122,7 @@ class RewardConfig:
             )
         if (self.schedule or self.routes) and self.weight == 0:
             key = "schedule" if self.schedule else "routes"
-            raise ConfigError(
-                f"the {key} of {self.called} go with its weight, which is 0: give it a weight, or no {key}"
-            )
+            raise ConfigError(f"the {key} of {self.called} go with its weight, which is 0: give a weight, or no {key}")
 
     @property
     def called(self) -> str:

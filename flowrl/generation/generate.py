@@ -15,6 +15,8 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, TypeVar
 
+import torch
+
 from flowrl.generation.folders import DRAWN, IMAGES, ImageFile, read_drawn, read_folder
 from flowrl.generation.models import Source, fingerprint, load_source, schedule_of, with_negative
 from flowrl.generation.prompt_checks import refuse_sources
@@ -29,8 +31,8 @@ from flowrl.runtime.digests import text_digest
 from flowrl.runtime.files import write_atomically
 from flowrl.runtime.progress import progress
 from flowrl.runtime.randomness import sample_normals
-from flowrl.training.heldout import made_of
-from flowrl.training.prompting import encode_all
+from flowrl.training.heldout import decode, finished
+from flowrl.training.prompting import encode_all, encode_prompts
 
 ENCODED_FIRST = 2000
 """Up to so many prompts are embedded before the first image; embeddings of more would fill the host's memory."""
@@ -146,8 +148,9 @@ def _draw(
             rows = [prompts[index] for index, _ in batch]
             keys = [(seed, "eval", row.noise_name, numbers[item]) for row, item in zip(rows, batch, strict=True)]
             x = sample_normals(pipeline.latent_shape, keys)
-            how = {"guidance_scale": source.guidance_scale, "cache": source.first_block_cache}
-            made = made_of(pipeline, rows, x, schedule, **how)
+            how = source.guidance_scale, source.first_block_cache
+            with torch.no_grad():
+                made = decode(pipeline, finished(pipeline, encode_prompts(pipeline, rows), x, schedule, *how))
             clips = zip(made.images.cpu(), made.tracks(pipeline.sound_rate), strict=True)
             for future in written:  # errors of the batch before; at most one batch waits
                 future.result()

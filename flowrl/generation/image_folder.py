@@ -79,9 +79,7 @@ def read_items(folder: Path, *, prompt: str | None = None, prompts: str | Path |
     records = natural_order(folder.glob("*/metadata.jsonl"), folder)
     if records:
         if prompt is not None or prompts is not None:
-            raise ValueError(
-                f"{folder} has GenEval's layout, which names its own prompts: leave out `prompt` and `prompts`."
-            )
+            raise ValueError(f"{folder} has GenEval's layout, which names its own prompts: drop `prompt` and `prompts`")
         rows: list[_Row] = [
             (path, read_prompts(record)[0], record.parent.name)
             for record in records

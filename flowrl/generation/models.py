@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from flowrl.config.locations import at_revision
 from flowrl.config.options import unknown_name
 from flowrl.config.strict_yaml import read_mapping
-from flowrl.config.train import TrainConfig, load_config, model_location
+from flowrl.config.train import load_config, model_location
 from flowrl.generation.sampling_options import SamplingOptions
 from flowrl.prompts.loading import Prompt
 from flowrl.rendering.markup import plural
@@ -115,6 +115,10 @@ class Source:
         trained, evaluated = (config.pipeline.height, config.pipeline.width), (config.eval.height, config.eval.width)
         elsewhere = config.eval.shift == "training" and evaluated != (None, None)  # at the rollouts' noise levels
         own = at_revision(config.pipeline.model, config.pipeline.revision)
+        drawn: dict[str, Any] = {"height": trained[0], "width": trained[1], "num_frames": config.pipeline.num_frames}
+        drawn |= {"fps": config.pipeline.fps, "vae_slice": config.pipeline.vae_slice}
+        drawn |= _known({"height": evaluated[0], "width": evaluated[1]})
+        drawn["vae_dtype"] = None if config.pipeline.vae_dtype == "float32" else config.pipeline.vae_dtype
         source = Source(
             model=str(config_file.parent / MODEL) if full else own, trained_from=own if full else None,
             trained_variant=config.pipeline.variant if full else None,
@@ -124,7 +128,7 @@ class Source:
             max_sequence_length=config.pipeline.max_sequence_length, dtype=config.pipeline.dtype,
             quantize=config.pipeline.quantize, offload=config.pipeline.offload,
             family=model_family(config.pipeline).name, variant=None if full else config.pipeline.variant,
-            options=_drawn_options(config), train_prompts=config.prompts.train,
+            options=_known(drawn) | config.pipeline.options, train_prompts=config.prompts.train,
             shift=config.sampler.shift if isinstance(config.eval.shift, str) else config.eval.shift,
             negative=config.prompts.negative, training_size=trained if elsewhere else None,
         )  # fmt: skip
@@ -183,20 +187,6 @@ def _known(given: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in given.items() if value is not None}
 
 
-def _drawn_options(config: TrainConfig) -> dict[str, Any]:
-    """Options of the family in a run's evaluations."""
-    settings, evaluated = config.pipeline, config.eval
-    given = {
-        "height": evaluated.height or settings.height,
-        "width": evaluated.width or settings.width,
-        "num_frames": settings.num_frames,
-        "fps": settings.fps,
-        "vae_slice": settings.vae_slice,
-        "vae_dtype": None if settings.vae_dtype == "float32" else settings.vae_dtype,
-    }
-    return _known(given) | settings.options
-
-
 def _owner_of_lora(model: str, lora: Path | None) -> tuple[str, Path | None]:
     """The run or model that the LoRA of a folder belongs to, and the LoRA; other models as they are."""
     from flowrl.pipelines.places.lora_places import CARD, is_lora
@@ -215,9 +205,7 @@ def _owner_of_lora(model: str, lora: Path | None) -> tuple[str, Path | None]:
     said = read_json(card, finite=False) if card.is_file() else {}
     named = said.get("base_model_name_or_path")
     if not named:
-        raise ValueError(
-            f"{model} is a LoRA that does not name its base model: give that one, and `lora` {model}, or a {CARD}"
-        )
+        raise ValueError(f"{model} is a LoRA that names no base model: give that one, and `lora` {model}, or a {CARD}")
     return at_revision(str(named), said.get("revision")), folder
 
 
@@ -244,9 +232,7 @@ def check_source(source: Source, *, judging: str | None = None, videos: bool = F
 
     if source.trained_from is not None and not (Path(source.model) / "model_index.json").is_file():
         run = Path(source.model).parent
-        raise ValueError(
-            f"the run {run} has no {MODEL}/ yet: finish it with 'flowrl train resume={shlex.quote(str(run))}'"
-        )
+        raise ValueError(f"{run} has no {MODEL}/ yet: finish it with 'flowrl train resume={shlex.quote(str(run))}'")
     family(source.family).check(model_location(source.model), None)
     check_cached(source.first_block_cache, family(source.family), model_location(source.model))
     if judging is not None and family_for(source.family, source.model).videos != videos:

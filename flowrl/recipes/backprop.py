@@ -35,8 +35,7 @@ from flowrl.rewards.compose import WeightedSum
 from flowrl.runtime.private_names import foreach_mul_
 from flowrl.training.learner import Statistics, total_of
 from flowrl.training.loop import Loop
-from flowrl.training.parts import sampler_of
-from flowrl.training.ready import Ready
+from flowrl.training.parts import Ready, sampler_of
 from flowrl.training.run import Run
 
 __all__ = ["REGRESSES", "THROUGH_REWARDS", "check", "counts", "main", "objective_of", "only_here", "trained_scale"]
@@ -138,9 +137,7 @@ def check(config: TrainConfig) -> None:
             what = reward.name or f"{reward.file}:{reward.function}"
             raise ValueError(_no_gradient(f"reward {what}"))
     if sampler.kernel != "ode":
-        raise ValueError(
-            f"recipe backprop follows the ODE, but sampler.kernel is {sampler.kernel}: set sampler.kernel=ode"
-        )
+        raise ValueError(f"recipe backprop follows the ODE, and sampler.kernel is {sampler.kernel}: set it to ode")
     if sampler.train_negative is False and sampler.guidance_scale != 1:
         refuse_broken_chain(config)
     refuse_unread(config, (), "recipe backprop")

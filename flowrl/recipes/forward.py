@@ -63,14 +63,13 @@ from flowrl.samplers import Kernel
 from flowrl.samplers.guidance import uncounted
 from flowrl.samplers.times import Times, training_times
 from flowrl.training.assignment import normalise, part_row, reward_channels
-from flowrl.training.batch import AskedPrompts, Batch
+from flowrl.training.draws import AskedPrompts, Batch
 from flowrl.training.learner import GradientSum, Statistics, total_of
 from flowrl.training.loop import Loop
-from flowrl.training.parts import sampler_of
+from flowrl.training.parts import Ready, sampler_of
 from flowrl.training.paths import Paths, sample
 from flowrl.training.processes.mesh import in_step
 from flowrl.training.prompting import encode_prompts
-from flowrl.training.ready import Ready
 from flowrl.training.run import Run
 from flowrl.trajectory import Schedule
 

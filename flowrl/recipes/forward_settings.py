@@ -178,10 +178,7 @@ def check_images(config: TrainConfig, file: str) -> None:
     read_shown(resolve_path(file))
     family = model_family(config.pipeline)
     if family.videos or (family.num_sources or (0, 0))[0] > 0:
-        raise ValueError(
-            "objective sft trains on images of a file, one to a prompt, and this model makes videos or edits: take a "
-            "model of images"
-        )
+        raise ValueError("objective sft trains on images, and this model makes videos or edits: take a model of images")
 
 
 def readers_of_times(times: TimesConfig) -> list[str]:

@@ -50,20 +50,22 @@ from flowrl.training.assignment import (
     best_samples,
     calibrate,
     check_assignment,
+    choose_prompts,
     clip_ranges,
     credit_of,
+    curriculum_of,
+    enough,
     part_row,
+    remember,
 )
-from flowrl.training.batch import AskedPrompts
+from flowrl.training.draws import AskedPrompts
 from flowrl.training.kept_graphs import KeptGradients, KeptGraphs, kl_of
 from flowrl.training.learner import GradientSum, Statistics
 from flowrl.training.loop import Loop
+from flowrl.training.parts import Ready, check_density
 from flowrl.training.paths import Paths, check_engine, check_plan, readers_of, sample_paths, sampler_at, shared_sources
-from flowrl.training.prompt_choice import choose_prompts, curriculum_of, enough, remember
-from flowrl.training.ready import Ready
 from flowrl.training.record import Recording
 from flowrl.training.run import Run
-from flowrl.training.sampler_checks import check_density
 from flowrl.trajectory import Credit, Rows, Sampled
 
 __all__ = ["REGRESSES", "THROUGH_REWARDS", "check", "counts", "main", "objective_of", "only_here", "trained_scale"]

@@ -41,11 +41,10 @@ from flowrl.samplers.guidance import uncounted
 from flowrl.samplers.times import training_times
 from flowrl.training.learner import GradientSum, Statistics, total_of
 from flowrl.training.loop import Loop
-from flowrl.training.parts import sampler_of
+from flowrl.training.parts import Ready, sampler_of
 from flowrl.training.paths import Paths, sample, sampler_at
 from flowrl.training.processes.mesh import in_step
 from flowrl.training.prompting import encode_prompts
-from flowrl.training.ready import Ready
 from flowrl.training.run import Run
 from flowrl.trajectory import Conditioning, Schedule, Trajectory
 

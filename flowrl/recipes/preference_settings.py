@@ -12,9 +12,9 @@ from flowrl.prompts.pairs import read_pairs
 from flowrl.recipes.counting import STEP, Counts, Passes, RecipeCounts, RolloutRecord, draws_nothing, walked
 from flowrl.recipes.forward_settings import check_times, readers_of_times
 from flowrl.samplers.windows import flash_tail
+from flowrl.training.parts import check_density
 from flowrl.training.paths import stochastic_steps
 from flowrl.training.processes.mesh import data_ranks
-from flowrl.training.sampler_checks import check_density
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -144,10 +144,7 @@ def check(config: TrainConfig) -> None:
     if isinstance(options, Offline):
         read_pairs(resolve_path(options.pairs))
         if config.group_size != 2:
-            raise ValueError(
-                f"objective dpo_offline trains on prompts_per_step pairs of two images, so group_size is 2, got "
-                f"{config.group_size}"
-            )
+            raise ValueError(f"objective dpo_offline trains on pairs, so group_size is 2, got {config.group_size}")
 
 
 def _check_values(beta: float, every: int | None) -> None:

@@ -46,15 +46,13 @@ from flowrl.rewards import RewardOutput
 from flowrl.runtime.placement import sent
 from flowrl.runtime.randomness import Part, sample_normals
 from flowrl.samplers.guidance import uncounted
-from flowrl.training.batch import Batch
+from flowrl.training.draws import Batch
 from flowrl.training.learner import GradientSum, Statistics, total_of
 from flowrl.training.loop import TEACHER, Loop
-from flowrl.training.parts import init_lora, lora_at, lora_of, model_family, sampler_of
+from flowrl.training.parts import Ready, init_lora, kernel_of, lora_at, lora_of, model_family, sampler_of
 from flowrl.training.paths import Paths, sample, stochastic_steps
 from flowrl.training.processes.mesh import data_ranks, in_step
-from flowrl.training.ready import Ready
 from flowrl.training.run import Run
-from flowrl.training.sampler_checks import kernel_of
 from flowrl.trajectory import Schedule, Trajectory
 
 __all__ = ["REGRESSES", "THROUGH_REWARDS", "check", "counts", "main", "objective_of", "only_here", "trained_scale"]

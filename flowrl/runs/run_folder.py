@@ -16,6 +16,8 @@ RUNS = Path("runs")
 CONFIG, MANIFEST = "config.yaml", "manifest.json"
 _FIRST = {CONFIG, MANIFEST, *FOLDERS}
 """What a run writes before it trains."""
+_ENDS = {"resumed", "finished", "stopped", "failed"}
+"""What the manifest of a run that has trained says."""
 _LOOSE = (
     "model .model.good model.diverged .model.writing .model.aside .shipped.keeping .shipped.restoring wandb".split()
 )
@@ -58,7 +60,7 @@ def refuse_taken(folder: Path, config: str = "") -> None:
 
 
 def refuse_full(folder: Path, config: str = "") -> None:
-    """Refuses a run folder that holds anything, except what the same command leaves if killed before it trained. Raises
+    """Refuses a run folder that holds anything, except what a run leaves if killed before it trained. Raises
     ValueError: with the two ways on."""
     if os.path.lexists(folder) and not folder.is_dir():
         what = "a file" if folder.exists() else "a link that leads nowhere"
@@ -72,16 +74,21 @@ def refuse_full(folder: Path, config: str = "") -> None:
 
 
 def _only_begun(folder: Path, config: str) -> bool:
-    """Whether a folder holds only what a run with this configuration writes before it trains."""
+    """Whether a folder holds only what a run writes before it trains: one with this configuration, or any that was
+    killed while it loaded."""
     if not folder.is_dir() or {path.name for path in contents(folder)} - _FIRST:
         return False
     if any((folder / name).is_dir() for name in (CONFIG, MANIFEST)):
         return False
     text, manifest = (_text(folder / name) for name in (CONFIG, MANIFEST))
+    own = text in ("", config)
+    if not manifest:
+        return own  # else it is somebody's own file
     try:
-        return text in ("", config) and (not manifest or "run" in json.loads(manifest))
-    except (ValueError, TypeError):
+        said = json.loads(manifest)
+    except ValueError:
         return False
+    return isinstance(said, dict) and "run" in said and (own or not _ENDS & said.keys())
 
 
 def _text(path: Path) -> str:

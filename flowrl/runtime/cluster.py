@@ -23,6 +23,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+import psutil  # comes with accelerate
+
 from flowrl.runtime.temporary import claim, without_abandoned
 
 EXTRA = "in flowrl's folder, pip install -e '.[ray]'"
@@ -90,11 +92,10 @@ def connect(address: str | None, *, workers: int, gpus: Sequence[str] | None = N
     if address is not None:
         _refuse_silent(address)
     folder, lock = None, None
+    settings: dict[str, Any] = {"address": address, "logging_level": logging.ERROR, "log_to_driver": False}
     if address is None:
         folder = _short_folder()
         lock = claim(folder)
-    settings: dict[str, Any] = {"address": address, "logging_level": logging.ERROR, "log_to_driver": False}
-    if folder is not None:
         settings |= {"address": "local", "num_cpus": max(workers, os.cpu_count() or 1)}
         settings |= {"include_dashboard": False, "_temp_dir": str(folder)}
     try:
@@ -112,7 +113,8 @@ def connect(address: str | None, *, workers: int, gpus: Sequence[str] | None = N
             f"{where} ({first}): start one with 'ray start --head' and name its address in workers.address, or leave "
             "that out for an instance of the run's own"
         ) from error
-    raylet = None if folder is None else _raylet()
+    children = [] if folder is None else psutil.Process().children()
+    raylet = next((child for child in children if child.name() == "raylet"), None)
     address = ray.get_runtime_context().gcs_address
     made = Connection(address=address, folder=folder, own=True, lock=lock, raylet=raylet)
     _connection.append(made)
@@ -128,22 +130,11 @@ def refuse_ended() -> None:
         )
 
 
-def _psutil() -> Any:
-    import psutil  # type: ignore[import-untyped]  # comes with accelerate
-
-    return psutil
-
-
 def _is_over(made: Connection) -> bool:
-    psutil = _psutil()
     try:
         return made.raylet is not None and made.raylet.status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return True
-
-
-def _raylet() -> Any:
-    return next((child for child in _psutil().Process().children() if child.name() == "raylet"), None)
 
 
 def disconnect() -> None:
@@ -153,7 +144,7 @@ def disconnect() -> None:
     made = _connection.pop()
     with made.lock or nullcontext():
         if made.folder is not None and _is_over(made):  # Ray's own exit would end this process too
-            psutil, rest = _psutil(), []
+            rest = []
             for child in psutil.Process().children(recursive=True):
                 with suppress(psutil.Error):
                     if str(made.folder) in " ".join(child.cmdline()):

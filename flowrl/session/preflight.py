@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from flowrl.pipelines.weights.lora_files import Lora
     from flowrl.prompts.loading import Prompt
     from flowrl.rewards.base.specs import CheckedReward
+    from flowrl.training.parts import Ready
     from flowrl.training.prompting import RunPrompts
-    from flowrl.training.ready import Ready
 
 _LOOKED_AT = {"pipeline", "prompts", "rewards", "eval", "sampler", "logging"}
 """The sections that `_of_sections` and the prompts' checks look at by themselves."""
@@ -103,11 +103,9 @@ def resolve(config: TrainConfig, prompts: RunPrompts, looked: Looked | None = No
     """Resolves valid settings into the parts of a run; `looked` is what the checks found."""
     from flowrl.credit import CREDIT
     from flowrl.rewards.base.specs import check_reward
-    from flowrl.training.parts import init_lora, model_family
+    from flowrl.training.parts import Ready, init_lora, kernel_of, model_family
     from flowrl.training.processes.launched import num_launched
     from flowrl.training.processes.mesh import layout_of
-    from flowrl.training.ready import Ready
-    from flowrl.training.sampler_checks import kernel_of
 
     found, recipe, parallel = looked or Looked(lora=init_lora(config)), recipe_of(config), config.parallel
     world = max(num_launched(), parallel.shard * parallel.context * (parallel.replicate or 1))
@@ -159,9 +157,8 @@ def look(
 def _of_sections(given: Mapping[str, Any], looked: Looked, *, here: bool) -> Iterator[Callable[[], object]]:
     """Checks each section that needs no other."""
     from flowrl.rewards.base.specs import check_reward
-    from flowrl.training.parts import check_pipeline
+    from flowrl.training.parts import check_pipeline, check_sampler
     from flowrl.training.processes.devices import check_device
-    from flowrl.training.sampler_checks import check_sampler
     from flowrl.training.trackers.opening import check_trackers
 
     def family() -> None:

@@ -34,7 +34,7 @@ from flowrl.training.trackers.tracker import FOLDERS
 
 if TYPE_CHECKING:
     from flowrl.runs.trained_run import TrainedRun
-    from flowrl.training.ready import Ready
+    from flowrl.training.parts import Ready
     from flowrl.training.run import Run, Watcher
 
 DEFAULT_CONFIG = "tiny_recommended"
@@ -112,7 +112,7 @@ def _train(
     inputs = inputs_of(config, ready.prompts)
     if launched() is not None:
         from flowrl.training.agreement import difference, facts_of
-        from flowrl.training.fetching import fetch_first
+        from flowrl.training.processes.devices import fetch_first
 
         meet(facts_of(config, inputs, resumed=again), difference)
         fetch_first(config.pipeline, ready.location)
@@ -211,7 +211,7 @@ def with_workers(config: TrainConfig, run: Run) -> Iterator[None]:
         return
     from flowrl.runtime.cluster import disconnect
     from flowrl.training.processes.devices import wait_for_everyone
-    from flowrl.workers.joining import join_cluster
+    from flowrl.workers.layout import join_cluster
     from flowrl.workers.rollouts import Rollouts
 
     try:

@@ -382,9 +382,7 @@ def _refuse_foreign(run_folder: Path, folder: Path, seal: _Seal) -> None:
     manifest = read_manifest(run_folder)
     own = manifest.get("run", seal.run)
     if own != seal.run:
-        raise CheckpointError(
-            f"the checkpoint {folder} is of another run ({seal.run}; this one is {own}): {_put_back(folder)}"
-        )
+        raise CheckpointError(f"{folder} is of another run ({seal.run}; this one is {own}): {_put_back(folder)}")
     known = [entry.get("inputs_digest") for entry in (manifest, *manifest.get("resumed", ()))]
     if "inputs_digest" in manifest and seal.inputs not in known:
         raise CheckpointError(

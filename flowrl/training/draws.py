@@ -5,24 +5,70 @@ Noise, windows and schedules follow from counters: the same weights and batch gi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from flowrl.config.train import Geometry, TrainConfig
 from flowrl.pipelines import Pipeline
-from flowrl.pipelines.weights.loading_choices import Split
-from flowrl.pipelines.weights.trained_weights import Held
+from flowrl.prompts.loading import Prompt
 from flowrl.runtime.placement import sent
 from flowrl.runtime.randomness import Part, sample_normals
 from flowrl.samplers import Velocity
-from flowrl.training.batch import AskedPrompts, Batch
 from flowrl.training.learner import NetworkCounter
 from flowrl.training.prompting import guided
 from flowrl.trajectory import Conditioning, Sampled, Trajectory
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class AskedPrompts:
+    """The prompts of p groups."""
+
+    groups: Tensor
+    """[p] numbers of the groups, counted over all processes (and over the rounds of an iteration), ascending."""
+    prompts: tuple[Prompt, ...]  # one per group
+    prompt_ids: tuple[int, ...]  # their lines in the prompt file
+    cond: Conditioning  # the prompts encoded, one row per group
+
+    def rows(self, group: Tensor) -> Tensor:
+        """Place of group numbers among the groups."""
+        return torch.searchsorted(self.groups, group.cpu())
+
+    def cond_of(self, group: Tensor) -> Conditioning:
+        """Conditioning of groups `[b]`, one row each."""
+        return self.cond[self.rows(group)]
+
+    def prompts_of(self, group: Tensor) -> list[Prompt]:
+        """Prompts of groups `[b]`."""
+        return [self.prompts[int(row)] for row in self.rows(group)]
+
+    def prompt_ids_of(self, group: Tensor) -> Tensor:
+        """Lines in the prompt file of groups `[b]`."""
+        return torch.tensor(self.prompt_ids)[self.rows(group)]
+
+    @staticmethod
+    def cat(parts: Sequence[AskedPrompts]) -> AskedPrompts:
+        """Joins the rounds of one iteration."""
+        return AskedPrompts(
+            groups=torch.cat([part.groups for part in parts]),
+            prompts=tuple(prompt for part in parts for prompt in part.prompts),
+            prompt_ids=tuple(number for part in parts for number in part.prompt_ids),
+            cond=Conditioning.cat([part.cond for part in parts]),
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Batch:
+    """The images of one round of sampling."""
+
+    iteration: int  # counts from 0
+    own: range  # image numbers of this process, consecutive; image i belongs to group `i // group_size`
+    group: Tensor  # [b] group of each image
+    asked: AskedPrompts  # the prompts of those groups
+
 
 HOST = torch.device("cpu")
 
@@ -77,26 +123,6 @@ class Drawn:
 
     found: Trajectory | Sampled | Tensor
     evaluations: Mapping[str, int]
-
-
-class DrawsElsewhere(Protocol):
-    """Workers that draw for a learner process."""
-
-    def send(self, weights: Mapping[str, Held], split: Split | None) -> Any:
-        """Has workers draw under these weights; returns what `submit` takes, for as long as they are asked to. Learners
-        that hold the weights between them, which are `split`, all come here, each with what it has."""
-
-    def submit(self, requests: Sequence[Request | EvalRequest], version: Any) -> Sequence[int]:
-        """Asks for pieces under weights that were sent; returns tickets, each for one piece or a few in a row."""
-
-    def collect(self, tickets: Sequence[int]) -> Iterator[Drawn]:
-        """The pieces in their order; waits for each ticket."""
-
-    def row(self) -> dict[str, float]:
-        """Numbers for the log since the last call."""
-
-    def lines(self) -> list[str]:
-        """What each worker does, in 80 columns."""
 
 
 class Draws:

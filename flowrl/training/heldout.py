@@ -29,7 +29,7 @@ from flowrl.runtime.placement import sent
 from flowrl.runtime.progress import progress
 from flowrl.runtime.randomness import Part, counter_seed, sample_normals
 from flowrl.samplers import ode_rollout
-from flowrl.training.draws import DrawsElsewhere, EvalRequest
+from flowrl.training.draws import EvalRequest
 from flowrl.training.prompting import caching, device_of, encode_prompts, guided, reward_inputs
 from flowrl.training.run import Run
 from flowrl.training.watchdog import look_at, stop_on_broken
@@ -71,21 +71,7 @@ def generate(
 ) -> Tensor:
     """Images float32 `[b, 3, H, W]`, or videos `[b, F, 3, H, W]`, of prompts from start noise `x` `[b, *latent]` by
     the ODE sampler. The noise may lie on any device."""
-    return pipeline.decode(_final(pipeline, encode_prompts(pipeline, prompts), x, schedule, guidance_scale))
-
-
-@torch.no_grad()
-def made_of(
-    pipeline: Pipeline,
-    prompts: Sequence[Prompt | str],
-    x: Tensor,
-    schedule: Schedule,
-    *,
-    guidance_scale: float,
-    cache: float = 0.0,
-) -> Made:
-    """As `generate`, with the sound of videos that have any; `cache` is a threshold of First-Block Cache."""
-    return decode(pipeline, _final(pipeline, encode_prompts(pipeline, prompts), x, schedule, guidance_scale, cache))
+    return pipeline.decode(finished(pipeline, encode_prompts(pipeline, prompts), x, schedule, guidance_scale))
 
 
 def decode(pipeline: Pipeline, final: Tensor) -> Made:
@@ -94,9 +80,11 @@ def decode(pipeline: Pipeline, final: Tensor) -> Made:
     return Made(images=pipeline.decode(final), sounds=pipeline.decode_sound(final) if heard else None)
 
 
-def _final(
+@torch.no_grad()
+def finished(
     pipeline: Pipeline, cond: Conditioning, x: Tensor, schedule: Schedule, guidance_scale: float, cache: float = 0.0
 ) -> Tensor:
+    """Finished latents `[b, *latent]` of start noise `x`; `cache` is a threshold of First-Block Cache."""
     device = device_of(pipeline)
     velocity = guided(pipeline, pipeline.network, cond.to(device), guidance_scale)
     with caching(pipeline, cache) as cached:
@@ -107,12 +95,12 @@ def _final(
 def final_of(pipeline: Pipeline, request: EvalRequest, schedule: Schedule) -> Tensor:
     """Finished latents `[b, *latent]` of a batch, under the network's current weights."""
     x = sample_normals(pipeline.latent_shape, request.keys)
-    return _final(pipeline, request.cond, x, schedule, request.scale)
+    return finished(pipeline, request.cond, x, schedule, request.scale)
 
 
 def finals_of(run: Run, pipeline: Pipeline, items: Sequence[EvalItem], how: Drawing) -> Iterator[Tensor]:
     """Finished latents of items, batch by batch in order; if workers draw, it asks for some batches ahead."""
-    workers: DrawsElsewhere = run.rollouts
+    workers = run.rollouts
     asked, waiting = deque[Sequence[int]](), list[EvalRequest]()
     for first in range(0, len(items), how.batch_size):
         batch = items[first : first + how.batch_size]

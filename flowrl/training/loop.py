@@ -24,7 +24,6 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from copy import deepcopy
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -46,10 +45,9 @@ from flowrl.runtime.progress import progress
 from flowrl.runtime.randomness import counter_seed
 from flowrl.runtime.scrubbing import say as print
 from flowrl.training import watchdog
-from flowrl.training.batch import AskedPrompts, Batch
 from flowrl.training.budget import Budget
 from flowrl.training.checkpoints import AHEAD, own_state, prune, restore, save_lora
-from flowrl.training.draws import Draws
+from flowrl.training.draws import AskedPrompts, Batch, Draws
 from flowrl.training.drift import KL_PROMPTS, BaseSide, base_sides, spread, velocity_distances
 from flowrl.training.heldout import Drawing, evaluate
 from flowrl.training.learner import GradientSum, NetworkCounter, Statistics, largest_of, total_of
@@ -57,6 +55,7 @@ from flowrl.training.model_files import MODEL, hub_commit
 from flowrl.training.optimizers import add_learners, make_optimizer, rate_of, set_rate, updates_of
 from flowrl.training.parts import (
     Parts,
+    Ready,
     at_eval_size,
     encode_everything,
     eval_schedule,
@@ -68,7 +67,6 @@ from flowrl.training.parts import (
 )
 from flowrl.training.processes.mesh import Shards, device_mesh, shards_of
 from flowrl.training.prompting import encode_prompts
-from flowrl.training.ready import Ready
 from flowrl.training.resume_check import model_of, reproduced_in, versions_of
 from flowrl.training.reward_watch import Compared, RewardWatch
 from flowrl.training.run import Run
@@ -83,15 +81,6 @@ TEACHER = "teacher "
 """What the slots of teachers begin with. They are read from their files, so that checkpoints hold none of them."""
 
 _IMAGES_EVERY = 30.0  # seconds between lines of images on a terminal or in a notebook
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Beginning:
-    """The state of a run at the start of an iteration."""
-
-    counters: dict[str, Any]
-    memory: dict[str, Any]
-    clock: float
 
 
 class Loop(Draws):
@@ -229,9 +218,9 @@ class Loop(Draws):
         self.stages.begin()
         self.scorer.begin()
         self.iteration = iteration
-        counters, ahead = deepcopy(self.counters), self.memory.get(AHEAD)  # which is replaced, never changed
-        memory = deepcopy(self.memory, {id(ahead): ahead})
-        self._beginning = Beginning(counters=counters, memory=memory, clock=time.perf_counter())
+        ahead = self.memory.get(AHEAD)  # which is replaced, never changed
+        self._before = deepcopy(self.counters), deepcopy(self.memory, {id(ahead): ahead})
+        self._clock = time.perf_counter()
         if COPY in self.policy.slots and iteration % int(self.config.kl_reference) == 0:
             self.policy.blend(COPY, 0.0)
 
@@ -289,10 +278,10 @@ class Loop(Draws):
         if constant > MOSTLY:
             left = "the policy has left what the model can draw"
             reason = f"{constant:.0%} of the images have one colour: {left}; {reason}"
-        before = self._beginning
+        counters, memory = self._before
         # A recipe that updates while it samples has moved the policy: what is left of before is the last checkpoint.
-        if self.iteration > self.first and self.counters["updates"] == before.counters["updates"]:
-            self.counters, self.memory = before.counters, before.memory
+        if self.iteration > self.first and self.counters["updates"] == counters["updates"]:
+            self.counters, self.memory = counters, memory
             if self._saved != self.iteration:
                 self.save(self.iteration)
         if constant > MOSTLY and self.run.main:
@@ -347,7 +336,7 @@ class Loop(Draws):
         """What an iteration cost, counted up and for the log: images, evaluations of the network, time, memory."""
         errors = self.scorer.all_errors()
         stages = self.stages.seconds()  # waits for the device, which counts towards the iteration's time
-        seconds = largest_of(self.run, time.perf_counter() - self._beginning.clock)
+        seconds = largest_of(self.run, time.perf_counter() - self._clock)
         self.counters["seconds"] += seconds
         self.network.join(self.run)
         row: dict[str, Any] = {

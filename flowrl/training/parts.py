@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from flowrl.config.foreign import foreign_words
 from flowrl.config.rewards import RewardConfig, each_once
 from flowrl.config.sections import PipelineConfig, PolicyConfig, PromptsConfig, SamplerConfig
+from flowrl.config.spelling import closest
 from flowrl.config.train import TrainConfig, location_of, resolve_path
+from flowrl.credit import Method
 from flowrl.pipelines import GENERIC, ModelFamily, Pipeline, family_for, family_name, stock_of
 from flowrl.pipelines.arithmetic.attention_words import check_here, check_word, kernels_line
 from flowrl.pipelines.weights.full_weights import FullWeights
@@ -31,27 +34,38 @@ from flowrl.runtime.capabilities import this_machine
 from flowrl.runtime.extras import check_extra
 from flowrl.runtime.precision import refuse_unable
 from flowrl.runtime.scrubbing import say as print
-from flowrl.samplers import Kernel
+from flowrl.samplers import KERNELS, Kernel
 from flowrl.training.model_files import encoders_digest
 from flowrl.training.processes.devices import device_kind, on_main, wait_for_everyone
+from flowrl.training.processes.mesh import Layout
 from flowrl.training.prompting import RunPrompts, encode_all, not_kept
-from flowrl.training.ready import Ready
-from flowrl.training.sampler_checks import kernel_of
+from flowrl.training.run import Run
 from flowrl.trajectory import Schedule
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Ready:
+    """The parts of a run, resolved once; `flowrl.session.preflight.preflight` makes it."""
+
+    config: TrainConfig
+    recipe: Any  # the module that trains (`flowrl.session.preflight.recipe_of`)
+    prompts: RunPrompts  # to train on and to evaluate on
+    family: ModelFamily
+    location: str  # of the model, at its revision
+    rewards: tuple[CheckedReward, ...]  # that are trained on, with their options
+    measured: tuple[CheckedReward, ...]  # those that evaluations add, `eval.rewards`
+    kernel: Kernel  # of the sampler; its sigma_max is known with the model's schedule
+    method: Method  # of credit assignment, where the recipe assigns credit
+    objective: Any  # what the recipe's `objective_of` says
+    layout: Layout  # of the processes as they were launched
+    lora: Lora | None  # that the run starts from; None where it starts from none
+
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 Parts = tuple[Pipeline, TrainedWeights, WeightedSum]
 """What a run trains with."""
-
-
-class Processes(Protocol):
-    """The facts about processes that a `Run` has."""
-
-    rank: int
-    world: int
-    accelerator: Any
 
 
 def load_parts(
@@ -346,9 +360,7 @@ def keep_embeddings(ready: Ready, pipeline: Pipeline) -> None:
         pipeline.keep_embeddings(Path(config.prompts.cache).expanduser(), encoders)
 
 
-def encode_everything(
-    pipeline: Pipeline, drawn: Pipeline, prompts: RunPrompts, shared: Processes | None = None
-) -> None:
+def encode_everything(pipeline: Pipeline, drawn: Pipeline, prompts: RunPrompts, shared: Run | None = None) -> None:
     """Embeds every prompt that the run can meet, then frees the text encoders; loads them only for prompts not in the
     cache. `drawn` is the pipeline of evaluations. If processes of a `shared` run share a cache, each embeds a part and
     reads the others' parts."""
@@ -367,3 +379,80 @@ def _encode(missing: Sequence[tuple[Pipeline, Prompt]]) -> None:
         pipeline.load_text_encoders()
     for pipeline, group in groupby(missing, key=lambda pair: pair[0]):
         encode_all(pipeline, [prompt for _, prompt in group])
+
+
+def kernel_of(settings: SamplerConfig) -> Kernel:
+    """The kernel with its settings bound, except the schedule's sigma_max. Raises ValueError: unknown kernel, a noise
+    level that it does not have, or no published log-probability."""
+    name = settings.kernel
+    if name not in KERNELS:
+        near = foreign_words().kernels.get(name) or closest(name, list(KERNELS))
+        hint = f": did you mean {near!r}?" if near else ""
+        raise ValueError(f"sampler.kernel must be one of {', '.join(KERNELS)}, got {name!r}{hint}")
+    kernel = KERNELS[name]
+    if settings.noise_level is not None:
+        try:
+            kernel = replace(kernel, noise_level=settings.noise_level)
+        except ValueError as error:
+            raise ValueError(f"sampler.{error}") from None
+    if settings.log_prob == "gaussian":
+        return kernel
+    if kernel.published_log_prob is None:
+        have = ", ".join(other.name for other in KERNELS.values() if other.published_log_prob is not None)
+        raise ValueError(
+            f"sampler.log_prob=published is what released code takes for the log-density of {have}, and "
+            f"sampler.kernel is {name}: set sampler.kernel={have}, or sampler.log_prob=gaussian"
+        )
+    return replace(kernel, log_prob=kernel.published_log_prob)
+
+
+def check_sampler(settings: SamplerConfig) -> None:
+    """Refuses settings that do not fit the kernel."""
+    kernel, steps = kernel_of(settings), settings.num_steps
+    if not kernel.stochastic:
+        if settings.noise_level:
+            raise ValueError(
+                f"sampler.noise_level is {settings.noise_level:g}, but kernel {kernel.name} adds no noise: remove "
+                "noise_level"
+            )
+        if settings.noise_levels is not None or settings.calibration.iterations:
+            key = "calibration" if settings.noise_levels is None else "noise_levels"
+            raise ValueError(f"sampler.{key} is about the noise of steps; kernel {kernel.name} adds none: remove it")
+        return
+    for level in settings.noise_levels or ():
+        if level > kernel.highest_level:
+            raise ValueError(
+                f"sampler.noise_levels of {kernel.name} lie in (0, {kernel.highest_level:g}], got {level:g}: lower it"
+            )
+    low, high = settings.stochastic_range
+    if not 0 <= low < high <= steps:
+        raise ValueError(
+            f"sampler.sde_window_range [{low}, {high}] is half-open and must satisfy 0 <= low < high <= num_steps "
+            f"({steps}): change the range or num_steps"
+        )
+    if settings.sde_window_size > high - low:
+        raise ValueError(
+            f"sampler.sde_window_size ({settings.sde_window_size}) is larger than sde_window_range [{low}, {high}], "
+            f"which holds {high - low} steps: lower the size, widen the range or raise num_steps ({steps})"
+        )
+    if kernel.silent_last_step and high == steps:
+        raise ValueError(
+            f"sampler.sde_window_range [{low}, {high}] includes the last of {steps} steps, where kernel {kernel.name} "
+            f"adds no noise (its std is 0 at sigma_next = 0) and so has no density: end the range at {steps - 1}"
+        )
+
+
+def check_density(settings: SamplerConfig, owner: str) -> None:
+    """Refuses a sampler without noise if the run needs densities of its steps, and what `check_sampler` refuses."""
+    check_sampler(settings)
+    if not KERNELS[settings.kernel].stochastic:
+        choose = ", ".join(kernel.name for kernel in KERNELS.values() if kernel.stochastic)
+        raise ValueError(
+            f"sampler.kernel {settings.kernel} has no density, so no importance ratio, and {owner} needs one: "
+            f"choose one of {choose}"
+        )
+    if settings.noise_level == 0:
+        raise ValueError(
+            f"sampler.noise_level 0 makes kernel {settings.kernel} deterministic: it has no density, so no importance "
+            f"ratio, and {owner} needs one; raise it, or remove the key to take the kernel's default"
+        )

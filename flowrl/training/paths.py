@@ -21,9 +21,8 @@ from flowrl.samplers.branching import NodeNoise, sample_branches
 from flowrl.samplers.completion import complete, sample_trajectories
 from flowrl.samplers.tree import sample_tree, sibling_noise, window_law, window_start
 from flowrl.samplers.windows import flash_tail, mixgrpo_window
-from flowrl.training.batch import Batch
 from flowrl.training.checkpoints import AHEAD
-from flowrl.training.draws import HOST, Draws, DrawsElsewhere, EvalRequest, Request, batch_of, without_texts
+from flowrl.training.draws import HOST, Batch, Draws, EvalRequest, Request, batch_of, without_texts
 from flowrl.training.heldout import final_of
 from flowrl.training.kept_graphs import KeptGradients, KeptGraphs
 from flowrl.training.loop import Loop
@@ -159,7 +158,7 @@ def _draw_elsewhere(loop: Loop, batch: Batch, how: Paths, *, plan: bool = False)
     the same images again. `loop` has its network under the sampling weights; pieces are parts of the method's `plan`
     (`Sampled`), else trajectories.
     """
-    workers: DrawsElsewhere = loop.run.rollouts
+    workers = loop.run.rollouts
     iteration, config, sent = batch.iteration, loop.config, dict[int, Any]()
     staleness, weights = config.workers.staleness, weights_in_flight(loop, batch.iteration)
     for later in range(iteration, min(iteration + staleness + 1, config.num_iterations)):
@@ -446,9 +445,7 @@ def check_plan(config: TrainConfig, method: Method) -> None:
             f"({config.prompts_per_step}) must divide by the {world} processes"
         )
     if method.plan == "branches" and size % (credit.branches or size):
-        raise ValueError(
-            f"group_size ({size}) must be start noises times credit.branches ({credit.branches}): change one of them"
-        )
+        raise ValueError(f"group_size ({size}) must be a multiple of credit.branches ({credit.branches}): change one")
     if method.plan == "tree":
         _check_tree(config)
 

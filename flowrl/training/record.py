@@ -19,7 +19,7 @@ from flowrl.runtime.placement import sent, taken
 from flowrl.samplers import Kernel, Transition
 from flowrl.samplers.guidance import uncounted
 from flowrl.samplers.path_memory import PathMemory
-from flowrl.training.batch import AskedPrompts
+from flowrl.training.draws import AskedPrompts
 from flowrl.training.kept_graphs import KeptGradients, KeptGraphs, dims_of
 from flowrl.training.loop import Loop
 from flowrl.training.processes.mesh import in_step

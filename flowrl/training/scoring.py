@@ -33,8 +33,8 @@ from flowrl.rewards.judges.call_limits import USAGE, usage_row
 from flowrl.rewards.serving.server import open_socket
 from flowrl.rewards.votes.reward import VotesReward
 from flowrl.runtime.placement import sent
-from flowrl.training.batch import Batch
 from flowrl.training.beside import Beside
+from flowrl.training.draws import Batch
 from flowrl.training.processes.devices import on_main
 from flowrl.training.prompting import reward_inputs
 from flowrl.training.run import Run

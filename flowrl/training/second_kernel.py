@@ -26,8 +26,7 @@ from flowrl.runtime.failures import lost_process
 from flowrl.runtime.scrubbing import one_line
 from flowrl.runtime.scrubbing import say as print
 from flowrl.training.learner import GradientSum, NotFinite, Statistics
-from flowrl.training.parts import DTYPES
-from flowrl.training.ready import Ready
+from flowrl.training.parts import DTYPES, Ready
 from flowrl.training.run import Run
 
 Descend = Callable[[GradientSum, Statistics], None]

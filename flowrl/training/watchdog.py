@@ -185,24 +185,17 @@ def evaluation_warnings(
     earlier: list[dict[str, list[float]]] = history.setdefault("measured", [])  # not there in older checkpoints
     found = [told for then in earlier if (told := _hacked_since(then, now, weights))]
     earlier.append(now)
-    blurred = _blurred_since(earlier[0], now, weights)
+    blurred, first = dict[str, str](), earlier[0]
+    for name in (one for one in now if one.startswith("jpeg_") and weights[one] == 0 and first.get(one, (0.0,))[0]):
+        # Rewards by the size of JPEG files are proportional to it; those that are trained on are meant to move it.
+        was, size = first[name][0], now[name][0]
+        tested = abs(_in_errors(first[name], now[name])) > 2, abs(size / was)
+        blurred = alarm("blur", *tested, reward=name, share=tested[1], was=was, now=size)
+        break
     if not found:
         return blurred
     _, said = min(found)  # since the largest loss
     return blurred | alarm("reward_hacking", said, said=said)
-
-
-def _blurred_since(
-    then: Mapping[str, Sequence[float]], now: Mapping[str, Sequence[float]], weights: Mapping[str, float]
-) -> dict[str, str]:
-    """The warning of images that have lost detail since the first evaluation, by the size of their JPEG files. Rewards
-    by that size are proportional to it; those that are trained on are meant to move it."""
-    for name in now:
-        was, size = abs(then[name][0]) if name in then else 0.0, abs(now[name][0])
-        if name.startswith("jpeg_") and weights[name] == 0 and was:
-            sure = abs(_in_errors(then[name], now[name])) > 2
-            return alarm("blur", sure, size / was, reward=name, share=size / was, was=then[name][0], now=now[name][0])
-    return {}
 
 
 def _hacked_since(
@@ -307,9 +300,7 @@ def shipped_folder(folder: Path) -> Path:
 def keep_good(folder: Path) -> None:
     """Notes that the weights in a run folder have drawn finite images. Links cost no room: files are replaced."""
     shipped, staged = shipped_folder(folder), folder / ".shipped.keeping"
-    shutil.rmtree(staged, ignore_errors=True)
-    shutil.copytree(shipped, staged, copy_function=_link, symlinks=True)
-    sync_tree(staged)
+    _link_tree(shipped, staged)
     shutil.rmtree(folder / _good(shipped.name), ignore_errors=True)
     staged.replace(folder / _good(shipped.name))
     sync(folder)
@@ -323,9 +314,7 @@ def put_back_good(folder: Path) -> None:
         shutil.rmtree(aside, ignore_errors=True)
         shipped.replace(aside)
     if good.exists():
-        shutil.rmtree(staged, ignore_errors=True)
-        shutil.copytree(good, staged, copy_function=_link, symlinks=True)
-        sync_tree(staged)
+        _link_tree(good, staged)
         staged.replace(shipped)
         sync(folder)
         shutil.rmtree(aside, ignore_errors=True)
@@ -339,8 +328,13 @@ def _diverged_name(name: str) -> str:
     return f"{name}.diverged"
 
 
-def _link(source: str, target: str) -> None:
-    try:
-        os.link(source, target)
-    except OSError:  # a file system without hard links
-        shutil.copy2(source, target)
+def _link_tree(source: Path, target: Path) -> None:
+    def link(source: str, target: str) -> None:
+        try:
+            os.link(source, target)
+        except OSError:  # a file system without hard links
+            shutil.copy2(source, target)
+
+    shutil.rmtree(target, ignore_errors=True)
+    shutil.copytree(source, target, copy_function=link, symlinks=True)
+    sync_tree(target)

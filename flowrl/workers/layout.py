@@ -7,8 +7,10 @@ import os
 import torch
 
 from flowrl.config.train import TrainConfig
-from flowrl.runtime.cluster import check_extra
+from flowrl.runtime.cluster import check_extra, connect
+from flowrl.training.processes.devices import on_main
 from flowrl.training.processes.launched import num_launched
+from flowrl.training.run import Run
 
 
 def check_workers(config: TrainConfig, only_here: str, *, here: bool = True) -> None:
@@ -50,3 +52,26 @@ def local_gpus(config: TrainConfig, device: torch.device, processes: int) -> lis
             f"of its {count}: lower the numbers, give shares below 1, or name a cluster in workers.address"
         )
     return free
+
+
+_MODE = "RAY_AUTH_MODE"
+"""An instance that Ray starts asks whoever joins it for the user's token, and sets this where it was started; a process
+that joins presents the token only where it is set too."""
+
+
+def join_cluster(config: TrainConfig, run: Run) -> str:
+    """Starts an instance of Ray for the run, or finds its cluster, in one process; the others join it. Its address.
+    Raises ValueError: no cluster answers, or this machine has too few GPUs."""
+    settings = config.workers
+    lent = None if settings.address else local_gpus(config, run.device, run.processes)
+
+    def joined(address: str | None) -> tuple[str, str | None]:
+        made = connect(address, workers=settings.drawing + settings.rewards, gpus=lent)
+        return made.address, os.environ.get(_MODE)
+
+    address, mode = on_main(lambda: joined(settings.address))
+    if not run.main:
+        if mode is not None:
+            os.environ.setdefault(_MODE, mode)
+        joined(address)
+    return address

@@ -108,7 +108,7 @@ class RayBackend:
 
     def stop(self, worker: int) -> None:
         """Ends the actors of a worker, if there are any."""
-        self._forget(worker)
+        self._awaited = {one: owed for one, owed in self._awaited.items() if owed[0] != worker}
         if (group := self._groups.pop(worker, None)) is not None:
             for actor in group.actors:
                 self._ray.kill(actor)
@@ -180,11 +180,6 @@ class RayBackend:
         if version not in self._sent:
             self._sent[version] = tuple(part.by_ray(self.put) for part in version.parts)
         return self._sent[version]
-
-    def _forget(self, worker: int) -> None:
-        """Drops what a worker still owes."""
-        for reference in [one for one, (owner, *_) in list(self._awaited.items()) if owner == worker]:
-            self._awaited.pop(reference, None)
 
 
 def _bytes_of(tensor: Tensor) -> tuple[np.ndarray[Any, Any], torch.dtype, tuple[int, ...]]:

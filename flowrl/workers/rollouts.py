@@ -25,7 +25,7 @@ from flowrl.training.processes.mesh import shards_of
 from flowrl.training.run import Run
 from flowrl.workers.actor import Duty
 from flowrl.workers.dispatch import Dispatcher
-from flowrl.workers.joining import join_cluster
+from flowrl.workers.layout import join_cluster
 from flowrl.workers.parcels import SharedBytes, Version, lay_down, reachable
 from flowrl.workers.ray_backend import Order, RayBackend, bundled
 
@@ -37,7 +37,7 @@ ASKED = "rollouts"
 
 
 class Rollouts:
-    """Workers that draw for this process (`flowrl.training.draws.DrawsElsewhere`) until `close`. A thread serves them,
+    """Workers that draw for this process until `close`. A thread serves them,
     so that they go on while the learner decodes, scores and updates."""
 
     def __init__(self, config: TrainConfig, run: Run) -> None:
@@ -99,7 +99,7 @@ class Rollouts:
         return made
 
     def submit(self, requests: Sequence[Request | EvalRequest], version: Version) -> list[int]:
-        """Asks for pieces under weights that were sent; see `DrawsElsewhere`. A ticket is for as many as a worker has
+        """Asks for pieces under weights that were sent; returns tickets. Each is for as many as a worker has
         processes, whose network calls are equally many."""
         refuse_ended()
         with self._lock:

@@ -187,7 +187,7 @@ def test_the_lora_folder_of_a_run_is_the_run(tmp_path: Path) -> None:
     assert find_source(str(run / "lora")) == replace(find_source(str(run)), lora=run / "lora")
     copy = tmp_path / "copy"
     shutil.copytree(run / "lora", copy)
-    with pytest.raises(ValueError, match=f"does not name its base model: give that one, and `lora` {copy}"):
+    with pytest.raises(ValueError, match=f"names no base model: give that one, and `lora` {copy}"):
         find_source(str(copy))
     (copy / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": EMBEDDED}))
     assert find_source(str(copy)) == find_source(EMBEDDED, lora=copy)

@@ -31,6 +31,21 @@ def test_a_whole_configuration_is_one(tmp_path: Path) -> None:
         refuse_taken(tmp_path, "num_iterations: 2\n")
 
 
+def test_a_run_that_was_killed_while_it_loaded_leaves_its_name_free(tmp_path: Path) -> None:
+    """Whatever the next run under the name is set to; a run that had trained keeps it, whatever is left of it."""
+    (tmp_path / CONFIG).write_text(OWN)
+    (tmp_path / MANIFEST).write_text('{"run": "ab12", "inputs": {}}')
+    refuse_taken(tmp_path, "num_iterations: 2\n")
+    for end in ("finished", "stopped", "failed", "resumed"):
+        (tmp_path / MANIFEST).write_text(f'{{"run": "ab12", "{end}": "2026"}}')
+        with pytest.raises(ValueError, match="is not empty"):
+            refuse_taken(tmp_path, "num_iterations: 2\n")
+    (tmp_path / MANIFEST).write_text('{"run": "ab12"}')
+    (tmp_path / "metrics.jsonl").write_text("{}\n")
+    with pytest.raises(ValueError, match="is not empty"):
+        refuse_taken(tmp_path, OWN)
+
+
 def test_a_file_is_no_run_folder_and_stays(tmp_path: Path) -> None:
     place = tmp_path / "mine.txt"
     place.write_text("mine")

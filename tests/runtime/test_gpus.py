@@ -15,7 +15,6 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]
 from flowrl.config.sections import PipelineConfig
 from flowrl.runtime.gpus import gpu_facts, loaded_driver
 from flowrl.session.preflight import look
-from flowrl.training import fetching
 from flowrl.training.processes import devices
 from flowrl.training.processes.devices import PATIENCE, accelerator_of, device_words, refuse_unused_gpu
 from flowrl.training.processes.launched import Launched
@@ -137,16 +136,16 @@ def test_one_process_of_a_machine_downloads_before_they_form_a_group(
             raise ValueError("could not download it")
 
     monkeypatch.setattr(stock_loading, "fetch", fetch)
-    monkeypatch.setattr(fetching, "meet", lambda said, judge, *, patience: met.append((said, patience)))
+    monkeypatch.setattr(devices, "meet", lambda said, judge, *, patience: met.append((said, patience)))
     settings = PipelineConfig(model=MODEL, variant="bf16")
-    monkeypatch.setattr(fetching, "launched", lambda: None)
-    fetching.fetch_first(settings, MODEL)
+    monkeypatch.setattr(devices, "launched", lambda: None)
+    devices.fetch_first(settings, MODEL)
     assert not met
-    monkeypatch.setattr(fetching, "launched", lambda: Launched(rank=3, world=4, address="here", port=1))
+    monkeypatch.setattr(devices, "launched", lambda: Launched(rank=3, world=4, address="here", port=1))
     monkeypatch.setenv("LOCAL_RANK", local)
-    fetching.fetch_first(PipelineConfig(model="asset:tiny-sd3"), "assets/tiny-sd3")
+    devices.fetch_first(PipelineConfig(model="asset:tiny-sd3"), "assets/tiny-sd3")
     assert not met
-    fetching.fetch_first(settings, MODEL)
+    devices.fetch_first(settings, MODEL)
     assert fetched == ([(MODEL, "bf16")] if local == "0" else [])
     assert met == [({}, 7200.0)]  # what cannot be had is refused when it loads, in its own words
 

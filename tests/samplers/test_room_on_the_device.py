@@ -20,8 +20,7 @@ from toy_pipeline import toy_config, toy_in_place
 from flowrl.credit import CREDIT
 from flowrl.recipes.grpo_counts import counts
 from flowrl.samplers import KERNELS, Velocity, build_schedule
-from flowrl.training.batch import AskedPrompts, Batch
-from flowrl.training.draws import Draws
+from flowrl.training.draws import AskedPrompts, Batch, Draws
 from flowrl.training.learner import NetworkCounter
 from flowrl.training.paths import Paths, sample_paths, stochastic_steps
 from flowrl.trajectory import Conditioning, Sampled

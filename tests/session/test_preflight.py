@@ -53,7 +53,7 @@ def test_a_setting_of_the_name_of_a_parameter_is_refused_as_a_setting() -> None:
 
 
 def test_what_no_file_could_hold_is_refused() -> None:
-    for value in (len, float("nan"), {1, 2}):
+    for value in (len, float("nan"), {1, 2}, [{"a": {1: 2}}]):  # of the last JSON would make text
         with pytest.raises(ValueError, match="cannot stand in a configuration"):
             load_config(TINY, {"seed": value})
     with pytest.raises(ValueError, match=r"rewards\.0=.*a reward of your own is \{'file'"):

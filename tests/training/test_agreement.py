@@ -228,8 +228,11 @@ def test_no_variables_are_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("text", ["soon", "0", "-1", "nan"])
 def test_a_wait_that_is_no_number_of_seconds_is_refused(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(meeting.WAIT, text)
+    who = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+    for name, value in who.items():
+        monkeypatch.setenv(name, value)
     with pytest.raises(ValueError, match="is not a number of seconds"):
-        meeting._limit()
+        meeting.meet({}, lambda said: "")
 
 
 # ---- processes -------------------------------------------------------------------------------------------------------

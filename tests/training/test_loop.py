@@ -21,14 +21,12 @@ from flowrl.config.train import load_config
 from flowrl.runtime.files import LOCK
 from flowrl.runtime.randomness import counter_normal
 from flowrl.session.preflight import resolve
-from flowrl.training.assignment import Ends
-from flowrl.training.batch import AskedPrompts
+from flowrl.training.assignment import Ends, choose_prompts, remember
 from flowrl.training.checkpoints import checkpoints
-from flowrl.training.draws import Draws
+from flowrl.training.draws import AskedPrompts, Draws
 from flowrl.training.learner import NetworkCounter
 from flowrl.training.loop import Loop
 from flowrl.training.parts import read_run_prompts
-from flowrl.training.prompt_choice import choose_prompts, remember
 from flowrl.trajectory import Conditioning
 
 

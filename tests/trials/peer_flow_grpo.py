@@ -41,9 +41,9 @@ from flowrl.recipes import grpo
 from flowrl.rewards import RewardInputs
 from flowrl.runtime.progress import progress
 from flowrl.runtime.randomness import counter_normal
-from flowrl.training.batch import Batch
+from flowrl.training.draws import Batch
 from flowrl.training.loop import Loop
-from flowrl.training.ready import Ready
+from flowrl.training.parts import Ready
 from flowrl.training.record import Recording
 from flowrl.training.run import Run
 from flowrl.trajectory import Rows

@@ -13,9 +13,8 @@ from toy_pipeline import toy_config, write_toy
 
 from flowrl.config.train import TrainConfig
 from flowrl.session.preflight import recipe_of
-from flowrl.workers import joining
-from flowrl.workers.joining import join_cluster
-from flowrl.workers.layout import check_workers, local_gpus
+from flowrl.workers import layout
+from flowrl.workers.layout import check_workers, join_cluster, local_gpus
 
 
 def checked(config: TrainConfig, *, here: bool = True) -> None:
@@ -87,7 +86,7 @@ def test_every_process_that_learns_keeps_its_gpu(monkeypatch: pytest.MonkeyPatch
         lent.append(gpus)
         return SimpleNamespace(address="here:1")
 
-    monkeypatch.setattr(joining, "connect", connected)
+    monkeypatch.setattr(layout, "connect", connected)
     run: Any = SimpleNamespace(device=torch.device("cuda", 0), world=1, processes=2, main=True)
     assert join_cluster(toy_config(write_toy(tmp_path), "workers.rewards=2"), run) == "here:1"
     assert lent == [["2", "3"]]

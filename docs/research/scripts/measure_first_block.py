@@ -22,7 +22,8 @@ from flowrl.generation.models import EMBEDDED, find_source, load_source, schedul
 from flowrl.prompts.loading import load_prompts
 from flowrl.runtime.files import write_atomically
 from flowrl.runtime.randomness import sample_normals
-from flowrl.training.heldout import made_of
+from flowrl.training.heldout import finished
+from flowrl.training.prompting import encode_prompts
 
 sys.path.append(str(Path(__file__).resolve().parents[3] / "tests" / "trials"))
 from origin import origin
@@ -46,7 +47,8 @@ def main() -> None:
     next(blocks[1].children()).register_forward_hook(lambda *_: whole.append(1))
 
     def drawn(threshold: float) -> Tensor:
-        return made_of(pipeline, prompts, x, schedule, guidance_scale=source.guidance_scale, cache=threshold).images
+        cond = encode_prompts(pipeline, prompts)
+        return pipeline.decode(finished(pipeline, cond, x, schedule, source.guidance_scale, threshold))
 
     exact, rows = drawn(0.0), list[dict[str, Any]]()
     seconds: dict[float, list[float]] = {threshold: [] for threshold in THRESHOLDS}

@@ -9,18 +9,23 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
+from flowrl.config.locations import is_path
+from flowrl.config.sections import PipelineConfig
 from flowrl.rendering.markup import plural
 from flowrl.runtime.failures import explain
 from flowrl.runtime.gpus import driver_fault, gpu_facts
-from flowrl.training.processes.launched import num_launched
+from flowrl.training.processes.launched import launched, num_launched
+from flowrl.training.processes.meeting import meet
 
 if TYPE_CHECKING:  # its import takes a third of a second, and a plan starts no processes
     from accelerate import Accelerator
+
 
 T = TypeVar("T")
 
@@ -101,9 +106,7 @@ def accelerator_of(device: str) -> Accelerator:
     )
     accelerator = Accelerator(cpu=found == "cpu", kwargs_handlers=group)
     if kind not in ("auto", "cpu") and accelerator.device.type != kind:
-        raise ValueError(
-            f"pipeline.device={device}, but accelerate chose {accelerator.device}: check ACCELERATE_USE_CPU"
-        )
+        raise ValueError(f"pipeline.device={device}, accelerate chose {accelerator.device}: check ACCELERATE_USE_CPU")
     if accelerator.num_processes != world:  # a launcher with its own variables, or only half of the usual ones
         raise ValueError(
             f"accelerate found {accelerator.num_processes} processes of this run, and WORLD_SIZE in the environment is "
@@ -142,3 +145,16 @@ def on_main(function: Callable[[], T]) -> T:
         raise failed or ValueError(answer[1])
     result: T = answer[0]
     return result
+
+
+def fetch_first(settings: PipelineConfig, location: str) -> None:
+    """Returns when the model is on this machine's disk; does nothing for a single process, which downloads while it
+    loads. The settings that name the model are the same in every process. Loading refuses a bad `location`."""
+    if launched() is None or is_path(settings.model):
+        return
+    if int(os.environ.get("LOCAL_RANK") or 0) == 0:
+        from flowrl.pipelines.weights.stock_loading import fetch  # diffusers takes seconds to import
+
+        with suppress(ValueError):
+            fetch(location, settings.variant)
+    meet({}, lambda _: "", patience=PATIENCE.total_seconds())

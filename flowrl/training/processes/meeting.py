@@ -23,7 +23,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import Any, Protocol
+from functools import partial
+from typing import Any
 
 from flowrl.runtime.failures import explain
 from flowrl.runtime.scrubbing import printable, without_secrets
@@ -43,25 +44,12 @@ Judge = Callable[[Sequence[Said]], str]
 """What all have said, in the order of their ranks -> why they cannot go on together; empty where they can."""
 
 
-class Store(Protocol):
-    """The used part of `torch.distributed.Store`."""
-
-    def set(self, key: str, value: str) -> None:
-        """Writes a value."""
-
-    def get(self, key: str) -> bytes:
-        """Reads a value that is there."""
-
-    def check(self, keys: list[str]) -> bool:
-        """Whether all keys are there."""
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Meeting:
     """One meeting of the processes of a run, which all of them call in the same order."""
 
-    store: Store
-    """That all of them reach."""
+    store: Any
+    """A `torch.distributed.Store` that all of them reach."""
     who: Launched
     limit: float
     """Seconds to wait for the others."""
@@ -159,8 +147,16 @@ def meet(said: Said, judge: Judge, *, patience: float = 0.0) -> None:
 
     Raises ValueError: as `Meeting.agree`; process 0 is not reached; the launcher's variables make no sense.
     """
-    if (who := launched()) is not None:
-        _meeting(who, max(_limit(), patience)).agree(said, judge)
+    if (who := launched()) is None:
+        return
+    text = os.environ.get(WAIT, "").strip()
+    try:
+        seconds = float(text) if text else _SECONDS
+    except ValueError:
+        seconds = -1.0
+    if not 0 < seconds < 1e7:
+        raise ValueError(f"{WAIT}={text!r} is not a number of seconds: give one above 0, or none for {_SECONDS:g}")
+    _meeting(who, max(seconds, patience)).agree(said, judge)
 
 
 @contextmanager
@@ -194,22 +190,8 @@ def words_left(seconds: float = 2.0) -> dict[int, str]:
     return found
 
 
-def _limit() -> float:
-    text = os.environ.get(WAIT, "").strip()
-    try:
-        seconds = float(text) if text else _SECONDS
-    except ValueError:
-        seconds = -1.0
-    if not 0 < seconds < 1e7:
-        raise ValueError(f"{WAIT}={text!r} is not a number of seconds: give one above 0, or none for {_SECONDS:g}")
-    return seconds
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
-
-
-def _meeting(who: Launched, limit: float, tell: Callable[[str], None] = _say) -> Meeting:
+def _meeting(who: Launched, limit: float, tell: Callable[[str], None] | None = None) -> Meeting:
+    tell = tell or partial(print, file=sys.stderr, flush=True)
     agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"  # torchrun hosts it, and outlives its processes
     hosts = who.rank == 0 and not agent
     if not _opened:
@@ -218,13 +200,12 @@ def _meeting(who: Launched, limit: float, tell: Callable[[str], None] = _say) ->
     return Meeting(store=_keys(_opened[0], _met[0]), who=who, limit=limit, hosts=hosts, tell=tell)
 
 
-def _keys(store: Any, number: int) -> Store:
+def _keys(store: Any, number: int) -> Any:
     """The keys of one meeting; torchrun's store outlives processes that it starts again."""
     from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    found: Store = PrefixStore(f"flowrl/{attempt}/{number}", store)
-    return found
+    return PrefixStore(f"flowrl/{attempt}/{number}", store)
 
 
 def _store(who: Launched, limit: float, tell: Callable[[str], None], *, hosts: bool) -> Any:

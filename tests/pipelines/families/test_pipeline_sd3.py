@@ -28,7 +28,7 @@ from flowrl.recipes import grpo
 from flowrl.samplers import Velocity, gaussian_log_prob
 from flowrl.samplers.completion import sample_trajectories
 from flowrl.samplers.guidance import classifier_free_guidance
-from flowrl.training.batch import AskedPrompts
+from flowrl.training.draws import AskedPrompts
 from flowrl.training.learner import NetworkCounter
 from flowrl.training.record import Recording
 from flowrl.trajectory import Conditioning, Credit
