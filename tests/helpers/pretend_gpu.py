@@ -245,7 +245,7 @@ class _Device:
         if not own and not here and (tensors or not self.busy):
             return func(*args, **kwargs)  # the host's alone
         given, options = (_mapped(_held, args), _mapped(_held, kwargs)) if own else (args, kwargs)
-        result = func(*given, **(options | {"device": torch.device("cpu")} if here else options))
+        result = func(*given, **({**options, "device": torch.device("cpu")} if here else options))
         if self._in_place(func):
             return args[0] if args else result
         if func in _INDEX and not isinstance(args[0], Pretended):
