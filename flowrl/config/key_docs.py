@@ -7,6 +7,7 @@ import dataclasses
 import typing
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from flowrl.config.source_syntax import text_after
@@ -26,7 +27,7 @@ class KeyDoc:
 
 def key_docs(cls: type[Any], prefix: str = "") -> Iterator[KeyDoc]:
     """Every key below a configuration's class, sections first; items of lists stand under index 0."""
-    hints, texts = typing.get_type_hints(cls), field_texts(cls)
+    hints, texts = typing.get_type_hints(cls), field_texts(typing.cast(Any, cls))
     for field in dataclasses.fields(cls):
         key, hint = f"{prefix}{field.name}", hints[field.name]
         items = typing.get_args(hint) if typing.get_origin(hint) is tuple else ()
@@ -37,11 +38,11 @@ def key_docs(cls: type[Any], prefix: str = "") -> Iterator[KeyDoc]:
             yield from key_docs(typing.cast(type[Any], inner), f"{key}." if inner is hint else f"{key}.0.")
 
 
+@cache
 def field_texts(cls: type[Any]) -> dict[str, str]:
     """Field -> the docstring below it, in one line."""
     (body,) = parse_python(cls).body
-    assert isinstance(body, ast.ClassDef)
-    return fields_of(body)
+    return fields_of(typing.cast(ast.ClassDef, body))
 
 
 def fields_of(body: ast.ClassDef) -> dict[str, str]:

@@ -130,10 +130,10 @@ def _trained(config: TrainConfig, iteration: int, sources: dict[int, int]) -> in
     count = int(len(steps) * sampler.trained_fraction)
     if sampler.trained_fraction < 1 and sampler.trained_steps == "random":
         return config.num_images * count
-    credit = credit_options(config)
+    credit = credit_options(config) if CREDIT[config.credit.method].options is BranchGrpo else None
     pruned = credit.pruned(iteration) if isinstance(credit, BranchGrpo) else frozenset()  # depths of trees
-    kept = [step for step in steps[: count if sampler.trained_fraction < 1 else None] if step + 1 not in pruned]
-    return sum(sources[step] for step in kept)
+    kept = steps[: count if sampler.trained_fraction < 1 else None]
+    return sum(sources[step] for step in kept if step + 1 not in pruned)
 
 
 def _paths(config: TrainConfig, method: Method, iteration: int, steps: tuple[int, ...]) -> _Paths:

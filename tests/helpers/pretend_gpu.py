@@ -235,23 +235,22 @@ class _Device:
 
     def dispatch(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """An operation: done on the CPU, with notes on what the device thinks of it."""
-        tensors = _tensors((args, kwargs))
-        own, target = [x for x in tensors if isinstance(x, Pretended)], kwargs.get("device")
+        tensors, target = _tensors((args, kwargs)), kwargs.get("device")
+        own = [x for x in tensors if isinstance(x, Pretended)]
         if own:
             self._judge(func, args, tensors, own)
-        given, options = _mapped(_held, args), _mapped(_held, kwargs)
-        if target is not None and self.here(target):
-            options["device"] = torch.device("cpu")
         if func is _aten._fused_sdp_choice.default:
             return 0  # the plain formula, as operations that are seen
-        result = func(*given, **options)
+        here = target is not None and self.here(target)
+        if not own and not here and (tensors or not self.busy):
+            return func(*args, **kwargs)  # the host's alone
+        given, options = (_mapped(_held, args), _mapped(_held, kwargs)) if own else (args, kwargs)
+        result = func(*given, **({**options, "device": torch.device("cpu")} if here else options))
         if self._in_place(func):
             return args[0] if args else result
-        if func in _INDEX:
-            stays = isinstance(args[0], Pretended)
-        else:
-            stays = bool(own) or self.here(target) or (not tensors and self.busy)
-        return _mapped(lambda x: self._result(x, func), result) if stays else result
+        if func in _INDEX and not isinstance(args[0], Pretended):
+            return result
+        return _mapped(lambda x: self._result(x, func), result)
 
     def _result(self, x: Any, func: Any) -> Any:
         if isinstance(x, Tensor) and not isinstance(x, Pretended) and x.device.type == "cpu":
@@ -312,7 +311,7 @@ def _tensors(nest: Any) -> list[Tensor]:
     for part in nest.values() if isinstance(nest, dict) else nest:
         if isinstance(part, Tensor):
             found.append(part)
-        elif isinstance(part, dict | list | tuple):
+        elif isinstance(part, dict | list | tuple) and part:
             found += _tensors(part)
     return found
 
