@@ -91,12 +91,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     before_libraries_load()
     words = list(sys.argv[1:] if arguments is None else arguments)
     if words[:1] == ["--version"]:
-        print(version_text())
-        return 0
+        return _tell(version_text())
     group = [word for word in words[:1] if word in GROUPS]
     if words[len(group) : len(group) + 1] in ([], ["-h"], ["--help"]):
-        print(overview(*group), file=sys.stdout if words[len(group) :] else sys.stderr)
-        return 0 if words[len(group) :] else 2
+        return _tell(overview(*group), error=not words[len(group) :])
     with answering(shlex.join(["flowrl", *words])):
         name = name_of_today(" ".join(words[: len(group) + 1]), FORMER_COMMANDS, "flowrl {}")
     if name not in COMMANDS:
@@ -118,6 +116,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if not (isinstance(error, BrokenPipeError) and _nobody_reads()):
                 print(f"{speaker()}: {in_flags(describe_error(error), name)}", file=sys.stderr)
             return 1
+
+
+def _tell(text: str, *, error: bool = False) -> int:
+    """Prints it, unless who would read it has gone; the exit code."""
+    try:
+        print(text, file=sys.stderr if error else sys.stdout, flush=True)
+    except BrokenPipeError:
+        if error or not _nobody_reads():
+            raise
+    return 2 if error else 0
 
 
 def overview(group: str = "") -> str:

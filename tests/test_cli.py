@@ -192,3 +192,16 @@ def test_threads_that_wait_leave_the_core_to_others_unless_the_user_says_how_the
     assert main(["--version"]) == 0
     assert os.environ["GOMP_SPINCOUNT"] == "3000"  # before torch loads, which reads it only then
     assert not logging.getLogger("bitsandbytes.backends.cpu.ops").isEnabledFor(logging.WARNING)
+
+
+@pytest.mark.parametrize("words", [["--help"], ["reward", "--help"], ["--version"], ["list", "methods"]])
+def test_a_reader_that_has_gone_is_told_nothing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: list[str]
+) -> None:
+    """As in `flowrl --help | head -1`."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as output, monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", output)
+        assert main(words) in (0, 1)
+    assert capsys.readouterr().err == ""
