@@ -29,9 +29,12 @@ class AskedPrompts:
 
     groups: Tensor
     """[p] numbers of the groups, counted over all processes (and over the rounds of an iteration), ascending."""
-    prompts: tuple[Prompt, ...]  # one per group
-    prompt_ids: tuple[int, ...]  # their lines in the prompt file
-    cond: Conditioning  # the prompts encoded, one row per group
+    prompts: tuple[Prompt, ...]
+    """One per group."""
+    prompt_ids: tuple[int, ...]
+    """Their lines in the prompt file."""
+    cond: Conditioning
+    """The prompts encoded, one row per group."""
 
     def rows(self, group: Tensor) -> Tensor:
         """Place of group numbers among the groups."""
@@ -64,10 +67,14 @@ class AskedPrompts:
 class Batch:
     """The images of one round of sampling."""
 
-    iteration: int  # counts from 0
-    own: range  # image numbers of this process, consecutive; image i belongs to group `i // group_size`
-    group: Tensor  # [b] group of each image
-    asked: AskedPrompts  # the prompts of those groups
+    iteration: int
+    """Counts from 0."""
+    own: range
+    """Image numbers of this process, consecutive; image i belongs to group `i // group_size`."""
+    group: Tensor
+    """[b] group of each image."""
+    asked: AskedPrompts
+    """The prompts of those groups."""
 
 
 HOST = torch.device("cpu")

@@ -48,17 +48,27 @@ class Ready:
     """The parts of a run, resolved once; `flowrl.session.preflight.preflight` makes it."""
 
     config: TrainConfig
-    recipe: Any  # the module that trains (`flowrl.session.preflight.recipe_of`)
-    prompts: RunPrompts  # to train on and to evaluate on
+    recipe: Any
+    """The module that trains (`flowrl.session.preflight.recipe_of`)."""
+    prompts: RunPrompts
+    """To train on and to evaluate on."""
     family: ModelFamily
-    location: str  # of the model, at its revision
-    rewards: tuple[CheckedReward, ...]  # that are trained on, with their options
-    measured: tuple[CheckedReward, ...]  # those that evaluations add, `eval.rewards`
-    kernel: Kernel  # of the sampler; its sigma_max is known with the model's schedule
-    method: Method  # of credit assignment, where the recipe assigns credit
-    objective: Any  # what the recipe's `objective_of` says
-    layout: Layout  # of the processes as they were launched
-    lora: Lora | None  # that the run starts from; None where it starts from none
+    location: str
+    """Of the model, at its revision."""
+    rewards: tuple[CheckedReward, ...]
+    """That are trained on, with their options."""
+    measured: tuple[CheckedReward, ...]
+    """Those that evaluations add, `eval.rewards`."""
+    kernel: Kernel
+    """Of the sampler; its sigma_max is known with the model's schedule."""
+    method: Method
+    """Of credit assignment, where the recipe assigns credit."""
+    objective: Any
+    """What the recipe's `objective_of` says."""
+    layout: Layout
+    """Of the processes as they were launched."""
+    lora: Lora | None
+    """That the run starts from; None where it starts from none."""
 
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}

@@ -108,7 +108,8 @@ class RayBackend:
 
     def stop(self, worker: int) -> None:
         """Ends the actors of a worker, if there are any."""
-        self._awaited = {one: owed for one, owed in self._awaited.items() if owed[0] != worker}
+        for reference in [one for one, (owner, *_) in list(self._awaited.items()) if owner == worker]:
+            self._awaited.pop(reference, None)
         if (group := self._groups.pop(worker, None)) is not None:
             for actor in group.actors:
                 self._ray.kill(actor)
