@@ -10,7 +10,7 @@ import pytest
 from house import ROOT, circles, complexities, measure
 
 LIMITS: dict[str, int] = {
-    "lines": 91184,
+    "lines": 91190,
     "lines of commands": 1402,
     "loose modules": 4,
     "circles of files": 0,

@@ -202,7 +202,7 @@ def test_whatever_is_printed_goes_through_one_function() -> None:
         "interrupts",
         "completion",
         "process_probe",
-        "vbench_package",
+        "vbench",
         "published",
         "score_server",
     }

@@ -241,7 +241,9 @@ def _convert_scalar(value: Any, hint: Any, dotted: str, source: ConfigSource) ->
         except OverflowError:  # an integer too large for a float
             return _MISFIT
     if hint is int and type(value) is int and abs(value) >= 2**63:
-        raise ConfigError(f"{source.of(dotted)}: {dotted} is {write_value(value)}, and integers lie below 2^63")
+        raise ConfigError(
+            f"{source.of(dotted)}: {dotted} is {write_value(value)}, and integers lie below 2^63 = {2**63:,}"
+        )
     return value if type(value) is hint and hint is not float else _MISFIT
 
 
@@ -249,7 +251,9 @@ def _plain(value: Any, dotted: str, source: ConfigSource, depth: int = 0) -> Any
     """Free-form options: mappings, lists and scalars only, so that they can be written back and hashed."""
     value = value.value if isinstance(value, Override) else value
     if depth > 20:
-        raise ConfigError(f"{source.of(dotted)}: {dotted} is nested more than 20 deep, or in itself: make it flat")
+        raise ConfigError(
+            f"{source.of(dotted)}: {dotted} is nested more than 20 deep (or contains itself); make it flat"
+        )
     if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
         return {key: _plain(item, f"{dotted}.{key}", source, depth + 1) for key, item in value.items()}
     if isinstance(value, (list, tuple)):

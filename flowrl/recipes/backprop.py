@@ -137,7 +137,9 @@ def check(config: TrainConfig) -> None:
             what = reward.name or f"{reward.file}:{reward.function}"
             raise ValueError(_no_gradient(f"reward {what}"))
     if sampler.kernel != "ode":
-        raise ValueError(f"recipe backprop follows the ODE, and sampler.kernel is {sampler.kernel}: set it to ode")
+        raise ValueError(
+            f"recipe backprop follows the ODE, but sampler.kernel is {sampler.kernel}: set sampler.kernel=ode"
+        )
     if sampler.train_negative is False and sampler.guidance_scale != 1:
         refuse_broken_chain(config)
     refuse_unread(config, (), "recipe backprop")
