@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import random
 import runpy
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 # Before anything imports torch or the model libraries.
@@ -17,7 +15,6 @@ os.environ["TRANSFORMERS_OFFLINE"] = "1"
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
-import _pytest.logging
 import pytest
 
 # Imports make a million objects, which all stay: collections look at them seldom, here and where a test starts Python.
@@ -27,26 +24,6 @@ runpy.run_path(str(CHILDREN / "sitecustomize.py"))
 
 # What must outlast a power cut waits for the disk, twenty times a checkpoint; tests see that it asks, and cut no power.
 vars(os)["fsync"] = os.fstat
-
-
-@contextmanager
-def _caught_at_the_root(handler: logging.Handler, level: int | None = None) -> Iterator[logging.Handler]:
-    """Six times a test pytest goes through all loggers for those that keep what they hear from the root: six hundred,
-    of which a hundred do, of torch above all. These print themselves, and what they print is captured."""
-    root, before = logging.getLogger(), logging.getLogger().level
-    root.addHandler(handler)
-    if level is not None:
-        handler.setLevel(level)
-        root.setLevel(min(before, level))
-    try:
-        yield handler
-    finally:
-        if level is not None:
-            root.setLevel(before)
-        root.removeHandler(handler)
-
-
-vars(_pytest.logging)["catching_logs"] = _caught_at_the_root
 
 # The pure layer says its shapes in annotations; here every call is checked against them.
 CHECKED = ("samplers", "advantages", "credit", "objectives", "prompts.curriculum")
