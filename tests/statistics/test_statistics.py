@@ -129,6 +129,15 @@ def test_a_task_that_is_all_right_has_a_width() -> None:
     assert 0.7 < whole.low < 0.95
 
 
+def test_prompts_that_agree_by_chance_keep_a_width() -> None:
+    # Five prompts, each half right: no variance between them. Half a degree beside four leaves a ninth of the variance
+    # of independent images, so that 20 images count for 180.
+    found = task_scores(rows_of("t", np.tile([1.0, 0.0], (5, 2))))["t"]
+    quantile = stats.t.ppf(0.975, 4.5)
+    half = quantile * math.sqrt(0.25 / 180 + quantile**2 / (4 * 180**2)) / (1 + quantile**2 / 180)
+    assert (found.low, found.high) == pytest.approx((0.5 - half, 0.5 + half), rel=1e-9)
+
+
 def test_alike_images_of_a_prompt_widen_a_share() -> None:
     right_P = np.arange(40) % 2
     agree = task_scores(rows_of("t", np.repeat(right_P[:, None], 4, axis=1)))["t"]
