@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from PIL import Image
 
 from flowrl.benchmarks.geneval.published import published_records
 from flowrl.benchmarks.geneval.rules import Detection
+from flowrl.evaluation import geneval as evaluation_geneval
 from flowrl.evaluation.geneval import benchmark_prompts, judge_images, judge_name, kinds, score_rows
 from flowrl.evaluation.runner import check, run
 from flowrl.generation.folders import read_folder
@@ -76,6 +78,23 @@ def test_scenes_that_hold_are_right_and_empty_ones_are_not(tmp_path: Path) -> No
         "expected circle>=1, found 0\nexpected triangle>=1, found 0",
         "expected circle>=1, found 0\nexpected square>=1, found 0",
     ]
+
+
+@pytest.mark.parametrize(
+    ("limit", "told"),
+    [
+        (1.3, "With so few images no difference can be relied on to be found: take more prompts."),
+        (0.4, "Another model must differ by about 0.400 (macro) to be told apart."),
+        (math.nan, "means over images."),
+    ],
+)
+def test_no_difference_above_the_range_is_promised(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: float, told: str
+) -> None:
+    monkeypatch.setattr(evaluation_geneval, "detectable", lambda interval, paired: limit)
+    result = run(settings(write_folder(tmp_path / "a", image=mixed), tmp_path / "out"))
+    (note,) = [table.note for table in result.tables if "macro" in table.note]
+    assert note.endswith(told)
 
 
 def test_rewards_are_those_that_training_uses(tmp_path: Path) -> None:

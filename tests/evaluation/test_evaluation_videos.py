@@ -104,6 +104,14 @@ def test_a_damaged_clip_is_in_no_mean(tmp_path: Path, prompts: Path) -> None:
     assert any("failed on 1 of 3 clips" in note for note in result.notes)
 
 
+def test_a_damaged_clip_leaves_its_place_on_the_page(tmp_path: Path, prompts: Path) -> None:
+    given = settings_for(tmp_path / "out", "video_panel", prompts=str(prompts), samples=1, base=True)
+    (one, *_) = draw_clips(given, given.subject, read_prompts(prompts), ".mkv")
+    one.path.write_bytes(b"cut off")
+    page = page_of(run(given))
+    assert page.count("<video") == 2 * (3 + len(re.findall(r"<strong>largest", page))) - 1
+
+
 def test_existing_clips_are_judged_by_their_folder(tmp_path: Path, prompts: Path) -> None:
     drawn = settings_for(tmp_path / "a", "video_panel", prompts=str(prompts), samples=2)
     first = run(drawn)

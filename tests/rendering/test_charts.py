@@ -12,6 +12,7 @@ import pytest
 from flowrl.rendering.bars import Mark, forest, forest_of_two, stacked_bar
 from flowrl.rendering.charts import MAX_POINTS, Series, line_chart, nice_ticks, smooth, thin
 from flowrl.rendering.dots import Dot, log_ticks, scatter
+from flowrl.rendering.markup import number, settled
 from flowrl.statistics.bootstrap import Interval, point
 
 WHOLE = Interval(mean=0.5, low=0.25, high=0.75)
@@ -118,3 +119,10 @@ def test_shares_fill_the_bar() -> None:
     first, second = (float(bar.attrib["width"]) + 1.5 for bar in bars)
     assert first / second == pytest.approx(3)
     assert math.isclose(first + second, 540, abs_tol=0.2)
+
+
+@pytest.mark.parametrize("value", [math.nextafter(0.2125, 0), 0.2125, 0.85 - 0.6375, math.nextafter(0.2125, 1)])
+def test_a_difference_is_rounded_without_the_digits_that_sums_leave(value: float) -> None:
+    """Pages and terminals show one number for a half that floating point misses on either side."""
+    assert settled(value) == 0.2125
+    assert number(value) == f"{settled(value):.3f}" == f"{0.2125:.3f}"
