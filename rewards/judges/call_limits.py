@@ -98,18 +98,28 @@ class AskingPace:
             self._next[kind] = max(self._next[kind], now) + 60.0 / limit * cost
 
 
+_COARSE = 16  # every so many pixels of a side are looked at before two images are compared in full
+
+
 class EncodedImages:
     """The images of some questions, which are encoded in threads from the moment on that this is made."""
 
     def __init__(self, questions: Iterable[Question], image_format: JudgeImageFormat, threads: Executor) -> None:
         self._parts: dict[int, Future[bytes]] = {}  # by identity of the array, which the questions keep alive
-        known: dict[tuple[object, ...], Future[bytes]] = {}  # who reads an image again gives arrays of one content
-        for image in (part for question in questions for part in question.parts if not isinstance(part, str)):
-            if id(image) not in self._parts:
-                content = (image.shape, image.tobytes())
-                if content not in known:
-                    known[content] = threads.submit(image_part, image, image_format)
-                self._parts[id(image)] = known[content]
+        alike: dict[tuple[object, ...], list[np.ndarray]] = {}
+        for question in questions:
+            for image in question.parts:
+                if isinstance(image, str) or id(image) in self._parts:
+                    continue
+                # Who reads an image again for each question gives arrays of one content. A digest of all of it would
+                # cost as much as the encoder: few images look alike on a coarse grid, and those are compared.
+                others = alike.setdefault((image.shape, image[::_COARSE, ::_COARSE].tobytes()), [])
+                same = next((other for other in others if np.array_equal(other, image)), None)
+                if same is None:
+                    others.append(image)
+                    self._parts[id(image)] = threads.submit(image_part, image, image_format)
+                else:
+                    self._parts[id(image)] = self._parts[id(same)]
 
     async def part(self, image: np.ndarray) -> bytes:
         """The JSON of an image's part of a message, once it is there."""
