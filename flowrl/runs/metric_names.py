@@ -6,6 +6,7 @@ is a placeholder: ``reward/<name>`` is ``reward/pick_score`` if you train on `pi
 
 from __future__ import annotations
 
+import functools
 import re
 from pathlib import Path
 
@@ -25,6 +26,12 @@ def meaning_of(name: str) -> str | None:
     >>> meaning_of("reward/pick_score/invalid_ratio")
     'share of images for which this reward failed'
     """
+    return next((meaning for pattern, meaning in _patterns() if pattern.fullmatch(name)), None)
+
+
+@functools.cache
+def _patterns() -> list[tuple[re.Pattern[str], str]]:
+    """Names as patterns with their meanings, the most particular first."""
     found = {name: meaning for group in METRICS.values() for name, meaning in group.items()}
-    order = sorted(found, key=lambda known: (known.count("<"), -len(re.sub(r"<\w+>", "", known))))
-    return next((found[one] for one in order if re.fullmatch(re.sub(r"<\w+>", "[^/]+", one), name)), None)
+    order = sorted(found, key=lambda name: (name.count("<"), -len(re.sub(r"<\w+>", "", name))))
+    return [(re.compile(re.sub(r"<\w+>", "[^/]+", name)), found[name]) for name in order]

@@ -185,17 +185,24 @@ def evaluation_warnings(
     earlier: list[dict[str, list[float]]] = history.setdefault("measured", [])  # not there in older checkpoints
     found = [told for then in earlier if (told := _hacked_since(then, now, weights))]
     earlier.append(now)
-    blurred, first = dict[str, str](), earlier[0]
-    for name in (one for one in now if one.startswith("jpeg_") and weights[one] == 0 and first.get(one, (0.0,))[0]):
-        # Rewards by the size of JPEG files are proportional to it; those that are trained on are meant to move it.
-        was, size = first[name][0], now[name][0]
-        tested = abs(_in_errors(first[name], now[name])) > 2, abs(size / was)
-        blurred = alarm("blur", *tested, reward=name, share=tested[1], was=was, now=size)
-        break
+    blurred = _blurred_since(earlier[0], now, weights)
     if not found:
         return blurred
     _, said = min(found)  # since the largest loss
     return blurred | alarm("reward_hacking", said, said=said)
+
+
+def _blurred_since(
+    then: Mapping[str, Sequence[float]], now: Mapping[str, Sequence[float]], weights: Mapping[str, float]
+) -> dict[str, str]:
+    """The warning of images that have lost detail since the first evaluation, by the size of their JPEG files. Rewards
+    by that size are proportional to it; those that are trained on are meant to move it."""
+    for name in now:
+        was, size = abs(then[name][0]) if name in then else 0.0, abs(now[name][0])
+        if name.startswith("jpeg_") and weights[name] == 0 and was:
+            sure = abs(_in_errors(then[name], now[name])) > 2
+            return alarm("blur", sure, size / was, reward=name, share=size / was, was=then[name][0], now=now[name][0])
+    return {}
 
 
 def _hacked_since(
