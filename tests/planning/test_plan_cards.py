@@ -49,12 +49,10 @@ class Few:
     family: Any
     model: str
     targets: tuple[str, ...]
-    network: str
-    """What the checkpoint says of its network: checkpoints of which it is the same share what is measured."""
     trained: Trained | None = None
     made: FewBlocks | None = None
 
-    def blocks(self) -> FewBlocks:
+    def network(self) -> FewBlocks:
         if self.made is None:
             self.made = few_blocks(self.family, self.model, self.targets)
         assert self.made is not None
@@ -76,18 +74,13 @@ def shapes(call: Mapping[str, Any]) -> str:
 
 def shared_few_blocks(own: Any, model: str, targets: Sequence[str]) -> Few | None:
     known = own.planned_size(model, {}) is not None
-    return Few(family=own, model=model, targets=tuple(targets), network=network_of(own, model)) if known else None
-
-
-def network_of(own: Any, model: str) -> str:
-    card = own.card(model)
-    return f"{own.name} {card.index} {card.network}"
+    return Few(family=own, model=model, targets=tuple(targets)) if known else None
 
 
 def shared_measure(few: Few, call: dict[str, Any], *, trained: Trained, dtype: torch.dtype) -> Network:
     few.trained = trained
-    key = ("measure", few.network, few.targets, shapes(call), str(trained), dtype)
-    found: Network = once(key, lambda: measure(few.blocks(), call, trained=trained, dtype=dtype))
+    key = ("measure", few.model, few.targets, shapes(call), str(trained), dtype)
+    found: Network = once(key, lambda: measure(few.network(), call, trained=trained, dtype=dtype))
     return found
 
 
@@ -95,10 +88,10 @@ def shared_without_gradient(few: Few, call: dict[str, Any]) -> tuple[int, int]:
     def make() -> tuple[int, int]:
         if few.made is None:
             assert few.trained is not None
-            measure(few.blocks(), call, trained=few.trained, dtype=torch.bfloat16)
-        return without_gradient(few.blocks(), call)
+            measure(few.network(), call, trained=few.trained, dtype=torch.bfloat16)
+        return without_gradient(few.network(), call)
 
-    found: tuple[int, int] = once(("without", few.network, few.targets, shapes(call), str(few.trained)), make)
+    found: tuple[int, int] = once(("without", few.model, few.targets, shapes(call), str(few.trained)), make)
     return found
 
 
@@ -108,7 +101,7 @@ def _measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gathering, "measure", shared_measure)
     monkeypatch.setattr(gathering, "without_gradient", shared_without_gradient)
     monkeypatch.setattr(family_route, "decode_peaks", lambda own, model, size, dtype: once(
-        ("decode", network_of(own, model), size, dtype),
+        ("decode", own.name, size, dtype, str(own.card(model).network)),
         lambda: decode_peaks(own, model, size, dtype=dtype),
     ))  # fmt: skip
     monkeypatch.setattr(family_route, "decode_flops", lambda *given: None)

@@ -184,7 +184,7 @@ def test_one_training_iteration(name: str, tmp_path: Path, capsys: pytest.Captur
                     "sde_window_range": [0, 1]},
         "prompts": {"train": str(tmp_path / "prompts.jsonl"), "eval": str(tmp_path / "prompts.jsonl")},
         "rewards": [{"file": str(tmp_path / "rewards.py"), "function": "darkness"}],
-        "eval": {"num_prompts": 1, "num_images": 1},
+        "eval": {"num_images": 2},
         "logging": {"tensorboard": False},
     }  # fmt: skip
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(config))
