@@ -20,8 +20,8 @@ from tiny_runs import differences, lora_tensors, metrics, model_tensors, start, 
 
 TOLERANCE = 1e-6
 EPSILON = 2**-23
-FAR_FROM_WEIGHTS = ("diversity", "advantage_abs", "margin", "winner_reward", "loser_reward")
-"""Metrics that carry the rounding of a sum multiplied: an order of summation moves them further than any weight."""
+ROUNDED = {"diversity": 5, "advantage_abs": 10, **dict.fromkeys(("margin", "winner_reward", "loser_reward"), 5)}
+"""Metrics that multiply the rounding of a sum -> tolerances that an order of summation may move them by."""
 TRAIN_ALL = """
 import json, os, shutil, signal, sys, traceback
 from functools import partial
@@ -264,8 +264,8 @@ def close(a: Path, b: Path) -> None:
             of_reward = abs(mine.get("reward", 0.0)) if key.startswith("reward") else 0.0
             scale = max(1.0, abs(mine[key]), of_reward)  # rewards are hundreds
             # Of images, which are decoded in other batches; of rewards, divided by the spread of their group; of errors
-            # whose difference beta multiplies. The largest that were seen, with AMX: 5.5 tolerances, of an advantage.
-            scale *= 20 if key in FAR_FROM_WEIGHTS else 1
+            # whose difference beta multiplies. The largest seen, with AMX: 5.5 of advantages, 1.2 of losers' rewards.
+            scale *= ROUNDED.get(key, 1)
             # Rewards are rounded in float32 before that: where they hardly differ, it is all that is left.
             spread = max(mine.get("reward_std", 0.0), 1e-3)
             rounding = EPSILON * mine["reward"] / spread if key == "advantage_abs" else 0.0
