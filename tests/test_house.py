@@ -10,16 +10,16 @@ import pytest
 from house import ROOT, circles, complexities, measure
 
 LIMITS: dict[str, int] = {
-    "lines": 91190,
+    "lines": 91242,
     "lines of commands": 1402,
     "loose modules": 4,
     "circles of files": 0,
     "circles of folders": 0,
     "folders in circles": 0,
     "complexity > 15": 0,
-    "one-use helpers": 439,
-    "lines of one-use helpers": 6310,
-    "fmt: skip": 225,
+    "one-use helpers": 440,
+    "lines of one-use helpers": 6319,
+    "fmt: skip": 226,
     "fmt: skip in tests": 782,
     "Namespace outside commands": 1,
     "Namespace in commands, but run and add_arguments": 1,
