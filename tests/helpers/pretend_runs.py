@@ -6,10 +6,11 @@ pipeline and its rewards in the place of the embedded models, which is ten times
 
 from __future__ import annotations
 
+import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from unittest import mock
 
 import jaxtyping
 import torch
+import yaml
 from pretend_gpu import Findings, Kind, pretend_gpu
 from toy_pipeline import write_pairs, write_toy
 
@@ -31,7 +33,7 @@ from flowrl.training.stages import Stages
 
 SHORT = (
     "num_iterations=2", "prompts_per_step=2", "group_size=4", "micro_batch_size=4", "eval_every=2",
-    "checkpoint_every=2", "eval.num_prompts=2", "eval.num_steps=2", "eval.num_images=1", "eval.samples_per_prompt=1",
+    "checkpoint_every=2", "eval.num_prompts=1", "eval.num_steps=1", "eval.num_images=1", "eval.samples_per_prompt=1",
     "threads=1", "progress=false", "logging.tensorboard=false", "pipeline.device=auto",
 )  # fmt: skip
 _GROUPS = {
@@ -40,6 +42,8 @@ _GROUPS = {
     "tiny_branch_grpo_pruned": ("group_size=16",),
     "tiny_dense_grpo_calibrated": ("sampler.calibration.iterations=1",),
     "tiny_nft_reused": ("updates_per_rollout=2",),
+    "tiny_opd": ("sampler.num_steps=4",),
+    "tiny_opd_off_policy": ("sampler.num_steps=4",),
     "tiny_recommended": ("updates_per_rollout=2",),
     "tiny_tempflow": ("credit.branches=2",),
     "tiny_tree_grpo": ("group_size=9", "micro_batch_size=3"),
@@ -146,23 +150,64 @@ def watched_run(name: str, folder: Path, kind: Kind, *overrides: str) -> Watched
     )  # fmt: skip
 
 
-def toy_run(name: str, folder: Path, kind: Kind) -> Watched:
-    """`watched_run` of a configuration of family sd3 on the toy pipeline."""
+def flat(section: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted keys of nested sections, and their values."""
+    for key, value in section.items():
+        if isinstance(value, Mapping):
+            yield from flat(value, f"{before}{key}.")
+        else:
+            yield before + key, value
+
+
+def differences(name: str) -> dict[str, Any]:
+    """In what a short run of a configuration differs from `tiny_grpo_geneval`'s, but for rewards; by dotted key."""
+    own, base = (
+        dict(flat(asdict(load_config(find_config(one), (*SHORT, *_GROUPS.get(one, ()))))))
+        for one in (name, "tiny_grpo_geneval")
+    )
+    return {key: value for key, value in own.items() if key != "rewards" and base.get(key) != value}
+
+
+def settings_of(name: str) -> list[str]:
+    """What a configuration sets itself, as overrides, but for its rewards and how many images it draws."""
+    left_out = ("base", "rewards", "prompts_per_step", "group_size", "best_of")
+    written = yaml.safe_load(find_config(name).read_text(encoding="utf-8"))
+    return [f"{key}={json.dumps(value)}" for key, value in flat(written) if key not in left_out]
+
+
+def with_rewards_of(name: str, *others: str) -> str:
+    """The rewards of several configurations, each of them once, as an override."""
+    found = dict[str, Any]()
+    for one in (name, *others):
+        for reward in yaml.safe_load(find_config(one).read_text(encoding="utf-8"))["rewards"]:
+            found.setdefault(repr((reward["name"], reward.get("options"))), {**reward, "label": f"r{len(found)}"})
+    return f"rewards={json.dumps([*found.values()])}"
+
+
+def toy_run(name: str, folder: Path, kind: Kind, *others: str) -> Watched:
+    """`watched_run` of a configuration of family sd3 on the toy pipeline, with what others set besides."""
     path = write_toy(folder)
     rewards = (
         f"{{name: smooth_brightness, weight: 0.75}}, {{file: {folder}/toy_rewards.py, function: redness, weight: 0.25}}"
     )
-    if load_config(find_config(name)).recipe == "backprop":
+    recipe, fewer = load_config(find_config(name)).recipe, list[str]()
+    if recipe == "grpo":
+        fewer = ["micro_batch_size=8"]
+    elif recipe == "forward":
+        fewer = ["times.count=2"]
+    elif recipe == "backprop":
         rewards = "{name: smooth_brightness}"
-    elif name == "tiny_real":  # of verdicts
+    if "tiny_real" in (name, *others):  # of verdicts
         rewards = f"{{file: {folder}/toy_rewards.py, function: success}}"
+    for other in others:
+        fewer += [*settings_of(other), *more_overrides(other, folder, 2)]
     with (
         mock.patch.dict(PIPELINES, {"sd3": "toy_pipeline"}),
         mock.patch.dict(REWARDS, {"smooth_brightness": "toy_pipeline:SmoothBrightness"}),
     ):
         return watched_run(
             name, folder, kind, "pipeline.model=toy", f"prompts.train={path.parent}/prompts.txt", "eval.rewards=[]",
-            f"prompts.eval={path.parent}/prompts.txt", f"rewards=[{rewards}]", *more_overrides(name, folder, 2),
+            f"prompts.eval={path.parent}/prompts.txt", f"rewards=[{rewards}]", *fewer, *more_overrides(name, folder, 2),
         )  # fmt: skip
 
 

@@ -1,7 +1,8 @@
-"""Every tiny configuration on a pretend GPU: nothing mixes devices, a micro-batch waits for its device twice at most.
+"""What tiny configurations set, on a pretend GPU: nothing mixes devices, and a micro-batch waits for it twice at most.
 
 On the toy pipeline where it is of the toy's family, on the embedded model where it has a family or rewards of its own.
-`python tests/trials/pretend_gpu_runs.py` takes all of them through the embedded models.
+Settings that do not exclude each other share a run; each family trains once, by one recipe or the other.
+`python tests/trials/pretend_gpu_runs.py` takes each configuration by itself through the embedded models.
 """
 
 from __future__ import annotations
@@ -12,13 +13,48 @@ from pathlib import Path
 import pytest
 import torch
 from pretend_gpu import Pretended, pretend_gpu
-from pretend_runs import OTHERS, said, toy_run, watched_run
+from pretend_runs import OTHERS, differences, said, toy_run, watched_run, with_rewards_of
 
-from flowrl.config.base import config_files
+from flowrl.config.base import config_files, find_config
+from flowrl.config.train import load_config
 
 UNWRITTEN = "tiny_sd3_full"
 """Ships whole weights, which stock code writes by their storage: a pretended tensor has none."""
 TINY = sorted({name for name in config_files() if name.startswith("tiny_")} - {UNWRITTEN})
+WITH: dict[str, tuple[str, ...]] = {
+    "tiny_cps": ("tiny_real",),
+    "tiny_dcpo": ("tiny_gdpo",),
+    "tiny_grpo_48px": ("tiny_a_grae", "tiny_fg_expo"),
+    "tiny_ngrpo": ("tiny_best_of_n",),
+    "tiny_prompt_replay": ("tiny_dapo", "tiny_dr_grpo"),
+    "tiny_tp_grpo": ("tiny_paco",),
+    "tiny_unigrpo": ("tiny_adversarial_style",),
+}
+"""Configurations whose settings, but for their rewards, are taken into the run of another one."""
+WITHIN = {
+    "tiny_autorubric": "tiny_grpo_geneval",
+    "tiny_branch_grpo": "tiny_branch_grpo_pruned",
+    "tiny_dance_grpo": "tiny_balanced",
+    "tiny_flow_grpo": "tiny_flow_grpo_fast",
+    "tiny_mixgrpo": "tiny_mixgrpo_flash",
+    "tiny_nft_reused": "tiny_recommended",
+    "tiny_opd": "tiny_opd_off_policy",
+    "tiny_summed": "tiny_routes",
+    "tiny_votes": "tiny_grpo_geneval",
+}
+"""Configurations that, but for their rewards, set nothing that another one does not set too."""
+FAMILIES = {
+    "tiny_kontext_recommended": "tiny_edit_r1",
+    "tiny_sd15_recommended": "tiny_sd15_grpo",
+    "tiny_wan_grpo": "tiny_wan_recommended",
+}
+"""Configurations whose recipe is trained on the toy pipeline, and whose family by another one."""
+REWARDS: dict[str, tuple[str, ...]] = {
+    "tiny_edit_r1": ("tiny_kontext_grpo",),
+    "tiny_pairwise": ("tiny_adversarial_fixed", "tiny_pointwise_noisy", "tiny_pref_grpo_flex"),
+}
+"""Configurations that set rewards alone, which the run of another one asks too."""
+ALONE = sorted({*TINY} - {*OTHERS, *WITHIN, *sum(WITH.values(), ())})
 ON_MPS = ("tiny_dance_grpo", "tiny_dgpo", "tiny_dhpo", "tiny_dpo", "tiny_nft", "tiny_opd", "tiny_refl")
 """One configuration for each kind of arithmetic, so that float64 on the device is found."""
 MOST_WAITS = 2  # for the device, of a micro-batch
@@ -33,9 +69,9 @@ STAGES = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in TINY if name not in OTHERS])
+@pytest.mark.parametrize("name", ALONE)
 def test_no_configuration_mixes_devices_or_waits(name: str, tmp_path: Path) -> None:
-    watched = toy_run(name, tmp_path, "cuda")
+    watched = toy_run(name, tmp_path, "cuda", *WITH.get(name, ()))
     assert not watched.findings.faults, said(name, watched)
     assert max(watched.waits, default=0) <= MOST_WAITS, watched.places
     assert name not in STAGES or dict(watched.stages) == STAGES[name], Counter(watched.findings.waits)
@@ -49,11 +85,24 @@ def test_nothing_is_float64_where_there_is_none(name: str, tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.parametrize("name", [name for name in OTHERS if name not in {*FAMILIES, *sum(REWARDS.values(), ())}])
 def test_other_families_and_rewards(name: str, tmp_path: Path) -> None:
-    watched = watched_run(name, tmp_path, "cuda", *OTHERS[name])
+    more = OTHERS[name]
+    if name in REWARDS:
+        more += (with_rewards_of(name, *REWARDS[name]),)
+    if name == "tiny_pairwise":
+        more += ("rewards.2.options.pretrain_steps=1",)  # those of the first one that it shares its run with
+    watched = watched_run(name, tmp_path, "cuda", *more)
     assert not watched.findings.faults, said(name, watched)
     assert max(watched.waits, default=0) <= MOST_WAITS, watched.places
+
+
+def test_what_has_no_run_of_its_own_is_set_by_another() -> None:
+    for name, other in WITHIN.items():
+        covered, of_other = differences(name), differences(other)
+        assert all(key in of_other and of_other[key] == value for key, value in covered.items()), (name, other)
+    for name, other in FAMILIES.items():
+        assert len({load_config(find_config(one)).pipeline.name for one in (name, other)}) == 1
 
 
 # ---- the pretence itself ---------------------------------------------------------------------------------------------
