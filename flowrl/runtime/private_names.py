@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -82,19 +83,16 @@ def found(private: Private) -> Any:
     module, _, names = private.path.partition(":")
     names, _, parameter = names.partition("(") if names.endswith(")") else (names, "", "")
     parameter = parameter.rstrip(")")
-    missing = (ImportError, AttributeError, KeyError)
     try:
         value: Any = importlib.import_module(module)
         for name in names.split(".") if names else ():
             member = name.removesuffix("()")
             kinds = getattr(value, "__mro__", ())
-            of_instances = any(
-                member in getattr(kind, "__annotations__", ()) for kind in kinds
-            )  # what a class declares
-            value = getattr(value, member, None) if of_instances else getattr(value, member)
+            declared = any(member in getattr(kind, "__annotations__", ()) for kind in kinds)  # of its instances
+            value = getattr(value, member, None) if declared else getattr(value, member)
             value = value() if name.endswith("()") else value
         return inspect.signature(value).parameters[parameter].default if parameter else value  # type: ignore[arg-type]
-    except missing as error:
+    except (ImportError, AttributeError, KeyError) as error:
         if isinstance(error, ModuleNotFoundError) and error.name == private.library:
             raise
         raise ValueError(gone(private, version_of(private.library))) from error
@@ -178,8 +176,10 @@ def sana_instruction(stock: str = "SanaPipeline") -> list[str]:
 
 
 def register_layers(config: Any, layers: Mapping[type, type]) -> None:
-    """Has PEFT put layers of one's own around those of a kind."""
+    """Has PEFT put layers of one's own around those of a kind, and look for bitsandbytes' only where it is loaded."""
     config._register_custom_module(layers)
+    model: Any = importlib.import_module("peft.tuners.lora.model")  # it would load it: more than a second
+    model.is_bnb_available = model.is_bnb_4bit_available = lambda: "bitsandbytes.nn" in sys.modules
 
 
 def adapter_names(layer: Any) -> set[str]:

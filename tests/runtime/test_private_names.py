@@ -5,11 +5,15 @@ from __future__ import annotations
 import ast
 import importlib
 import re
+import sys
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
+from peft import LoraConfig
 
 from flowrl.runtime import private_names
 from flowrl.runtime.private_names import MEMBERS, NAMES, Private, found, gone
@@ -58,6 +62,20 @@ def test_what_is_said_of_a_name_depends_on_the_installed_release(monkeypatch: py
     assert "so that it was moved after 0.21.2, by 0.22.0 at the latest" in gone(entry, "0.22.0")
     assert "earlier ones do not; install 'peft>=0.19.0,<=0.21.2'" in gone(entry, "0.9.1")
     assert "moved" not in gone(entry, "0.20.0")
+
+
+@pytest.mark.parametrize("loaded", [False, True])
+def test_a_lora_looks_for_layers_of_bitsandbytes_where_it_is_loaded(
+    loaded: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Elsewhere PEFT would import it, for more than a second, to see that there are none."""
+    private_names.register_layers(LoraConfig(), {})
+    name = "bitsandbytes.nn"
+    monkeypatch.delitem(sys.modules, name, raising=False)
+    if loaded:
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    model: Any = importlib.import_module("peft.tuners.lora.model")
+    assert (model.is_bnb_available(), model.is_bnb_4bit_available()) == (loaded, loaded)
 
 
 def test_members_of_instances_are_looked_up_in_what_their_class_declares() -> None:
