@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import toy_pipeline
-from tiny_runs import TinyRuns, differences, lasting, lora, metrics, start
+from tiny_runs import TinyRuns, differences, lasting, lora, metrics
 from toy_pipeline import toy_runs
+from warm_forks import start_forks
 
 from flowrl.cli import main
 from flowrl.runtime.files import LOCK
@@ -37,16 +37,6 @@ def reward(images, prompts, metadata):
             signal.raise_signal(signal.SIGINT)
     return 100 * images.mean((1, 2, 3))
 """
-
-WITH_TOY = f"""
-import sys
-sys.path.insert(0, {str(Path(toy_pipeline.__file__).parent)!r})
-from flowrl.pipelines import PIPELINES
-PIPELINES["sd3"] = "toy_pipeline"
-from flowrl.cli import main
-sys.exit(main(sys.argv[1:]))
-"""
-"""`flowrl` with the toy in the place of a family."""
 
 
 @pytest.fixture(scope="module")
@@ -212,14 +202,20 @@ def test_killed_at_a_random_moment_it_ends_the_same(runs: TinyRuns) -> None:
     """kill -9 at a seeded moment, after some progress; `tests/trials/kills.py` tries many."""
     iterations = ("num_iterations=20", "checkpoint_every=2")
     whole, run = runs.train("unkilled", *iterations), runs.folder / "killed"
-    process = start(["-c", WITH_TOY, "train", str(runs.config), *iterations, f"out={run}"], runs.folder)
-    deadline = time.monotonic() + 300
-    while _lines(run) < 3 and process.poll() is None and time.monotonic() < deadline:
+    said, errors = runs.folder / "said.log", runs.folder / "errors.log"
+
+    def tell_errors_apart() -> None:
+        os.dup2(os.open(errors, os.O_WRONLY | os.O_CREAT, 0o600), 2)
+
+    arguments = ["train", str(runs.config), *iterations, f"out={run}"]
+    process = start_forks(arguments, [runs.folder], said, tell_errors_apart)
+    deadline = time.monotonic() + 60
+    while _lines(run) < 3 and time.monotonic() < deadline:
         time.sleep(0.005)
     time.sleep(random.Random(5).random() * 0.2)
-    process.kill()
-    assert process.communicate()[1] == ""
-    assert process.returncode == -signal.SIGKILL
+    process.signal(signal.SIGKILL)
+    assert process.wait() == (-signal.SIGKILL,), said.read_text()
+    assert errors.read_text() == ""
     assert _resume(run) == 0
     _same(run, whole)
 
