@@ -86,7 +86,7 @@ def test_a_whole_run_rests(tmp_path: Path, tiny_sd3_folder: Path, monkeypatch: p
     short = (
         f"pipeline.model={tiny_sd3_folder}", "pipeline.max_sequence_length=16", "prompts_per_step=1", "group_size=2",
         "micro_batch_size=1", "num_iterations=1", "eval_every=1",
-        "sampler.num_steps=4", "sampler.sde_window_range=[0, 2]", "eval.num_prompts=1", "eval.num_steps=1",
+        "sampler.num_steps=2", "sampler.sde_window_range=[0, 1]", "eval.num_prompts=1", "eval.num_steps=1",
         "rewards=[{name: attributes}, {name: jpeg_compressibility, weight: 0.1}]",
     )  # fmt: skip
     runs = {"plain": (), "resting": (f"pipeline.offload=[{', '.join(OFFLOAD)}]",)}
