@@ -26,6 +26,7 @@ def test_the_nearest_tests_come_first() -> None:
     first, *others = nearest(mutant, ROOT, last=["tests/test_golden_toy.py"])
     assert first[0] == "tests/samplers/test_kernels.py"
     assert all(file.startswith("tests/samplers/") for file in first)
+    assert "tests/samplers/test_rollout.py" in first, "which imports it by way of another file"
     ordered = [file for part in others for file in part]
     assert len(ordered) == len(set(ordered))
     assert not set(ordered) & set(first)

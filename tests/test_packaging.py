@@ -76,7 +76,7 @@ def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The source archive of a checkout that git knows and in which nothing is committed."""
     source = checkout_copy(tmp_path_factory.mktemp("source") / "checkout")
     run("git", "init", "--quiet", cwd=source)
-    run("git", "add", "--all", cwd=source)
+    run("git", "-c", "core.compression=0", "add", "--all", cwd=source)
     code = "import sys; from setuptools.build_meta import build_sdist; build_sdist(sys.argv[1])"
     out = tmp_path_factory.mktemp("archive")
     run(sys.executable, "-c", code, out, cwd=source, PYTHONPATH=os.environ.get("PYTHONPATH", ""))
@@ -101,7 +101,7 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     venv.create(folder, with_pip=False, symlinks=True)
     python = folder / "bin" / "python"
     target = Path(run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=folder).strip())
-    pip = ["--no-deps", "--no-index", "--quiet", "--disable-pip-version-check"]
+    pip = ["--no-deps", "--no-index", "--no-compile", "--quiet", "--disable-pip-version-check"]
     run(sys.executable, "-m", "pip", "--python", python, "install", *pip, wheel, cwd=folder)
     # Plain path lines in a .pth file go to the end of sys.path, so the wheel's copy comes first; an editable install of
     # this checkout is not seen there, because .pth files inside such a folder are not read.

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from statistics import NormalDist
 
 import numpy as np
@@ -92,9 +93,9 @@ def percentiles(mean: float, replicate_R: Float[np.ndarray, " r"]) -> Interval:
 
 
 _TINY = 1e-300  # stands for 0 where a continued fraction divides
-_STEPS = 10_000
 
 
+@lru_cache(4096)
 def student_quantile(level: float, degrees: float) -> float:
     """The t with P(|T| <= t) = level for Student's T with `degrees` degrees of freedom, infinite for the normal's.
     Newton's method from the normal quantile, below the root; the density falls, so steps end short of it. Relative
@@ -136,10 +137,9 @@ def tails(t: float, degrees: float) -> float:
 
 def _fraction(x: float, a: float, b: float) -> float:
     """The continued fraction 1 / (1 + d1 / (1 + d2 / ...)) of I_x(a, b)."""
-    value = c = 1.0
-    d = 1 / (1 - (a + b) * x / (a + 1) or _TINY)
-    value = d
-    for m in range(1, _STEPS):
+    c = 1.0
+    value = d = 1 / (1 - (a + b) * x / (a + 1) or _TINY)
+    for m in range(1, 10_000):
         for term in (
             m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m)),
             -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1)),

@@ -21,28 +21,37 @@ ROOT = Path(__file__).resolve().parents[2]
 HEAVY = {"torch", "numpy", "diffusers", "transformers", "peft", "scipy", "accelerate", "torchvision", "PIL", "sympy"}
 MOST = 2300
 """Modules that a plan may import; with all libraries there it would be 4,300."""
+LATER = ("flux_grpo_pickscore", "sdxl_ddpo_pickscore", "wan_t2v_dance_grpo")
+"""Configurations that one process plans after `tiny_grpo_geneval`."""
 MAIN = """
 import json, runpy, sys
-try:
-    runpy.run_module("flowrl", run_name="__main__", alter_sys=True)
-except SystemExit as end:
-    code = end.code
-print(json.dumps([code, sorted(name for name, module in sys.modules.items() if module is not None)]), file=sys.stderr)
+
+def flowrl(*words):
+    sys.argv = ["flowrl", *words]
+    try:
+        runpy.run_module("flowrl", run_name="__main__", alter_sys=True)
+    except SystemExit as end:
+        names = sorted(name for name, module in sys.modules.items() if module is not None)
+        print(json.dumps([end.code, names]), file=sys.stderr)
+"""
+ONE_AFTER_ANOTHER = f"""{MAIN}
+for words in json.loads(sys.argv[1]):
+    flowrl(*words)
 """
 
 
-def command(*words: str) -> tuple[int, set[str], str]:
-    """Exit code, imported modules and output of `flowrl` with these words, as a process of its own."""
+def told(code: str, *words: str) -> tuple[str, list[tuple[int, set[str]]]]:
+    """What Python code prints in a process of its own, and exit code and imported modules after each command."""
     done = subprocess.run(
-        [sys.executable, "-c", MAIN, *words], cwd=ROOT, capture_output=True, text=True, timeout=300, check=False
+        [sys.executable, "-c", code, *words], cwd=ROOT, capture_output=True, text=True, timeout=300, check=False
     )
-    code, names = json.loads(done.stderr.strip().splitlines()[-1])
-    return code, set(names), done.stdout
+    assert done.returncode == 0, done.stderr
+    lines = [json.loads(line) for line in done.stderr.splitlines() if line.startswith("[")]
+    return done.stdout, [(code, set(names)) for code, names in lines]
 
 
-@pytest.mark.parametrize(
-    ("words", "code"),
-    [
+def test_help_and_what_a_file_alone_shows_to_be_wrong_need_no_library() -> None:
+    commands = [
         (("--help",), 0),
         (("train", "--help"), 0),
         (("plan", "--help"), 0),
@@ -50,27 +59,36 @@ def command(*words: str) -> tuple[int, set[str], str]:
         (("train", "tiny_grpo_geneval", "group_sise=4"), 1),
         (("plan", "tiny_grpo_geneval", "group_sise=4"), 1),
         (("plan", "tiny_grpo_geneval", "micro_batch_size=0"), 1),
-    ],
-)
-def test_help_and_what_a_file_alone_shows_to_be_wrong_need_no_library(words: tuple[str, ...], code: int) -> None:
-    found, modules, _ = command(*words)
-    assert found == code
-    assert not modules & HEAVY
+    ]
+    _, found = told(ONE_AFTER_ANOTHER, json.dumps([words for words, _ in commands]))
+    for (words, code), (ended, modules) in zip(commands, found, strict=True):
+        assert ended == code, words
+        assert not modules & HEAVY, words
+
+
+@pytest.fixture(scope="module")
+def planned(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[str], list[tuple[int, set[str]]]]:
+    """Plans of one process, their texts, and what was imported after each; then it imports what it likes."""
+    (reward := tmp_path_factory.mktemp("reward") / "own.py").write_text(REWARD)
+    text, found = told(AFTERWARDS, str(reward), "tiny_grpo_geneval", *LATER)
+    return text.split("after\n"), found
 
 
 @pytest.mark.slow
 def test_a_plan_does_without_libraries_says_the_same_and_leaves_nothing_behind(
-    capsys: pytest.CaptureFixture[str],
+    capsys: pytest.CaptureFixture[str], planned: tuple[list[str], list[tuple[int, set[str]]]]
 ) -> None:
-    code, modules, text = command("plan", "tiny_grpo_geneval")
+    texts, ((code, modules), *_) = planned
     assert code == 0
     assert {"torch", "diffusers"} <= modules, "which a network is built of"
     absent = HEAVY - {"torch", "numpy", "diffusers", "PIL"} | {"triton", "tensorboard"}
     assert not modules & absent
     assert not [name for name in modules if name.startswith(("torch._inductor", "torch._dynamo"))]
     assert len(modules) < MOST
+    assert ("bitsandbytes" in modules) is (importlib.util.find_spec("bitsandbytes") is not None), "its stand-in"
+    assert not [name for name in modules if name.startswith("bitsandbytes.")]
     assert plan(cli.parse("plan", ("tiny_grpo_geneval",))) == 0
-    assert capsys.readouterr().out == text
+    assert capsys.readouterr().out == texts[0]
 
 
 SCRIPT = """
@@ -86,24 +104,24 @@ if peft.import_utils.is_bnb_available():
 
 
 @pytest.mark.slow
-def test_a_script_that_is_not_the_command_can_ask_for_a_plan() -> None:
+def test_a_script_that_is_not_the_command_can_ask_for_a_plan(warm_python: str) -> None:
+    """In a process that has imported what a training needs, with the same stand-in for bitsandbytes as the command."""
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT], cwd=ROOT, capture_output=True, text=True, timeout=300, check=False
+        [warm_python, "-c", SCRIPT], cwd=ROOT, capture_output=True, text=True, timeout=300, check=False
     )
     assert done.returncode == 0, done.stderr
 
 
-AFTERWARDS = """
-import sys
-from flowrl.cli import main
-sys.argv[0] = "flowrl"
-for name in sys.argv[2:]:
-    assert main(["plan", name]) == 0
-print("after")
+AFTERWARDS = f"""{MAIN}
+reward, *names = sys.argv[1:]
+for name in names:
+    flowrl("plan", name)
+    print("after")
 import torch
 assert torch.compiler.disable.__name__ == "disable" and torch.distributed.is_available()
 assert not [name for name, module in sys.modules.items() if module is None]
-rewards = "rewards=[{file: " + sys.argv[1] + ", function: shade}]"
+from flowrl.cli import main
+rewards = "rewards=[{{file: " + reward + ", function: shade}}]"
 assert main(["plan", "tiny_grpo_geneval", rewards, "eval.rewards=[]"]) == 0
 assert "torchvision.transforms" in sys.modules
 """
@@ -120,18 +138,13 @@ def shade(images, prompts, metadata):
 
 @pytest.mark.slow
 def test_families_are_planned_alike_and_a_reward_may_import_what_it_likes(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
+    capsys: pytest.CaptureFixture[str], planned: tuple[list[str], list[tuple[int, set[str]]]]
 ) -> None:
-    names, reward = ("flux_grpo_pickscore", "sdxl_ddpo_pickscore", "wan_t2v_dance_grpo"), tmp_path / "own.py"
-    reward.write_text(REWARD)
-    done = subprocess.run(
-        [sys.executable, "-c", AFTERWARDS, str(reward), *names], cwd=ROOT, capture_output=True, text=True, timeout=300,
-        check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    for name in names:
+    texts, ended = planned
+    assert [code for code, _ in ended] == [0] * (1 + len(LATER))
+    for name, text in zip(LATER, texts[1:-1], strict=True):
         assert plan(cli.parse("plan", (name,))) == 0
-    assert done.stdout.split("after\n")[0] == capsys.readouterr().out
+        assert text == capsys.readouterr().out
 
 
 def test_beside_a_user_s_file_and_in_a_script_libraries_are_all_there(

@@ -6,6 +6,7 @@ import errno
 import json
 import shutil
 import subprocess
+import sys
 from collections import namedtuple
 from importlib import metadata
 from pathlib import Path
@@ -180,7 +181,8 @@ def test_processes_that_do_not_meet_are_named(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.slow
-def test_two_processes_meet() -> None:
+def test_two_processes_meet(warm_python: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", warm_python)
     found = processes_check("gloo", 0)
     assert found.state == "ok", found
 

@@ -1,12 +1,14 @@
-"""Workers on Ray whose processes serve one run after another: what they import takes seconds each time. And workers in
-the test's own process, without Ray."""
+"""Workers on Ray whose processes serve one run after another, and are forks of one that has imported everything: what
+they import takes seconds each time. And workers in the test's own process, without Ray."""
 
 from __future__ import annotations
 
 import os
 import time
+from functools import partial
 from typing import Any, ClassVar
 
+import pytest
 import torch
 
 from flowrl.pipelines import PIPELINES
@@ -16,6 +18,13 @@ from flowrl.workers.dispatch import Answer, PieceDone, WorkerGone, WorkerReady
 from flowrl.workers.ray_backend import Order, RayBackend
 
 _FAMILY = PIPELINES["sd3"]
+
+
+def start_warm(patch: pytest.MonkeyPatch, python: str) -> None:
+    """Has Ray start its workers by `warm_interpreter` where this process connects to it from now on."""
+    import ray
+
+    patch.setattr(ray, "init", partial(ray.init, runtime_env={"py_executable": python}))
 
 
 def with_toy(_: Any) -> None:

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import requests
 import torch
+from tiny_runs import start
 
 from flowrl.rewards import FunctionReward, Reward, RewardInputs, RewardOutput, output_of
 from flowrl.rewards.remote import items_of
@@ -24,6 +27,11 @@ from flowrl.rewards.serving.wire import Limits, encode_request
 from flowrl.runtime.randomness import counter_seed
 
 NEEDS = frozenset({"images", "prompts", "metadata"})
+SERVE = """
+import os, runpy
+os.environ["DOOR"] = str(os.getpid())
+runpy.run_module("flowrl", run_name="__main__", alter_sys=True)
+"""
 
 
 def samples(batch: int, *, size: tuple[int, int] = (6, 8), first: int = 0) -> RewardInputs:
@@ -81,6 +89,12 @@ class Running:
 
     def post(self, body: Any, **headers: str) -> requests.Response:
         return requests.post(f"{self.url}/v1/score", json=body, headers=headers, timeout=10)
+
+
+def serve(words: list[str], folder: Path, python: str, **environment: str) -> subprocess.Popen[str]:
+    """`flowrl serve` on this machine, where it and the processes behind its port are started by `python`."""
+    here = ("--port", "0", "--device", "cpu")
+    return start(["-c", SERVE, "serve", *words, *here], folder, PYTHON_EXEC=python, CHILDREN_EXEC=python, **environment)
 
 
 def body_of(batch: int = 1, *, first: int = 0, reward: str | None = "level", **size: Any) -> dict[str, Any]:

@@ -83,10 +83,13 @@ while pids:
 WARM = """
 import array, json, os, runpy, select, signal, socket, sys, traceback
 
+from flowrl.runtime.process_settings import before_libraries_load
+before_libraries_load()  # as the command has it
 import accelerate.commands.launch, torch.distributed.run
 import flowrl.cli, flowrl.session.train, flowrl.pages.report
 import flowrl.pipelines.families.sd3, flowrl.pipelines.weights.lora
 from flowrl.recipes import backprop, forward, grpo, preference
+from flowrl.workers import actor
 from diffusers import AutoencoderKL, FlowMatchEulerDiscreteScheduler, SD3Transformer2DModel, StableDiffusion3Pipeline
 from transformers import CLIPTextModelWithProjection, CLIPTokenizer, T5EncoderModel, T5TokenizerFast
 
@@ -99,6 +102,7 @@ def be(order, streams):
     sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w", 1, closefd=False), open(2, "w", 1, closefd=False)
     os.environ.clear()
     os.environ.update(order["environment"])
+    sys.executable = os.environ.get("CHILDREN_EXEC", sys.executable)
     os.chdir(order["folder"])
     sys.path[:0] = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
     words = [word for word in order["words"] if word != "-u"]
@@ -172,7 +176,8 @@ for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
     signal.signal(number, lambda number, _: os.kill(pid, number))
 code = int(lines.readline() or 1)
 if code < 0:
-    signal.signal(-code, signal.SIG_DFL)
+    if code != -signal.SIGKILL:
+        signal.signal(-code, signal.SIG_DFL)
     os.kill(os.getpid(), -code)
 os._exit(code)
 """
@@ -183,8 +188,8 @@ def warm_interpreter() -> Iterator[str]:
     """A command that takes the words of `python` (a script, -m or -c), in a fork of a process that has imported it all.
 
     It hands over its streams, folder and environment, passes signals on, and ends as the fork ends. Torchrun starts its
-    processes with it where the variable PYTHON_EXEC says so. What is forked has no threads and did nothing but import,
-    so that nothing of one launch is seen by the next.
+    processes with it where the variable PYTHON_EXEC says so, and a fork starts others with it where CHILDREN_EXEC does.
+    What is forked has no threads and did nothing but import, so that nothing of one launch is seen by the next.
     """
     with tempfile.TemporaryDirectory() as name:  # the address of a socket is at most a hundred letters long
         (folder := Path(name)).joinpath("warm.py").write_text(WARM)

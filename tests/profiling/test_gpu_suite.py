@@ -32,8 +32,15 @@ QUICK = ("machine", "gradients", "memory")
 """Sections whose CPU form takes half a minute; `make gpu` runs the others too, in some minutes."""
 
 
+@pytest.fixture
+def warm(warm_python: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Checks, and what they start, run in forks of a process that has imported everything."""
+    monkeypatch.setattr(sys, "executable", warm_python)
+    monkeypatch.setenv("CHILDREN_EXEC", warm_python)
+
+
 @pytest.mark.slow
-def test_every_check_passes_in_its_cpu_form_or_says_why_not(tmp_path: Path) -> None:
+def test_every_check_passes_in_its_cpu_form_or_says_why_not(warm: None, tmp_path: Path) -> None:
     found = gpu_suite.run_checks(tmp_path / "gpu.json", minutes=60, sections=",".join(QUICK), cpu=True)
     failed = {check["check"]: check["why"] for check in found["checks"] if check["outcome"] == "failed"}
     assert failed == {}
@@ -72,7 +79,7 @@ def check_is_left_out(word):
 
 @pytest.mark.slow
 def test_a_check_that_ends_its_process_is_failed_and_the_others_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    warm: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "check_machine.py").write_text(FAKE)
     monkeypatch.setattr(gpu_suite, "HERE", tmp_path)

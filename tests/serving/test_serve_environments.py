@@ -12,9 +12,8 @@ from typing import Any
 
 import pytest
 import requests
-from reward_servers import body_of, samples
+from reward_servers import body_of, samples, serve
 from starlette.testclient import TestClient
-from tiny_runs import start
 
 import flowrl
 from flowrl.generation.named_rewards import reward_list
@@ -56,7 +55,7 @@ def settings(**given: Any) -> ServerSettings:
 
 
 @pytest.mark.slow
-def test_scorers_of_two_environments_answer_at_one_port(tmp_path: Path) -> None:
+def test_scorers_of_two_environments_answer_at_one_port(tmp_path: Path, warm_python: str) -> None:
     (tmp_path / "lengths.py").write_text(SCORER)
     python = own_python(tmp_path)
     (tmp_path / "list.yaml").write_text(
@@ -67,8 +66,7 @@ def test_scorers_of_two_environments_answer_at_one_port(tmp_path: Path) -> None:
         - {{scorer: "lengths.py:process", label: process, python: {python}, options: {{images: bytes}}}}
         """)
     )
-    server = start(["-m", "flowrl", "serve", "list.yaml", "--port", "0", "--device", "cpu", "--token-env", "T"],
-                   tmp_path, T="abc", PLACE="there")  # fmt: skip
+    server = serve(["list.yaml", "--token-env", "T"], tmp_path, warm_python, T="abc", PLACE="there")
     assert server.stdout is not None
     lines: list[str] = []
     while not (lines and lines[-1].startswith("In a configuration")):

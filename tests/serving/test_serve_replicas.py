@@ -9,22 +9,26 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import requests
 import torch
-from reward_servers import body_of, samples, until
-from tiny_runs import start
+from reward_servers import body_of, samples, serve, until
 
 from flowrl.rewards import build_reward
 from flowrl.serving.serve import devices_of
 from flowrl.serving.served import ServerSettings
 
 REWARDS = """
-import os, time
+import os, pathlib, time
+
+while pathlib.Path(__file__).with_name("held").exists():  # a process that starts again stays away as long
+    time.sleep(0.01)
 
 def process(images, prompts, metadata):
+    assert os.environ["DOOR"] != str(os.getpid()), "the door scores by itself"
     return [float(os.getpid())] * len(images)
 
 def level(images, prompts, metadata):
@@ -34,21 +38,22 @@ def level(images, prompts, metadata):
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[subprocess.Popen[str], str]]:
+def served(
+    tmp_path_factory: pytest.TempPathFactory, warm_python: str
+) -> Iterator[tuple[subprocess.Popen[str], str, Path]]:
     folder = tmp_path_factory.mktemp("replicas")
     (folder / "two.py").write_text(REWARDS)
     (folder / "two.yaml").write_text(
         "rewards:\n- {file: two.py, function: process}\n- {file: two.py, function: level}\n"
     )
-    command = ["-m", "flowrl", "serve", "two.yaml", "--replicas", "2", "--port", "0", "--device", "cpu"]
-    process = start(command, folder)
+    process = serve(["two.yaml", "--replicas", "2"], folder, warm_python)
     assert process.stdout is not None
     lines = [process.stdout.readline() for _ in range(2)]
     try:
         assert lines[0] == "Loading process, level on cpu, 2 times ...\n", lines
         found = re.search(r"http://[\d.:]+", lines[1])
         assert found, lines
-        yield process, found[0]
+        yield process, found[0], folder / "held"
     finally:
         process.kill()
         process.communicate()
@@ -62,13 +67,12 @@ def pids(url: str, count: int) -> list[int]:
 
 @pytest.mark.slow
 def test_requests_are_shared_out_and_a_dead_replica_costs_no_item(
-    served: tuple[subprocess.Popen[str], str],
+    served: tuple[subprocess.Popen[str], str, Path],
 ) -> None:
-    process, url = served
+    process, url, held = served
     before = pids(url, 6)
     assert len(set(before)) == 2
     assert {before.count(pid) for pid in before} == {3}
-    assert process.pid not in before
 
     text = requests.get(f"{url}/metrics", timeout=10).text  # of both
     assert 'flowrl_items_total{reward="process"} 6.0' in text
@@ -77,6 +81,7 @@ def test_requests_are_shared_out_and_a_dead_replica_costs_no_item(
     assert {name: about["replicas"] for name, about in health["rewards"].items()} == {"process": 2, "level": 2}
 
     reward = build_reward("remote", options={"url": url, "reward": "level", "batch_size": 1})
+    held.touch()
     killing = threading.Timer(0.3, os.kill, (before[0], signal.SIGKILL))
     killing.start()
     output = reward(samples(96))
@@ -84,6 +89,7 @@ def test_requests_are_shared_out_and_a_dead_replica_costs_no_item(
     assert not output.errors
     assert output.values.tolist() == [float(i) for i in range(96)]
     assert set(pids(url, 2)) == {before[1]}  # the other one answers meanwhile
+    held.unlink()
 
     def back() -> bool:
         time.sleep(0.2)

@@ -60,7 +60,7 @@ def test_a_run_of_all_weights_is_that_without_workers(
 ) -> None:
     """A worker dies, the run stops and goes on, and evaluations draw under the average."""
     sizes = ["pipeline.dtype=bfloat16", "sampler.guidance_scale=3", "num_iterations=3", "rollout_batch_size=4"]
-    sizes += [f"prompts.eval={runs.folder / 'held_out.txt'}", "eval_every=1"]
+    sizes += [f"prompts.eval={runs.folder / 'held_out.txt'}", "eval_every=1", "checkpoint_every=2"]
     here = runs.train("here", *sizes)
     SENT.clear()
     monkeypatch.setattr(Inside, "dies_at", 2)
@@ -94,7 +94,8 @@ def test_layers_alone_and_other_recipes(runs: TinyRuns) -> None:
         "nft": ("recipe=forward", "sampler.kernel=ode", "objective.name=nft", "times.count=2"),
         "branches": ("credit.method=g2rpo", "sampler.kernel=cps", "prompts_per_step=2"),
     }.items():
-        assert_same(runs.train(f"{name} here", *more), runs.train(f"{name} there", *more, "workers.rollouts=2"))
+        more = (*more, "checkpoint_every=2")
+        assert_same(runs.train(f"{name} here", *more), runs.train(f"{name} there", *more, "workers.rollouts=1"))
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -123,7 +124,10 @@ def test_what_states_alone_cannot_do_is_refused(tmp_path: Path, settings: list[s
 
 
 @pytest.mark.slow
-def test_the_reference_server_draws_what_the_worker_would(tmp_path: Path, tiny_sd3_folder: Path) -> None:
+def test_the_reference_server_draws_what_the_worker_would(
+    tmp_path: Path, tiny_sd3_folder: Path, warm_python: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "executable", warm_python)
     runs = tiny_runs(tmp_path, tiny_sd3_folder)
     sizes = ("num_iterations=2", "rollout_batch_size=4", "sampler.guidance_scale=3", "workers.rollouts=1")
     plain, served = runs.train("plain", *sizes), runs.train("served", *sizes, f"workers.engine={REFERENCE}")

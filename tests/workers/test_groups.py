@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from kept_workers import Kept, without_toy
+from kept_workers import Kept, start_warm, without_toy
 from split_runs import command
 from test_parcels import nowhere
 from tiny_runs import differences, lora_tensors, metrics, model_tensors
@@ -185,11 +185,12 @@ def test_an_error_of_one_process_ends_all(
 
 
 @pytest.fixture(scope="module")
-def there() -> Iterator[None]:
+def there(warm_python: str) -> Iterator[None]:
     """Ray, started as runs start it, with kept actors of a real family."""
     pytest.importorskip("ray")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(Path(__file__).parents[1] / "helpers"), prepend=os.pathsep)
+        start_warm(patch, warm_python)
         connect(None, workers=2)
         patch.setattr(flowrl.runtime.cluster, "disconnect", lambda: None)  # at the end of a run
         patch.setattr(rollouts, "RayBackend", Kept)

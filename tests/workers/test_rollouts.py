@@ -12,7 +12,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
-from kept_workers import Kept, without_toy
+from kept_workers import Kept, start_warm, without_toy
 from tiny_runs import TinyRuns, differences, lasting, lora, metrics, model_tensors, tiny_runs
 from toy_pipeline import toy_in_place
 
@@ -32,12 +32,13 @@ STALE = (WORKERS, "workers.staleness=1")
 
 
 @pytest.fixture(scope="module")
-def there() -> Iterator[None]:
+def there(warm_python: str) -> Iterator[None]:
     """Ray, started as runs start it, with kept actors; it leaves nothing behind."""
     helpers = Path(__file__).parents[1] / "helpers"
     handler = signal.getsignal(signal.SIGTERM)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(helpers), prepend=os.pathsep)
+        start_warm(patch, warm_python)
         made = connect(None, workers=3)
         assert connect(None, workers=3) is made
         assert signal.getsignal(signal.SIGTERM) is handler

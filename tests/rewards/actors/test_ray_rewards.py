@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from kept_workers import start_warm
 from reward_servers import noise, samples
 from tiny_runs import lora, metrics
 from toy_pipeline import toy_in_place, write_toy
@@ -97,7 +98,17 @@ def entries(tmp_path_factory: pytest.TempPathFactory) -> dict[str, RewardConfig]
 
 
 @pytest.fixture(scope="module")
-def workers(entries: dict[str, RewardConfig], tmp_path_factory: pytest.TempPathFactory) -> Iterator[RewardWorkers]:
+def warm(warm_python: str) -> Iterator[None]:
+    """Workers that have imported everything."""
+    with pytest.MonkeyPatch.context() as patch:
+        start_warm(patch, warm_python)
+        yield
+
+
+@pytest.fixture(scope="module")
+def workers(
+    warm: None, entries: dict[str, RewardConfig], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[RewardWorkers]:
     environment = tmp_path_factory.mktemp("environment") / "env.yaml"
     environment.write_text(yaml.safe_dump({"env_vars": {"TOLD": "7"}}))
     settings = WorkersConfig(rewards=2, reward_env=str(environment))
@@ -169,7 +180,7 @@ def test_an_error_in_a_worker_is_told_as_one_here(workers: RewardWorkers, entrie
 
 
 @pytest.mark.slow
-def test_a_run_with_workers_is_the_run_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_with_workers_is_the_run_without(warm: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whole groups, two rewards of which one is measured only, and a run that goes on without its workers."""
     disconnect()  # the workers above hold what their instance has
     monkeypatch.chdir(tmp_path)

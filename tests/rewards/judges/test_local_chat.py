@@ -221,13 +221,14 @@ def test_local_judge_errors(tiny_vlm: Path, tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def served(tmp_path: Path) -> Iterator[tuple[Path, str]]:
+def served(tmp_path: Path, warm_python: str) -> Iterator[tuple[Path, str]]:
     """The tiny model behind `transformers serve`, on a free port of this machine."""
     folder = write_tiny_vlm(tmp_path / "served", words=WORDS, generation={})
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    command = [str(Path(sys.executable).with_name("transformers")), "serve", str(folder), "--device", "cpu"]
+    server = str(Path(sys.executable).with_name("transformers"))
+    command = [warm_python, server, "serve", str(folder), "--device", "cpu"]
     with (tmp_path / "log").open("w") as log:
         process = subprocess.Popen(
             [*command, "--host", "127.0.0.1", "--port", str(port)], stdout=log, stderr=log, env=dict(os.environ)

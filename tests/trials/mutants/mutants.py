@@ -117,27 +117,16 @@ def read_mutants() -> tuple[Mutant, ...]:
 @cache
 def arrows(root: Path) -> tuple[dict[str, set[str]], list[str]]:
     """Files of product and tests with those that import them, wherever the statement stands; and the test files."""
-    from house import House  # from the real tree: the process that is forked must not have it
+    from affected import imported, names_of, resolved  # from the real tree: the process that is forked must not have it
+    from house import TOPS
 
-    house = House(root)
-    path_of = {name: str(path.relative_to(root)) for name, path in house.files.items()}
-    importers = defaultdict[str, set[str]](set)
-    for name, others in house.imports.items():
-        for other in others:
-            importers[path_of[other]].add(path_of[name])
-    parsed = [path for path in sorted((root / "tests").rglob("*.py")) if "golden" not in path.parts]
-    helpers = {path.stem: str(path.relative_to(root)) for path in parsed}
-    for path in parsed:
-        for node in ast.walk(ast.parse(path.read_text())):
-            names = [alias.name for alias in node.names] if isinstance(node, ast.Import | ast.ImportFrom) else []
-            if isinstance(node, ast.ImportFrom):
-                names = [str(node.module), *(f"{node.module}.{name}" for name in names)]
-            for name in names:
-                if name in house.modules:
-                    importers[path_of[house.modules[name]]].add(str(path.relative_to(root)))
-                elif name in helpers:
-                    importers[helpers[name]].add(str(path.relative_to(root)))
-    tests = [str(path.relative_to(root)) for path in parsed if path.name.startswith("test_")]
+    paths = [path for top in (*TOPS, "tests") for path in sorted((root / top).rglob("*.py"))]
+    texts = {path.relative_to(root).as_posix(): path.read_text() for path in paths if "golden" not in path.parts}
+    modules, importers = names_of(root, texts), defaultdict[str, set[str]](set)
+    for name, text in texts.items():
+        for other in resolved(imported(text), modules) - {name}:
+            importers[other].add(name)
+    tests = [name for name in texts if name.startswith("tests/") and Path(name).name.startswith("test_")]
     return dict(importers), [test for test in tests if test not in NOT_ASKED]
 
 
