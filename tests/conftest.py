@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import runpy
@@ -67,6 +68,12 @@ def pytest_collection_finish() -> None:
     test that drew one parsed all of flowrl that was imported: seconds, for values that depended on what that was."""
     if (providers := sys.modules.get("hypothesis.internal.conjecture.providers")) is not None:
         vars(providers)["is_local_module_file"] = lambda path: False
+    gc.freeze()  # where encoders are freed, garbage is collected: imports stay, and are not looked through each time
+
+
+def pytest_unconfigure() -> None:
+    """Libraries tell at the end of what is not taken down."""
+    gc.unfreeze()
 
 
 @pytest.fixture(autouse=True)
