@@ -124,8 +124,11 @@ def test_recomputed_blocks_see_the_same_masks(folder: Path, masking: str) -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("options", [{}, {"gradient_checkpointing": True, "masking": "hidden"}], ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "options"),
+    [(torch.float32, {}), (torch.bfloat16, {"gradient_checkpointing": True, "masking": "hidden"})],
+    ids=str,
+)
 def test_the_ratio_is_one_and_every_target_learns(folder: Path, dtype: torch.dtype, options: dict[str, Any]) -> None:
     pipeline = load(folder, dtype, **options)
     cond, negative = pipeline.encode(PROMPTS), pipeline.encode(["blur"])

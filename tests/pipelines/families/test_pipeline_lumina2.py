@@ -112,8 +112,7 @@ def test_prompts_are_read_behind_stocks_sentence_and_the_empty_one_alone(folder:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("checkpointed", [False, True], ids=["plain", "checkpointed"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("dtype", "checkpointed"), [(torch.float32, False), (torch.bfloat16, True)], ids=str)
 def test_the_ratio_is_one_and_every_target_learns(folder: Path, dtype: torch.dtype, checkpointed: bool) -> None:
     pipeline = load(folder, dtype, gradient_checkpointing=checkpointed)
     cond, negative = pipeline.encode(PROMPTS), pipeline.encode([""])
