@@ -14,7 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from flowrl.pipelines import ModelFamily, Pipeline
+from flowrl.pipelines.shared.cards import Size
 from flowrl.pipelines.shared.family_pipeline import Family, FamilyPipeline
+from flowrl.pipelines.shared.like_blocks import fewest
 from flowrl.pipelines.weights.lora import Policy
 from flowrl.runtime.randomness import counter_normal
 from flowrl.samplers import KERNELS, Velocity, gaussian_log_prob, rollout
@@ -134,6 +136,15 @@ def check_published(family: ModelFamily, model: str, parameters: float, *, rel: 
     assert sum(p.numel() for p in network.parameters()) == pytest.approx(parameters, rel=rel)
     assert family.meta_denoiser("someone/unknown") is None
     return network
+
+
+def check_call(family: ModelFamily, model: str, size: Size, tokens: int, shape: tuple[int, ...]) -> None:
+    """A published network is called as planned, on numbers that are not there, and answers in a shape. It has as few
+    blocks of each kind as have its first and its last one among them."""
+    network: Any = family.meta_denoiser(model, fewest(family.block_kinds(model)))
+    with torch.no_grad():
+        out = network(**family.meta_call(model, size, tokens))[0]
+    assert (out.device.type, out.shape) == ("meta", shape)
 
 
 def same(first: Conditioning, second: Conditioning) -> bool:

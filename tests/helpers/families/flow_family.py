@@ -24,7 +24,7 @@ from flowrl.trajectory import Conditioning, Schedule
 
 PROMPTS = ["a red circle", "two big blue squares left of a star"]
 NEGATIVE = " "
-STEPS = 4
+STEPS = 3
 RANK, ALPHA = 2, 8
 
 

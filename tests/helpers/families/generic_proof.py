@@ -77,7 +77,7 @@ def one_iteration(name: str, folder: Path, room: Path, route: str | None = None)
                     "sde_window_range": [0, 2]},
         "prompts": dict.fromkeys(("train", "eval"), str(room / "prompts.jsonl")),
         "rewards": [{"file": str(room / "rewards.py"), "function": "darkness"}],
-        "eval": {"num_images": 2}, "logging": {"tensorboard": False},
+        "eval": {"num_images": 1, "initial": False}, "logging": {"tensorboard": False},
     }  # fmt: skip
     (room / "run.yaml").write_text(yaml.safe_dump(config))
     assert train(str(room / "run.yaml"), []) == 0

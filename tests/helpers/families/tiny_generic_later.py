@@ -8,6 +8,8 @@ from typing import Any
 import diffusers
 import torch
 import transformers
+from diffusers.models.transformers import transformer_hunyuan_video15
+from tiny_folders import narrow_glyphs
 from tiny_generic import TINY_GENERIC, WIDTH, denoiser, flow, image_vae
 from tiny_ltx_video import OPTIONS as LTX
 from tiny_ltx_video import tiny_ltx_parts
@@ -15,6 +17,7 @@ from tiny_qwen_image import qwen_tokenizer, text_config, vision_language_model
 
 from flowrl.pretraining.tiny_sd3 import CONTEXT
 
+narrow_glyphs(transformer_hunyuan_video15.HunyuanVideo15ByT5TextProjection)
 _TEMPLATE = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
 
 

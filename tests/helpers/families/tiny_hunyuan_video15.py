@@ -13,6 +13,8 @@ from diffusers import (
     HunyuanVideo15Pipeline,
     HunyuanVideo15Transformer3DModel,
 )
+from diffusers.models.transformers import transformer_hunyuan_video15
+from tiny_folders import narrow_glyphs
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import (
     ByT5Tokenizer,
@@ -27,6 +29,7 @@ from flowrl.pretraining.tiny_sd3 import _WORDS
 
 OPTIONS: dict[str, Any] = {"height": 32, "width": 48, "num_frames": 5, "fps": 8.0, "max_sequence_length": 16}
 WIDTH, GLYPH_WIDTH, CHANNELS = 24, 16, 4
+narrow_glyphs(transformer_hunyuan_video15.HunyuanVideo15ByT5TextProjection)
 TEMPLATE = "{% for i in range(108) %}system {% endfor %}{{ messages[1]['content'] }} assistant"
 """As many tokens before the prompt as the published template has."""
 

@@ -20,6 +20,8 @@ from diffusers import (
     QwenImagePipeline,
     QwenImageTransformer2DModel,
 )
+from diffusers.models.transformers import transformer_hunyuanimage
+from tiny_folders import narrow_glyphs
 from tokenizers import pre_tokenizers
 
 WIDTH, CHANNELS, SIZE = 16, 4, 16
@@ -119,6 +121,7 @@ def save_tiny_qwen_image_edit(folder: Path, *, several: bool = False, zero_cond_
 
 OPTIONS: dict[str, Any] = {"height": 32, "width": 48, "max_sequence_length": 32}
 GLYPH_WIDTH, FIRST, FIRST_OF_LETTERS = 16, 1, 2
+narrow_glyphs(transformer_hunyuanimage.HunyuanImageByT5TextProjection)
 
 
 def save_tiny_hunyuan_image(folder: Path, distilled: bool = False) -> Path:

@@ -16,12 +16,15 @@ from flowrl.pipelines import PIPELINES, family
 from flowrl.pipelines.generic.stock_levels import Levels
 from flowrl.pipelines.shared.stock_schedules import EULER
 
-FLOW = {"use_flow_sigmas": True, "prediction_type": "flow_prediction", "flow_shift": 3.0}
+TRAINED: dict[str, Any] = {"num_train_timesteps": 200}
+"""Not diffusers' 1000: some classes search a level for each when they are made."""
+FLOW = {**TRAINED, "use_flow_sigmas": True, "prediction_type": "flow_prediction", "flow_shift": 3.0}
 DIFFUSION = {
+    **TRAINED,
     "beta_schedule": "scaled_linear", "beta_start": 0.00085, "beta_end": 0.012, "clip_sample": False, "steps_offset": 1,
     "skip_prk_steps": True, "set_alpha_to_one": False, "snr_shift_scale": 1.0,
 }  # fmt: skip
-CONFIGS = {"plain": {}, "flow": FLOW} | {
+CONFIGS = {"plain": TRAINED, "flow": FLOW} | {
     f"spaced {one}": {**DIFFUSION, "timestep_spacing": one} for one in ("leading", "trailing", "linspace")
 }
 KINDS = [name for name in sorted(dir(diffusers)) if name.endswith("Scheduler") and not name.startswith("Flax")]
@@ -74,12 +77,10 @@ def told(stock: Any) -> dict[str, Any]:
     return {"_class_name": type(stock).__name__, **stock.config}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", PIPELINES)
-def test_levels_are_the_schedulers_own_or_it_is_refused(name: str) -> None:
-    known, followed = family(name), set()
-    shape = (4, 3, 32, 32) if known.videos else (4, 32, 32)
-    network = SimpleNamespace(patch_size=2, patch_size_t=1)
+@cache
+def followed_by(check: Any, schedule: Any, shape: tuple[int, ...] | None) -> set[str]:
+    """Classes whose levels are visited by the functions of a family, or of several; the others are refused."""
+    followed, network = set(), SimpleNamespace(patch_size=2, patch_size_t=1)
     for (kind, label), stock in stocks().items():
         if kind == EULER:
             continue  # pipelines hand it sigmas; a test of each family holds it
@@ -88,12 +89,21 @@ def test_levels_are_the_schedulers_own_or_it_is_refused(name: str) -> None:
             card=SimpleNamespace(network=network, index={}, model="MODEL"),
         )  # fmt: skip
         try:
-            known.check_scheduler("MODEL", told(stock))  # type: ignore[attr-defined]
-            levels = known.schedule(p, STEPS, "diffusers", None)  # type: ignore[attr-defined]
+            check("MODEL", told(stock))
+            levels = schedule(p, STEPS, "diffusers", None)
         except ValueError:
             continue
         followed.add(kind)
         np.testing.assert_allclose(levels.sigma[:-1].double(), visited(stock), atol=1e-5, err_msg=f"{kind} {label}")
+    return followed
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PIPELINES)
+def test_levels_are_the_schedulers_own_or_it_is_refused(name: str) -> None:
+    known: Any = family(name)
+    shape = None if name in DIFFUSERS else (4, 3, 32, 32) if known.videos else (4, 32, 32)
+    followed = followed_by(known.check_scheduler, known.schedule, shape)
     if name in DIFFUSERS:
         assert {"DDIMScheduler", "DDPMScheduler", "LCMScheduler"} <= followed
     elif name in MULTISTEP:

@@ -75,8 +75,7 @@ def test_noise_levels_are_the_stock_schedulers(scale: float, zero_snr: bool) -> 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("kernel", ["flow_sde", "ddim_flow"])
+@pytest.mark.parametrize(("kernel", "dtype"), [("flow_sde", torch.float32), ("ddim_flow", torch.bfloat16)], ids=str)
 def test_replayed_log_probs_equal_the_rollouts(folder: Path, kernel: str, dtype: torch.dtype) -> None:
     pipeline, policy = shared(folder, dtype)
     video.check_ratio_is_one(pipeline, policy, 6.0, kernel=kernel)

@@ -152,8 +152,7 @@ def test_source_images_are_refused(folder: Path) -> None:
 # ---- training --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("checkpointed", [False, True], ids=["plain", "checkpointed"])
+@pytest.mark.parametrize(("dtype", "checkpointed"), [(torch.float32, False), (torch.bfloat16, True)], ids=str)
 def test_the_ratio_is_one_and_every_target_learns(folder: Path, dtype: torch.dtype, checkpointed: bool) -> None:
     pipeline = load(folder, dtype, gradient_checkpointing=checkpointed)
     check_replay(pipeline, adapted(pipeline), pipeline.encode(PROMPTS), None, 3.5)

@@ -223,8 +223,11 @@ def test_more_references_than_room_was_made_for_are_refused(folders: dict[str, P
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize(("kind", "scale"), [("dev", 4.0), ("base", 4.0), ("klein", 1.0)])
+@pytest.mark.parametrize(
+    ("kind", "scale", "dtype"),
+    [("dev", 4.0, torch.bfloat16), ("base", 4.0, torch.float32), ("klein", 1.0, torch.bfloat16)],
+    ids=str,
+)
 def test_the_ratio_is_one_and_every_target_learns(
     folders: dict[str, Path], kind: str, scale: float, dtype: torch.dtype
 ) -> None:

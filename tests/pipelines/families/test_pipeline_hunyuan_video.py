@@ -67,8 +67,7 @@ def test_grid_is_evenly_spaced_and_shifted_once(folder: Path, shift: float | Non
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("kernel", ["flow_sde", "dance_sde"])
+@pytest.mark.parametrize(("kernel", "dtype"), [("flow_sde", torch.float32), ("dance_sde", torch.bfloat16)], ids=str)
 def test_replayed_log_probs_equal_the_rollouts(folder: Path, kernel: str, dtype: torch.dtype) -> None:
     pipeline, policy = shared(folder, dtype)
     video.check_ratio_is_one(pipeline, policy, 6.0, kernel=kernel)

@@ -81,8 +81,7 @@ def test_a_shift_replaces_the_tokens(folder: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("scale", [1.0, 3.0])
+@pytest.mark.parametrize(("scale", "dtype"), [(1.0, torch.float32), (3.0, torch.bfloat16)], ids=str)
 def test_replayed_log_probs_equal_the_rollouts(folder: Path, scale: float, dtype: torch.dtype) -> None:
     pipeline, policy = shared(folder, dtype)
     video.check_ratio_is_one(pipeline, policy, scale)

@@ -138,8 +138,7 @@ def test_known_prompts_stay_after_the_encoder_is_freed(folder: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("checkpointed", [False, True], ids=["plain", "checkpointed"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("dtype", "checkpointed"), [(torch.float32, False), (torch.bfloat16, True)], ids=str)
 def test_replay_is_exact_and_every_lora_tensor_that_can_learn_has_gradient(
     folder: Path, dtype: torch.dtype, checkpointed: bool
 ) -> None:

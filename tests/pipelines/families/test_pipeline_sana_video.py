@@ -173,8 +173,7 @@ def test_prompts_are_embedded_by_themselves(folder: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("scale", [1.0, 6.0])
+@pytest.mark.parametrize(("scale", "dtype"), [(1.0, torch.float32), (6.0, torch.bfloat16)], ids=str)
 def test_replayed_log_probs_equal_the_rollouts(folder: Path, scale: float, dtype: torch.dtype) -> None:
     pipeline, policy = shared(folder, dtype)
     video.check_ratio_is_one(pipeline, policy, scale)

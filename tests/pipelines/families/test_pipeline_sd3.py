@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 from collections.abc import Sequence
@@ -33,7 +34,7 @@ from flowrl.training.learner import NetworkCounter
 from flowrl.training.record import Recording
 from flowrl.trajectory import Conditioning, Credit
 
-STEPS = 4
+STEPS = 3
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 WITH_DENSITY = ["flow_sde", "dance_sde", "cps", "ddim_flow", "wan_sde", "dpm_sde"]
 
@@ -81,16 +82,20 @@ def test_images_that_are_not_square_keep_height_and_width(tiny_sd3_folder: Path)
 # ---- the ratio is exactly 1 ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("gradient_checkpointing", [False, True], ids=["plain", "checkpointed"])
-@pytest.mark.parametrize("scale", [1.0, 4.0])
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("kernel", WITH_DENSITY)
+@pytest.mark.parametrize(
+    ("kernel", "dtype", "scale", "gradient_checkpointing"),
+    [
+        *itertools.product(["flow_sde"], DTYPES, [1.0, 4.0], [False, True]),
+        *((kernel, torch.bfloat16, 4.0, True) for kernel in WITH_DENSITY if kernel != "flow_sde"),
+    ],
+    ids=str,
+)
 def test_replayed_log_probs_equal_the_rollouts(
     tiny_sd3_folder: Path, kernel: str, dtype: torch.dtype, scale: float, gradient_checkpointing: bool
 ) -> None:
     pipeline, policy = shared(tiny_sd3_folder, dtype, gradient_checkpointing)
     log_prob = replayed(pipeline, guided(pipeline, PROMPTS[:2], scale), 2, STEPS, kernel)
-    assert len(log_prob) == 3
+    assert len(log_prob) == 2
     gradients = torch.autograd.grad(log_prob[-1].sum(), list(policy.parameters.values()), allow_unused=True)
     assert sum(float(g.abs().sum()) for g in gradients if g is not None) > 0  # it was a training pass
 
@@ -126,8 +131,9 @@ class LoopOfParts:
         return classifier_free_guidance(self.network, cond, self.negative, self.scale)
 
 
-@pytest.mark.parametrize("scale", [1.0, 4.0])
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "scale"), [(torch.float32, 4.0), (torch.bfloat16, 4.0), (torch.float16, 1.0)], ids=str
+)
 def test_the_recipes_replay_gives_ratio_one_at_its_own_and_at_another_batch_size(
     tiny_sd3_folder: Path, dtype: torch.dtype, scale: float
 ) -> None:
@@ -145,7 +151,7 @@ def test_the_recipes_replay_gives_ratio_one_at_its_own_and_at_another_batch_size
         blocks = grpo.micro_batches(rows, size, 1)
         old = rows if size == 4 else record.with_old_of_updates(rows, blocks)
         (indexes,) = blocks
-        assert sorted(torch.cat(indexes).tolist()) == list(range(12))  # every row once
+        assert sorted(torch.cat(indexes).tolist()) == list(range(8))  # every row once
         for index in indexes:
             part = old[index]
             new = record.replay(part)
@@ -177,7 +183,7 @@ def test_both_guidance_branches_carry_gradient(tiny_sd3_folder: Path) -> None:
 # ---- prompts and images ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_an_embedding_does_not_depend_on_its_batch_and_is_computed_once(
     tiny_sd3_folder: Path, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -214,7 +220,7 @@ def test_only_known_prompts_can_be_asked_for_after_the_encoders_are_freed(tiny_s
         pipeline.encode(["three stars"])
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("dtype", [torch.bfloat16], ids=str)
 def test_decoding_in_slices_gives_the_same_float32_images(tiny_sd3_folder: Path, dtype: torch.dtype) -> None:
     whole = FAMILY.load(str(tiny_sd3_folder), dtype=dtype, vae_slice=5)
     sliced = FAMILY.load(str(tiny_sd3_folder), dtype=dtype, vae_slice=2)

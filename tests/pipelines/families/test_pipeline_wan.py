@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 import warnings
@@ -177,8 +178,11 @@ def test_an_euler_scheduler_in_the_folder_keeps_its_own_grid(folders: dict[str, 
 # ---- the ratio is exactly 1 ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("kind", [*KINDS, WITH_IMAGE])
+@pytest.mark.parametrize(
+    ("kind", "dtype"),
+    list(zip([*KINDS, WITH_IMAGE], itertools.cycle([torch.float32, torch.bfloat16]), strict=False)),
+    ids=str,
+)
 def test_replayed_log_probs_equal_the_rollouts(folders: dict[str, Path], kind: str, dtype: torch.dtype) -> None:
     pipeline, policy = shared(folders[kind.split()[0]], dtype, True if kind == WITH_IMAGE else None)
     names = {name.split(".blocks.")[0] for name in policy.parameters} if kind.endswith("a14b") else None

@@ -211,8 +211,7 @@ def test_another_size_encodes_sources_again_also_after_the_text_encoders_are_fre
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "dtype"), list(zip(KINDS, [torch.float32, torch.bfloat16], strict=True)), ids=str)
 def test_replayed_log_probs_equal_the_rollouts(folders: dict[str, Path], kind: str, dtype: torch.dtype) -> None:
     pipeline, policy = shared(folders[kind], dtype, 2)
     names = {
