@@ -74,12 +74,6 @@ def pytest_collection_finish() -> None:
     gc.freeze()
     if (providers := sys.modules.get("hypothesis.internal.conjecture.providers")) is not None:
         vars(providers)["is_local_module_file"] = lambda path: False
-    gc.freeze()  # where encoders are freed, garbage is collected: imports stay, and are not looked through each time
-
-
-def pytest_unconfigure() -> None:
-    """Libraries tell at the end of what is not taken down."""
-    gc.unfreeze()
 
 
 def pytest_unconfigure() -> None:
