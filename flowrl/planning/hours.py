@@ -121,7 +121,7 @@ def work_of(plan: Plan, config: TrainConfig) -> Work:
     if network is None or cost is None:
         raise ValueError(f"the time of {plan.name} is not known: {plan.unknown}")
     ranks = max(1, plan.processes // config.parallel.context)
-    run = of_run(config, plan.passes, ranks, None)
+    run = plan.run if config is plan.config else of_run(config, plan.passes, ranks, None)
     recomputed = config.pipeline.gradient_checkpointing and network.blocks > 0
     made = cost_of(
         network,
