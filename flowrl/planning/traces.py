@@ -76,11 +76,9 @@ _PLAIN = (bool, int, float, str, torch.dtype, torch.device, torch.layout, torch.
 def _keep(asked: tuple[Any, ...], made: Sequence[Tensor | None], alone: bool, flops: int) -> None:
     """Remembers what was made, if these are tensors that can be made from their shapes alone."""
     some = [one for one in made if one is not None]
-    if any(not one.is_meta or type(one) is not Tensor or one.storage_offset() for one in some):
-        return
     known = tuple(None if one is None else (tuple(one.shape), one.stride(), one.dtype) for one in made)
     again = map(_again, filter(None, known))
-    if all(
+    if all(one.is_meta and type(one) is Tensor and not one.storage_offset() for one in some) and all(
         new.untyped_storage().nbytes() == one.untyped_storage().nbytes() for new, one in zip(again, some, strict=True)
     ):
         _MADE[asked] = _Made(known, alone, flops)
