@@ -37,13 +37,13 @@ def base_for(wish: Wish) -> str:
     family = known_family(location(wish.model))
     ranked = []
     for name, path in config_files().items():
-        data, card = read_with_base(path), card_of(name)
+        if (card := card_of(name)) not in (None, wish.card):
+            continue
+        data = read_with_base(path)
         model = data["pipeline"]["model"]
         suits = wish.recommended and name.endswith("_recommended")
         same = model == wish.model
-        if card not in (None, wish.card) or not (suits or is_plain(data)):
-            continue
-        if not same and (family is None or known_family(location(model)) != family):
+        if not (suits or is_plain(data)) or not (same or (family and known_family(location(model)) == family)):
             continue
         rewards = [reward.get("name") for reward in data["rewards"]]
         sampler = data["sampler"]

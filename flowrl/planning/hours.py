@@ -6,9 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import yaml
-
 from flowrl.config.base import USUAL
+from flowrl.config.strict_yaml import parse_yaml
 from flowrl.config.train import TrainConfig, load_config, to_yaml
 from flowrl.planning.cost import cost_of, negative_again, of_run
 from flowrl.planning.gather import Plan
@@ -112,7 +111,7 @@ def gathered_bytes(plan: Plan, chosen: MemorySettings) -> tuple[float, float]:
 
 def changed(config: TrainConfig, settings: Sequence[str]) -> TrainConfig:
     """A configuration with other settings, `key=value`, checked like a file. Raises ConfigError: they contradict."""
-    return load_config(yaml.safe_load(to_yaml(config)), settings)
+    return load_config(parse_yaml(to_yaml(config), "settings"), settings)
 
 
 def work_of(plan: Plan, config: TrainConfig) -> Work:
@@ -121,7 +120,7 @@ def work_of(plan: Plan, config: TrainConfig) -> Work:
     if network is None or cost is None:
         raise ValueError(f"the time of {plan.name} is not known: {plan.unknown}")
     ranks = max(1, plan.processes // config.parallel.context)
-    run = of_run(config, plan.passes, ranks, None)
+    run = plan.run if config is plan.config else of_run(config, plan.passes, ranks, None)
     recomputed = config.pipeline.gradient_checkpointing and network.blocks > 0
     made = cost_of(
         network,

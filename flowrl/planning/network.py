@@ -174,9 +174,9 @@ def _count(denoiser: nn.Module, call: Mapping[str, Any], trained: Trained, dtype
     saved = Saved(network)
     with suppress(AttributeError, TypeError, ValueError):  # it has no blocks that could be recomputed
         network.enable_gradient_checkpointing(saved.block)
-    with Fused(dtype) as fused, saved_tensors_hooks(saved.pack, lambda tensor: tensor), Trace() as trace:
-        output = network(**given)
-        answer = output
+    with saved_tensors_hooks(saved.pack, lambda tensor: tensor), Trace() as trace:
+        with Fused(dtype) as fused:  # not around the backward pass, where it would only be asked
+            answer = network(**given)
         while not isinstance(answer, Tensor):  # one of a tuple, and of Z-Image's list of samples
             answer = answer[0]
         forward = trace.total

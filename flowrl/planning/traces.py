@@ -32,7 +32,7 @@ _FULL = {
 class _Made(NamedTuple):
     """What an operation makes: shape, strides and dtype of each tensor, whether it is one or a tuple, and FLOPs."""
 
-    tensors: tuple[tuple[tuple[int, ...], tuple[int, ...], torch.dtype], ...]
+    tensors: tuple[tuple[tuple[int, ...], tuple[int, ...], torch.dtype] | None, ...]  # None: a gradient not asked for
     alone: bool
     flops: int
 
@@ -73,14 +73,13 @@ def _seen(value: Any) -> Any:
 _PLAIN = (bool, int, float, str, torch.dtype, torch.device, torch.layout, torch.memory_format)
 
 
-def _keep(asked: tuple[Any, ...], made: Sequence[Tensor], alone: bool, flops: int) -> None:
+def _keep(asked: tuple[Any, ...], made: Sequence[Tensor | None], alone: bool, flops: int) -> None:
     """Remembers what was made, if these are tensors that can be made from their shapes alone."""
-    if any(not one.is_meta or type(one) is not Tensor or one.storage_offset() for one in made):
-        return
-    known = tuple((tuple(one.shape), one.stride(), one.dtype) for one in made)
-    again = map(_again, known)
-    if all(
-        new.untyped_storage().nbytes() == one.untyped_storage().nbytes() for new, one in zip(again, made, strict=True)
+    some = [one for one in made if one is not None]
+    known = tuple(None if one is None else (tuple(one.shape), one.stride(), one.dtype) for one in made)
+    again = map(_again, filter(None, known))
+    if all(one.is_meta and type(one) is Tensor and not one.storage_offset() for one in some) and all(
+        new.untyped_storage().nbytes() == one.untyped_storage().nbytes() for new, one in zip(again, some, strict=True)
     ):
         _MADE[asked] = _Made(known, alone, flops)
 
@@ -108,7 +107,9 @@ class Trace(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        asked = None if func.is_view else _asked(func, args, kwargs)
+        if func.is_view:  # it makes nothing, and multiplies nothing
+            return func(*args, **kwargs)
+        asked = _asked(func, args, kwargs)
         known = None if asked is None else _MADE.get(asked)
         if known is not None:
             return self._repeat(known)
@@ -118,7 +119,7 @@ class Trace(TorchDispatchMode):
         self.total += flops
         alone = isinstance(output, Tensor)
         several: tuple[Any, ...] = (output,) if alone else tuple(output) if isinstance(output, tuple | list) else ()
-        fresh = [isinstance(made, Tensor) and self._follow(made, args) for made in several]
+        fresh = [made is None or (isinstance(made, Tensor) and self._follow(made, args)) for made in several]
         if asked is not None and several and all(fresh) and not isinstance(output, list):
             _keep(asked, several, alone, flops)
         return output
@@ -126,22 +127,18 @@ class Trace(TorchDispatchMode):
     def _repeat(self, known: _Made) -> Any:
         """The result of an operation that was met before, counted in the same way."""
         self.total += known.flops
-        again = tuple(map(_again, known.tensors))
-        for made in again:
-            self._begin(made)
+        again = tuple(None if one is None else self._begin(_again(one)) for one in known.tensors)
         return again[0] if known.alone else again
 
     def _follow(self, tensor: Tensor, args: Any) -> bool:
         """Follows a tensor; returns whether it is new, not a view and not met before."""
         key = storage_key(tensor)
-        if key in self._living:
-            return False
-        if any(isinstance(given, Tensor) and storage_key(given) == key for given in args):  # a view
+        if key in self._living or any(isinstance(one, Tensor) and storage_key(one) == key for one in args):  # a view
             return False
         self._begin(tensor)
         return True
 
-    def _begin(self, tensor: Tensor) -> None:
+    def _begin(self, tensor: Tensor) -> Tensor:
         storage, key = tensor.untyped_storage(), storage_key(tensor)
         size = storage.nbytes()
 
@@ -152,6 +149,7 @@ class Trace(TorchDispatchMode):
         self._living[key] = weakref.ref(storage, freed)
         self._bytes += size
         self.peak = max(self.peak, self._bytes)
+        return tensor
 
 
 class _Attention(torch.autograd.Function):

@@ -13,7 +13,7 @@ import yaml
 
 from flowrl.config.base import config_files, find_config, read_with_base
 from flowrl.config.key_docs import first_sentence, key_docs
-from flowrl.config.strict_yaml import apply_override
+from flowrl.config.strict_yaml import apply_override, parse_yaml
 from flowrl.config.train import TrainConfig, load_config, resolve_path, to_yaml
 
 SHOWN = ("seed", "num_iterations", "prompts_per_step", "group_size", "pipeline.model", "policy.lora_rank",
@@ -27,7 +27,7 @@ WIDTH = 120
 def text_of(config: TrainConfig, base: str | None, head: Sequence[str], sized: Collection[str] = ()) -> str:
     """YAML of a configuration's differences to its base (None writes all settings), and of `SHOWN`, with each key's
     meaning. `head` are the first paragraphs, as comments; `sized` are keys that were set for the card or the time."""
-    own = yaml.safe_load(to_yaml(config))
+    own = parse_yaml(to_yaml(config), "settings")
     data: dict[str, Any] = own
     if base is not None:  # a shipped one by its name, so that another machine finds it
         name = Path(base).stem

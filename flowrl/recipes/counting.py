@@ -8,7 +8,7 @@ left out if none of its rows is trained, for equal rewards, a failed image, or a
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 from flowrl.config.train import Geometry, TrainConfig
 
@@ -29,7 +29,7 @@ class Counts:
     images: int = 0
 
     def __add__(self, other: Counts) -> Counts:
-        return Counts(**{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(Counts)})
+        return Counts(**{name: getattr(self, name) + getattr(other, name) for name in Counts.__slots__})
 
     @property
     def forward(self) -> int:

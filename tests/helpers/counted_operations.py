@@ -8,7 +8,9 @@ from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
+from torch import Tensor
 from torch.profiler import ProfilerActivity, profile, record_function
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -81,3 +83,21 @@ def one_of(number: int) -> Iterator[Any]:
         yield SimpleNamespace(mesh=mesh, gather=lambda mine: [mine] * number, any_needs=lambda flags: flags)
     finally:
         dist.destroy_process_group()
+
+
+_MEASURED: dict[tuple[Any, ...], Any] = {}
+
+
+def measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plans of one network measure it once in this process."""
+    from flowrl.planning.network import FewBlocks, Network, measure
+
+    def remembered(denoisers: FewBlocks, call: dict[str, Any], **settings: Any) -> Network:
+        shapes = tuple(str(value.shape) for value in call.values() if isinstance(value, Tensor))
+        key = (shapes, sum(p.numel() for p in denoisers.least.parameters()), *map(str, settings.values()))
+        if key not in _MEASURED:
+            _MEASURED[key] = measure(denoisers, call, **settings)
+        found: Network = _MEASURED[key]
+        return found
+
+    monkeypatch.setattr("flowrl.planning.gather.measure", remembered)

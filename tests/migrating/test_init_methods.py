@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
+from counted_operations import measured_once
 
 import flowrl
 from flowrl import cli
@@ -23,6 +24,11 @@ from flowrl.session.preflight import recipe_of
 READ = yaml.safe_load(Path(__file__).with_name("published_samples.yaml").read_text())
 SAMPLES: dict[str, dict[str, Any]] = READ["samples"]
 """Toolkit and method -> the file, what it says, and what that is here."""
+
+
+@pytest.fixture(autouse=True)
+def _measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    measured_once(monkeypatch)
 
 
 def written(sample: str, folder: Path) -> str:

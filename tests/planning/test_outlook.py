@@ -17,8 +17,8 @@ from flowrl.config.train import load_config
 from flowrl.pipelines import family_for
 from flowrl.planning.bases import Wish
 from flowrl.planning.first_run import first_run
-from flowrl.planning.hours import Hours, Speed, Work, in_time, rounded, speed_of
-from flowrl.planning.plan import number_and_memory
+from flowrl.planning.hours import Hours, Speed, Work, in_time, rounded, speed_of, work_of
+from flowrl.planning.plan import make_plan, number_and_memory
 from flowrl.planning.recommended import recommended
 from flowrl.planning.shorter import LEAST_GROUP, LEAST_ITERATIONS, LEAST_PROMPTS, RESERVE, batches_of, length_within
 
@@ -143,6 +143,18 @@ def test_the_recommended_recipe_is_that_of_the_configurations_that_ship(plain: s
         *("slots", "objective", "credit", "policy", "rewards", "prompts"),
     ):
         assert getattr(made, key) == getattr(theirs, key), key
+
+
+def test_work_is_that_of_the_plan_of_each_recipe() -> None:
+    config = load_config(find_config("tiny_grpo_geneval"))
+    made = make_plan(config, "own", 1)[0]
+    other = recommended(config, made.passes)
+    for settings in (config, other):
+        found, theirs = work_of(made, settings), make_plan(settings, "theirs", 1)[0]
+        assert theirs.cost is not None
+        assert found.iterations == theirs.run.iterations
+        assert found.iteration == pytest.approx(theirs.cost.training / theirs.run.iterations)
+    assert work_of(made, other).iteration != work_of(made, config).iteration
 
 
 # ---- what is printed -------------------------------------------------------------------------------------------------

@@ -5,29 +5,29 @@ from __future__ import annotations
 import json
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from torch import Tensor
+from counted_operations import measured_once
 
 from flowrl import cli
 from flowrl.commands.plan import run as plan
 from flowrl.config.base import config_files, find_config
 from flowrl.config.train import load_config
+from flowrl.generation import prompt_checks
 from flowrl.pipelines.places.known_checkpoints import checkpoints
 from flowrl.planning import family_route, gather
 from flowrl.planning.memory import GIB
-from flowrl.planning.network import FewBlocks, Network, measure
 from flowrl.planning.published_models import in_cache
+from flowrl.prompts.loading import Prompt
 from flowrl.runtime.call import answering
 from flowrl.session.preflight import preflight
 from flowrl.training import parts
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY, CLIP, GENEVAL = "tiny_grpo_geneval", "sd35m_grpo_clip_24gb", "sd35m_grpo_geneval"
-MEASURED: dict[tuple[Any, ...], Network] = {}
 QUICK = ("pipeline.model=asset:tiny-sd3", "pipeline.height=64", "pipeline.width=64", "pipeline.max_sequence_length=16")
 
 
@@ -43,16 +43,7 @@ def _no_network(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def _measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Plans of one network measure it once."""
-
-    def remembered(denoisers: FewBlocks, call: dict[str, Any], **settings: Any) -> Network:
-        shapes = tuple(str(value.shape) for value in call.values() if isinstance(value, Tensor))
-        key = (shapes, sum(p.numel() for p in denoisers.least.parameters()), *map(str, settings.values()))
-        if key not in MEASURED:
-            MEASURED[key] = measure(denoisers, call, **settings)
-        return MEASURED[key]
-
-    monkeypatch.setattr("flowrl.planning.gather.measure", remembered)
+    measured_once(monkeypatch)
 
 
 def run(*arguments: str) -> int:
@@ -168,6 +159,16 @@ def test_every_configuration_that_ships_is_planned(
     for place, name in ((family_route, "decode_peaks"), (family_route, "decode_flops"), (parts, "read_prompts")):
         monkeypatch.setattr(place, name, once(getattr(place, name)))
     monkeypatch.setattr(gather, "read_prompts", parts.read_prompts)
+    checked: dict[Any, list[str]] = {}  # prompts of one file for the same rewards
+
+    def faults(rows: Sequence[Prompt], rewards: Sequence[Any], **options: Any) -> list[str]:
+        key = (*(row.where for row in rows[:1]), len(rows), str((rewards, options)))
+        if key not in checked:
+            checked[key] = list(reward_faults(rows, rewards, **options))
+        return checked[key]
+
+    reward_faults = prompt_checks.reward_faults
+    monkeypatch.setattr(prompt_checks, "reward_faults", faults)
     for path in (path for name, path in config_files().items() if name.startswith("tiny_") and name not in NAMES):
         assert run(path.stem, "--processes", str(_processes(path.stem))) == 0, path.stem
         assert capsys.readouterr().out.startswith(f"{path.stem}: fits ")
