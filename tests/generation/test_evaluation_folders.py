@@ -12,6 +12,7 @@ from evaluation_folders import RECORDS, right, write_folder
 from flowrl.generation.folders import DRAWN, is_folder_of_images, read_folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["{:05d}.png", "{:04d}.png", "{}.png"])
 def test_images_come_in_order_whatever_the_digits(tmp_path: Path, name: str) -> None:
     images = read_folder(write_folder(tmp_path / "a", samples=11, name=name))

@@ -61,6 +61,7 @@ def test_another_size_precision_and_batch_are_flags(
     assert "2 steps, guidance 1, 48 x 32 pixels, 3 seeds from 0 to 5" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_the_lines_of_the_docs_draw_the_same_image_in_stock_diffusers(
     run: Path, tiny_sd3_folder: Path, tmp_path: Path
 ) -> None:
@@ -90,6 +91,7 @@ def test_an_image_does_not_depend_on_its_neighbours_seeds(run: Path, tmp_path: P
         assert abs(ours - theirs).max() <= 1, "a batch of another size rounds otherwise: one step of 255"
 
 
+@pytest.mark.slow
 def test_training_shows_and_base_is_the_model_before(run: Path, tiny_sd3_folder: Path, tmp_path: Path) -> None:
     tuned, base = _sample(run, tmp_path / "tuned"), _sample(run, tmp_path / "base", "--before-training")
     assert all(tuned[name] != base[name] for name in tuned)

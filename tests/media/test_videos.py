@@ -61,6 +61,7 @@ def test_clip_is_what_every_browser_plays_and_keeps_colours_rate_and_frames(tmp_
     assert (found[:, :, 64, middles] - video[:, :, 64, middles]).abs().max() < 4 / 255
 
 
+@pytest.mark.slow
 def test_same_frames_give_the_same_bytes(tmp_path: Path) -> None:
     video = torch.rand(17, 3, 50, 70, generator=torch.Generator().manual_seed(0)) * 0.2 + levels(17, 50, 70)
     written = set()

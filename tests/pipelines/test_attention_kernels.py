@@ -99,6 +99,7 @@ def off(found: Tensor, wanted: Tensor) -> float:
     return float((found - wanted).abs().max() / wanted.abs().max())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", FAMILIES)
 def test_words_give_the_same_velocity_and_gradient(name: str, dtype: torch.dtype) -> None:
@@ -125,6 +126,7 @@ def test_every_attention_is_computed_by_the_kernel_and_other_models_keep_theirs(
     assert seen["auto"] == [torch.float32] * len(seen["native"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["flux", "sd"])
 def test_a_kernel_can_be_changed_for_another(name: str) -> None:
     pipeline: Any = family(name).load(folder_of(name), dtype=torch.bfloat16, **SETTINGS.get(name, {}))
@@ -138,6 +140,7 @@ def test_a_kernel_can_be_changed_for_another(name: str) -> None:
     assert seen == [set(), {torch.float32}, {torch.bfloat16}, {torch.float32}, {torch.bfloat16}]
 
 
+@pytest.mark.slow
 def test_auto_in_float32_is_native_bit_for_bit() -> None:
     for name in ("sd3", "sd"):
         found = velocity_and_gradient(loaded(name, "auto", torch.float32))

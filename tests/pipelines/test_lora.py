@@ -247,6 +247,7 @@ def without_metadata(lora: Path) -> None:
     save_file(load_file(file), file)
 
 
+@pytest.mark.slow
 def test_a_saved_lora_draws_the_same_images_in_stock_diffusers(tiny_sd3_folder: Path, saved: Path) -> None:
     pipeline, policy = adapted(tiny_sd3_folder)
     ours = pipeline.decode(sample_ode(pipeline, PROMPTS[:2], 4.5, 4))
@@ -257,6 +258,7 @@ def test_a_saved_lora_draws_the_same_images_in_stock_diffusers(tiny_sd3_folder: 
     assert (stock_images(tiny_sd3_folder, saved) - ours).abs().max() > 1e-3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_a_saved_lora_can_be_added_again(tiny_sd3_folder: Path, saved: Path, dtype: torch.dtype) -> None:
     pipeline, policy = adapted(tiny_sd3_folder, dtype)
@@ -298,6 +300,7 @@ def write_peft(folder: Path, target: Path, *, alpha: int = ALPHA, **options: boo
     return probe(pipeline)
 
 
+@pytest.mark.slow
 def test_a_policy_continues_from_the_peft_layout(tiny_sd3_folder: Path, tmp_path: Path) -> None:
     expected = write_peft(tiny_sd3_folder, tmp_path / "peft")
     pipeline = load_tiny(tiny_sd3_folder)
@@ -308,6 +311,7 @@ def test_a_policy_continues_from_the_peft_layout(tiny_sd3_folder: Path, tmp_path
     assert torch.equal(probe(fresh), probe(pipeline))
 
 
+@pytest.mark.slow
 def test_a_policy_continues_from_the_diffusers_layout(tiny_sd3_folder: Path, saved: Path) -> None:
     expected, pipeline = probe(adapted(tiny_sd3_folder)[0]), load_tiny(tiny_sd3_folder)
     new_policy(pipeline, seed=9).initialise_from(read_lora(saved))

@@ -114,6 +114,7 @@ def test_stock_draws_the_same_and_it_can_be_added_again(tiny_sd3_folder: Path, t
         _with(load_tiny(tiny_sd3_folder), other).initialise_from(read_lora(tmp_path / "lora"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_those_of_peft_are_read(tiny_sd3_folder: Path, tmp_path: Path, variant: str) -> None:
     """PEFT starts magnitudes at the norms; all tensors are moved from where it has them."""
@@ -134,6 +135,7 @@ def test_those_of_peft_are_read(tiny_sd3_folder: Path, tmp_path: Path, variant: 
     assert read_lora(tmp_path / "peft").variant == variant
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["int8", "nf4"])
 def test_a_dora_over_a_quantised_base_is_that_over_the_rounded_one(tiny_sd3_folder: Path, form: str) -> None:
     pytest.importorskip({"int8": "torchao", "nf4": "bitsandbytes"}[form])

@@ -57,6 +57,7 @@ def stock_call(pipe: Any, pipeline: FamilyPipeline, scale: float, output: str) -
     ).frames
 
 
+@pytest.mark.slow
 def test_clips_are_those_of_the_stock_pipeline_its_scheduler_and_its_guider(folder: Path) -> None:
     pipeline, pipe = shared(folder), stock(MotifVideoPipeline, folder)
     assert (pipeline.latent_shape, pipeline.image_shape) == ((CHANNELS, 2, 4, 6), (5, 3, 32, 48))

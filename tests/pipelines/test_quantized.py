@@ -234,6 +234,7 @@ def test_projections_of_the_time_in_residual_blocks_and_narrow_layers_stay() -> 
         quantize_blocks([block], "int8", "cpu")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", [*ROUNDED, "int8_bnb"])
 def test_a_lora_over_a_quantised_base_loads_in_stock(tiny_sd3_folder: Path, tmp_path: Path, form: str) -> None:
     """Stock draws with it what flowrl does; the two bases differ by the form's rounding and no more."""

@@ -62,6 +62,7 @@ def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 # ---- what it prints --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_plan_of_a_run_on_one_card(capsys: pytest.CaptureFixture[str]) -> None:
     text = printed(capsys, CLIP)
     for part in (
@@ -105,6 +106,7 @@ def test_processes_divide_time_and_tflops_are_what_is_said(capsys: pytest.Captur
     assert "prompts.train: data/geneval_train.jsonl is not here" in text
 
 
+@pytest.mark.slow
 def test_processes_are_those_that_the_configuration_asks_for(capsys: pytest.CaptureFixture[str]) -> None:
     assert "24 images of 6 process(es)" in printed(capsys, TINY, "parallel.replicate=3", "parallel.shard=2")
 
@@ -259,6 +261,7 @@ def test_a_snapshot_in_the_cache_is_not_downloaded(monkeypatch: pytest.MonkeyPat
     assert in_cache(f"{model}@v2")
 
 
+@pytest.mark.slow
 def test_memory_falls_with_checkpointing_and_grows_with_the_micro_batch(capsys: pytest.CaptureFixture[str]) -> None:
     def activations(*overrides: str) -> float:
         line = printed(capsys, TINY, *overrides).split("activations, ")[1]

@@ -171,6 +171,7 @@ def test_updates_are_the_most_there_can_be(toy: Path) -> None:
     assert 2 * last["nfe/backward"] == foretold.backward
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("overrides", [(), ("budget.evals=3",), ("budget.evals=2", "budget.nfe=300")])
 def test_evaluations_on_the_way_and_the_end_of_a_budget(
     toy: Path, overrides: tuple[str, ...], monkeypatch: pytest.MonkeyPatch

@@ -53,6 +53,7 @@ def test_flops_rows_and_weights_are_those_of_the_real_pipeline(name: str, folder
     assert planned == found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["AuraFlowPipeline", "PixArtSigmaPipeline"])
 def test_training_costs_what_it_does_with_a_lora(name: str, folders: Any) -> None:
     found, p = route(name, folders(name)), real(name, folders(name))

@@ -274,6 +274,7 @@ def test_clip_loss_is_log_two_where_references_are_what_was_generated(tiny_clip:
     assert metrics["margin"] == pytest.approx(0.0, abs=1e-6)
 
 
+@pytest.mark.slow
 def test_clip_learns_to_prefer_references(tiny_clip: Path, tmp_path: Path) -> None:
     inputs = clip_inputs()
     options = clip_options(tiny_clip, tmp_path, inputs) | {"steps_per_iteration": 20, "lr": 1e-3, "max_accuracy": 1.0}
@@ -299,6 +300,7 @@ def test_attributes_backbone_reads_the_scorers_cells() -> None:
     np.testing.assert_allclose(reward(inputs).values.numpy(), expected, rtol=1e-4, atol=1e-3)
 
 
+@pytest.mark.slow
 def test_it_learns_what_scenes_look_like_and_not_by_heart() -> None:
     reward = made(**WORLD, pretrain_steps=30, batch_size=8, lr=1e-3, patches=8, max_accuracy=1.0)
     metrics = reward.learn(world_inputs(12))

@@ -54,6 +54,7 @@ def edits() -> RewardInputs:
     return replace(inputs_of(), source_images=sources)
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_values_are_the_heads_means_of_the_two_texts(base: Path, options: dict[str, Any]) -> None:
     """By hand: source then edit, the repository's text, plain positions, each head's first output at the token."""

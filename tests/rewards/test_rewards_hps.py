@@ -83,6 +83,7 @@ def test_remapped_weights_give_equal_features() -> None:
     assert not any(parameter.requires_grad for parameter in network.parameters())
 
 
+@pytest.mark.slow
 def test_published_names_and_shapes_are_those_of_vit_h_14() -> None:
     """All 986 million weights of open_clip's ViT-H-14 land in the configuration of this reward, without storage."""
     with torch.device("meta"):
@@ -226,6 +227,7 @@ def plain_scores(seed: int, tokenizer: Path) -> np.ndarray:
     return cosine
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("version", "seed"), [("v2", 0), ("v2.1", 1)])
 def test_score_is_the_cosine_of_open_clips_features(
     version: str, seed: int, checkpoints: Path, tokenizer: Path
@@ -240,6 +242,7 @@ def test_score_is_the_cosine_of_open_clips_features(
     assert f"HPS_{version}_compressed.pt:cosine" in reward.version
 
 
+@pytest.mark.slow
 def test_default_is_v2_1_and_a_file_is_taken_as_it_is(checkpoints: Path, tokenizer: Path) -> None:
     default = build_reward("hps", options={"checkpoint": str(checkpoints), "tokenizer": str(tokenizer)})
     np.testing.assert_allclose(default(clip_inputs()).values.numpy(), plain_scores(1, tokenizer), atol=1e-5)

@@ -186,6 +186,7 @@ def test_hpsv3_is_the_first_output_of_the_head(base: Path, hps: dict[str, Any]) 
     torch.testing.assert_close(tenth, 0.1 * values, rtol=0, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_hpsv3_is_pointwise(hps: dict[str, Any]) -> None:
     """Alone, permuted, and in a batch whose prompts are of other lengths."""
     inputs = inputs_of()

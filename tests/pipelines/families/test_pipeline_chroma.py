@@ -92,6 +92,7 @@ def velocity(pipeline: FamilyPipeline, cond: Conditioning) -> Tensor:
         return pipeline.network(start_noise(pipeline, len(cond)), torch.full((len(cond),), 600.0), cond)
 
 
+@pytest.mark.slow
 def test_hidden_padding_is_as_if_it_were_cut_off(folder: Path) -> None:
     """All tokens of text stand at one position, so that nothing else tells of those behind them."""
     stock, hidden = shared(folder), shared(folder, masking="hidden")

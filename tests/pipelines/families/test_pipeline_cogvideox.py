@@ -81,6 +81,7 @@ def test_replayed_log_probs_equal_the_rollouts(folder: Path, kernel: str, dtype:
     video.check_ratio_is_one(pipeline, policy, 6.0, kernel=kernel)
 
 
+@pytest.mark.slow
 def test_stock_loads_the_saved_lora(folder: Path, tmp_path: Path) -> None:
     pipe = fresh_stock(CogVideoXPipeline, folder)
     video.check_stock_loads_the_saved_lora(*shared(folder, torch.float32), tmp_path, pipe, stock_call, 6.0)

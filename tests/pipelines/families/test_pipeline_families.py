@@ -64,6 +64,7 @@ def shipped() -> list[tuple[str | None, str]]:
     return [(found.name, found.model) for found in (load_config(path).pipeline for path in paths)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PIPELINES)
 def test_a_configuration_at_published_settings_is_shipped(name: str) -> None:
     models = {model for named, model in shipped() if named == name or model in published(family(name))}

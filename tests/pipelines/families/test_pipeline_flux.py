@@ -158,6 +158,7 @@ def test_the_ratio_is_one_and_every_target_learns(folder: Path, dtype: torch.dty
     check_replay(pipeline, adapted(pipeline), pipeline.encode(PROMPTS), None, 3.5)
 
 
+@pytest.mark.slow
 def test_a_saved_lora_draws_the_same_in_stock_diffusers(folder: Path, tmp_path: Path) -> None:
     pipeline = load(folder)
 
@@ -215,6 +216,7 @@ def test_folders_targets_and_sizes_that_do_not_fit_are_refused(
             refusal()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("model", "count"), [(DEV, 11_901_408_320), (SCHNELL, 11_891_178_560)])
 def test_the_real_network_and_its_lora(model: str, count: int) -> None:
     """11.90 billion numbers; r (in + out) numbers per layer, of width 3072 and 12288 inside the feed-forward layers."""

@@ -153,6 +153,7 @@ def test_latents_are_folded_and_packed_as_stock_does() -> None:
         assert torch.equal(token_ids(folded.shape[1:], image), expected.float())
 
 
+@pytest.mark.slow
 def test_images_are_encoded_as_stock_encodes_references(folders: dict[str, Path]) -> None:
     pipeline = shared(folders["dev"])
     given = torch.stack(images(2, 64, 64))
@@ -165,6 +166,7 @@ def test_the_shift_is_the_fitted_one(tokens: int, steps: int) -> None:
     assert empirical_mu(tokens, steps) == pytest.approx(compute_empirical_mu(tokens, steps), rel=1e-12)
 
 
+@pytest.mark.slow
 def test_the_grid_is_shifted_once_by_size_and_number_of_steps(folders: dict[str, Path]) -> None:
     pipeline = shared(folders["base"])
     assert empirical_mu(16, 10) == pytest.approx(8.73809524e-5 * 16 + 1.89833333)

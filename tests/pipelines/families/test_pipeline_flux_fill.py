@@ -85,6 +85,7 @@ def test_ode_sampling_equals_the_stock_pipeline(folder: Path, scale: float, size
     assert (final - start).abs().mean() > 0.1  # the network did something
 
 
+@pytest.mark.slow
 def test_scale_image_and_mask_change_what_is_drawn(folder: Path) -> None:
     pipeline, given = load(folder), sources()
     plain = ode(pipeline, 30.0, given)
@@ -159,6 +160,7 @@ def test_the_ratio_is_one_and_every_target_learns(folder: Path, dtype: torch.dty
     check_replay(pipeline, adapted(pipeline), pipeline.encode(PROMPTS[:2], sources()), None, 30.0)
 
 
+@pytest.mark.slow
 def test_a_saved_lora_draws_the_same_in_stock_diffusers(folder: Path, tmp_path: Path) -> None:
     pipeline, given = load(folder), sources()
     check_stock_draws_with_the_saved_lora(

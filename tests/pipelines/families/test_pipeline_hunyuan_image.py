@@ -95,6 +95,7 @@ def test_images_are_those_of_the_stock_pipeline_its_scheduler_and_its_guiders(
         assert (linear - final).abs().amax(dim=(1, 2, 3)).min() > 1e-2  # of both prompts
 
 
+@pytest.mark.slow
 def test_steps_are_evaluated_again_with_what_guidance_had_kept(folders: dict[str, Path]) -> None:
     """As an update does it: the same numbers to the bit, gradient for every LoRA tensor, and other numbers without."""
     pipeline = load(folders["base"], gradient_checkpointing=True)
@@ -107,6 +108,7 @@ def test_steps_are_evaluated_again_with_what_guidance_had_kept(folders: dict[str
     assert not family_sampling.idle_tensors(policy, torch.stack(answers).square().sum())
 
 
+@pytest.mark.slow
 def test_the_distilled_network_reads_where_a_step_leads(folders: dict[str, Path]) -> None:
     pipeline = shared(folders["distilled"])
     assert (pipeline.passes(3.25), shared(folders["base"]).passes(3.25)) == (1, 2)

@@ -73,6 +73,7 @@ def test_replayed_log_probs_equal_the_rollouts(folder: Path, kernel: str, dtype:
     video.check_ratio_is_one(pipeline, policy, 6.0, kernel=kernel)
 
 
+@pytest.mark.slow
 def test_low_precision_rounds_the_scale_as_stock_does(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pipeline = tiny(folder, torch.bfloat16)
     seen: list[float] = []
@@ -84,6 +85,7 @@ def test_low_precision_rounds_the_scale_as_stock_does(folder: Path, monkeypatch:
     assert seen == [6016.0]  # 6000 has no neighbour nearer in bfloat16
 
 
+@pytest.mark.slow
 def test_stock_loads_the_saved_lora(folder: Path, tmp_path: Path) -> None:
     pipe = fresh_stock(HunyuanVideoPipeline, folder)
     video.check_stock_loads_the_saved_lora(*shared(folder, torch.float32), tmp_path, pipe, stock_call, 6.0)
@@ -121,12 +123,14 @@ def test_what_the_family_cannot_do_is_refused(folder: Path, tmp_path: Path) -> N
         FAMILY.check(str(copied), None)
 
 
+@pytest.mark.slow
 def test_published_size() -> None:
     """12.8 billion parameters ("13B"), and LoRA targets that bind there."""
     (name,) = published(FAMILY)
     check_published(FAMILY, name, 12.8e9, rel=0.004)
 
 
+@pytest.mark.slow
 def test_the_stock_scheduler_can_be_replaced(folder: Path) -> None:
     """The same steps at another shift, which the stock pipeline would take from its scheduler."""
     pipeline, pipe = tiny(folder), fresh_stock(HunyuanVideoPipeline, folder)

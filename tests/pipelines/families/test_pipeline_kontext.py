@@ -66,6 +66,7 @@ def ode(pipeline: FamilyPipeline, scale: float, given: list[list[Tensor]]) -> Te
 # ---- the same images as stock diffusers ------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("scale", "size"), [(2.5, (32, 32)), (1.0, (24, 48))])
 def test_ode_sampling_equals_the_stock_pipeline(folder: Path, scale: float, size: tuple[int, int]) -> None:
     pipeline = load(folder, size=size)
@@ -77,6 +78,7 @@ def test_ode_sampling_equals_the_stock_pipeline(folder: Path, scale: float, size
     assert_same_sum(pipeline.decode(final), images)
 
 
+@pytest.mark.slow
 def test_scale_and_source_image_change_what_is_drawn(folder: Path) -> None:
     pipeline, given = load(folder), sources(2)
     assert pipeline.passes(2.5) == 1
@@ -85,6 +87,7 @@ def test_scale_and_source_image_change_what_is_drawn(folder: Path) -> None:
     assert (plain - ode(pipeline, 2.5, given[::-1])).abs().max() > 1e-3
 
 
+@pytest.mark.slow
 def test_the_grid_counts_the_tokens_that_are_drawn_alone(folder: Path) -> None:
     published = [1.0, 0.903736, 0.789705, 0.652489, 0.484218, 0.273003, 0.0]  # at 1024 tokens
     sigma = load(folder, size=(256, 256)).schedule(6, "diffusers").sigma
@@ -94,6 +97,7 @@ def test_the_grid_counts_the_tokens_that_are_drawn_alone(folder: Path) -> None:
 # ---- sources ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_source_is_encoded_once_by_the_posteriors_mean(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pipeline, ((image,), other) = load(folder), sources(2)
     calls: list[int] = []
@@ -150,6 +154,7 @@ def test_prompts_without_one_source_are_refused(folder: Path) -> None:
         pipeline.encode(PROMPTS[:1], [[*first, *second]])
 
 
+@pytest.mark.slow
 def test_embeddings_are_those_of_stock(folder: Path) -> None:
     pipeline = load(folder)
     cond = pipeline.encode(PROMPTS, sources(3))
@@ -169,6 +174,7 @@ def test_the_ratio_is_one_and_every_target_learns(folder: Path, dtype: torch.dty
     check_replay(pipeline, adapted(pipeline), pipeline.encode(PROMPTS, sources(3)), None, 2.5)
 
 
+@pytest.mark.slow
 def test_a_saved_lora_draws_the_same_in_stock_diffusers(folder: Path, tmp_path: Path) -> None:
     pipeline, given = load(folder), sources(2)
 
@@ -182,6 +188,7 @@ def test_a_saved_lora_draws_the_same_in_stock_diffusers(folder: Path, tmp_path: 
 # ---- loading ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_embedded_models_parts_load(tmp_path: Path) -> None:
     """64 x 64 images, latents [8, 8, 8] in tokens of 32 channels, as the trained model of the wheel has them."""
     vae = AutoencoderKL(

@@ -61,6 +61,7 @@ def test_ode_sampling_equals_the_stock_pipeline(folder: Path, scale: float) -> N
     assert (final - start_noise(pipeline, 2)).abs().mean() > 0.1  # the network did something
 
 
+@pytest.mark.slow
 def test_images_that_are_not_square_keep_height_and_width(folder: Path) -> None:
     pipeline = shared(folder).resized(24, 16)
     assert pipeline.latent_shape == (4, 12, 8)
@@ -117,6 +118,7 @@ def test_a_saved_lora_gives_the_same_images_in_stock(folder: Path, tmp_path: Pat
     assert_same_sum(pack(ours), stock_call(pipe, pipeline, 1.0, "latent"))
 
 
+@pytest.mark.slow
 def test_images_go_into_latents_and_back(folder: Path) -> None:
     mean, std = (torch.tensor(v)[:, None, None] for v in ([0.1, -0.2, 0.3, -0.4], [0.5, 1.5, 2.0, 0.8]))
 
@@ -126,6 +128,7 @@ def test_images_go_into_latents_and_back(folder: Path) -> None:
     flow.check_autoencoder(shared(folder), load(folder, vae_slice=2), normalised)
 
 
+@pytest.mark.slow
 def test_a_distilled_checkpoint_has_one_shift_and_no_guidance(folder: Path, tmp_path: Path) -> None:
     flow.check_schedule_is_stocks(shared(folder), 0.5 + 0.65 * (16 - 256) / (6400 - 256))
     pipeline = load(save_tiny_krea2(tmp_path, distilled=True))

@@ -96,6 +96,7 @@ def test_a_state_has_a_part_of_each_kind(folder: Path) -> None:
     assert torch.equal(torch.cat(found, dim=1), x)
 
 
+@pytest.mark.slow
 def test_each_kind_reads_the_other_and_the_frame_rate(folder: Path) -> None:
     pipeline = tiny(folder)
     cond, noise = pipeline.encode(video.PROMPTS), start_noise(pipeline)

@@ -58,6 +58,7 @@ def test_ode_sampling_equals_the_stock_pipeline_and_its_own_scheduler(folder: Pa
     assert (video.sample_ode(slower, schedule, scale) - final).abs().max() > 1e-5  # the frame rate is read
 
 
+@pytest.mark.slow
 def test_a_decoder_that_reads_a_timestep(tmp_path: Path) -> None:
     folder = save_tiny_ltx_video(tmp_path / "later", timestep_conditioning=True)
     pipeline, pipe = tiny(folder, decode_timestep=0.05), fresh_stock(LTXPipeline, folder)
@@ -87,6 +88,7 @@ def test_replayed_log_probs_equal_the_rollouts(folder: Path, scale: float, dtype
     video.check_ratio_is_one(pipeline, policy, scale)
 
 
+@pytest.mark.slow
 def test_stock_loads_the_saved_lora(folder: Path, tmp_path: Path) -> None:
     pipe = fresh_stock(LTXPipeline, folder)
     video.check_stock_loads_the_saved_lora(*shared(folder, torch.float32), tmp_path, pipe, stock_call, 3.0)
@@ -125,6 +127,7 @@ def test_what_the_family_cannot_do_is_refused(folder: Path, tmp_path: Path) -> N
         FAMILY.check(str(copied), None)
 
 
+@pytest.mark.slow
 def test_published_size() -> None:
     """1.92 billion parameters ("2B"), and LoRA targets that bind there."""
     (name,) = published(FAMILY)

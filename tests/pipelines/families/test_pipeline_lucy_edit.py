@@ -66,6 +66,7 @@ def stock_call(pipe: Any, pipeline: FamilyPipeline, scale: float, output: str) -
     return torch.cat(drawn)
 
 
+@pytest.mark.slow
 def test_clips_are_those_of_the_stock_pipeline_and_go_by_the_clip_that_is_edited(folder: Path) -> None:
     pipeline, pipe = shared(folder), stock(LucyEditPipeline, folder)
     assert (pipeline.latent_shape, pipeline.image_shape) == ((CHANNELS, 2, 4, 6), (5, 3, 32, 48))

@@ -73,6 +73,7 @@ def test_norms_are_left_alone_where_that_is_asked_for(folder: Path) -> None:
     assert (final - ode(shared(folder), SCALE)).abs().max() > 1e-3
 
 
+@pytest.mark.slow
 def test_a_sample_does_not_depend_on_the_prompts_beside_it(folder: Path) -> None:
     pipeline, x = shared(folder), start_noise(shared(folder), 1).expand(2, -1, -1, -1)
     cond = pipeline.encode(PROMPTS)
@@ -144,6 +145,7 @@ def test_folders_targets_sizes_and_lengths_that_do_not_fit_are_refused(folder: P
         load(folder, max_sequence_length=300)
 
 
+@pytest.mark.slow
 def test_the_real_network_and_its_lora() -> None:
     """2.61 billion numbers, a quarter of the published bytes; 30 blocks, whose keys have a third of the heads."""
     check_published_with_lora(FAMILY, MODEL, 2_609_769_152, 30 * (2 * 2 * 2304 + 2 * (2304 + 768)))

@@ -67,6 +67,7 @@ def test_ode_sampling_equals_the_stock_pipeline_called_without_padding(folder: P
     assert (final - start_noise(pipeline, 2)).abs().mean() > 0.1  # the network did something
 
 
+@pytest.mark.slow
 def test_a_padded_batch_of_the_stock_pipeline_is_equal_too_at_a_size_that_is_not_square(folder: Path) -> None:
     pipeline = shared(folder).resized(24, 16)
     assert pipeline.latent_shape == (4, 12, 8)
@@ -118,6 +119,7 @@ def test_columns_that_are_padding_for_all_are_dropped_and_a_full_mask_is_none(
     assert_same_sum(together[:1], alone)
 
 
+@pytest.mark.slow
 def test_encoding_equals_stock_and_is_cut_where_stock_cuts(folder: Path) -> None:
     cond = shared(folder).encode(flow.PROMPTS)
     for i, prompt in enumerate(flow.PROMPTS):
@@ -164,6 +166,7 @@ def test_a_saved_lora_gives_the_same_images_in_stock(folder: Path, tmp_path: Pat
     assert_same_sum(pack(ours), stock_call(pipe, pipeline, flow.PROMPTS, 4.0, "latent"))
 
 
+@pytest.mark.slow
 def test_images_survive_the_autoencoders_normalisation_and_carry_gradient(folder: Path) -> None:
     mean, std = (torch.tensor(v)[:, None, None] for v in ([0.1, -0.2, 0.3, -0.4], [0.5, 1.5, 2.0, 0.8]))
 

@@ -81,6 +81,7 @@ def test_ode_sampling_equals_the_stock_pipeline(folder: Path, scale: float) -> N
     assert (final - start_noise(pipeline, len(LONG))).abs().mean() > 0.1  # the network did something
 
 
+@pytest.mark.slow
 def test_stocks_cache_of_the_prompt_changes_nothing_and_sizes_need_not_be_square(folder: Path) -> None:
     pipeline = shared(folder).resized(96, 64)
     assert pipeline.latent_shape == (4, 6, 4)
@@ -100,6 +101,7 @@ def test_a_sample_does_not_depend_on_the_prompts_beside_it(folder: Path) -> None
     assert (same_time[0] - same_time[1]).abs().mean() > 1e-3
 
 
+@pytest.mark.slow
 def test_encoding_equals_stock_and_is_cut_where_asked(folder: Path) -> None:
     cond = shared(folder).encode(flow.PROMPTS)
     cut = load(folder, max_sequence_length=6).encode(flow.PROMPTS)
@@ -144,6 +146,7 @@ def test_a_saved_lora_gives_the_same_images_in_stock(folder: Path, tmp_path: Pat
     assert_same_sum(packed(ours), stock_call(pipe, pipeline, 1.0, "latent"))
 
 
+@pytest.mark.slow
 def test_images_survive_the_autoencoders_normalisation_and_are_opaque(folder: Path) -> None:
     mean, std = (torch.tensor(v)[:, None, None] for v in ([0.1, -0.2, 0.3, -0.4], [0.5, 1.5, 2.0, 0.8]))
 
@@ -161,6 +164,7 @@ def test_the_schedule_is_stocks(folder: Path) -> None:
 # ---- distilled to noise levels of its own ----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_turbo_is_drawn_at_its_own_levels_as_stock_draws_it(turbo: Path) -> None:
     pipeline, pipe = load(turbo), family_sampling.fresh_stock(QwenImage21Pipeline, turbo)
     schedule = pipeline.schedule(len(TURBO), "diffusers")
@@ -172,6 +176,7 @@ def test_a_turbo_is_drawn_at_its_own_levels_as_stock_draws_it(turbo: Path) -> No
     assert_same_sum(packed(ours), latents)
 
 
+@pytest.mark.slow
 def test_a_turbo_refuses_guidance_and_other_numbers_of_steps(turbo: Path) -> None:
     pipeline = load(turbo)
     cond = pipeline.encode(["a sea"])

@@ -112,6 +112,7 @@ def test_ode_sampling_equals_the_stock_pipeline(
     assert (final - start_noise(pipeline, 2)).abs().mean() > 0.1  # the network did something
 
 
+@pytest.mark.slow
 def test_sources_may_have_another_size_than_what_is_drawn(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pipeline = load(root, "one", height=24, width=16, source_height=16, source_width=32)
     cond = pipeline.encode(flow.PROMPTS, sources_of(pipeline))
@@ -178,6 +179,7 @@ def test_replay_is_exact_and_every_lora_tensor_that_can_learn_has_gradient(
     assert idle == {n for n in policy.parameters if "transformer_blocks.1" in n and any(part in n for part in blind)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["one", "several"])
 def test_a_saved_lora_gives_the_same_images_in_stock(
     root: Path, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

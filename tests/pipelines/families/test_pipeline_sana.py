@@ -83,6 +83,7 @@ def test_solver_dpm2_equals_the_published_scheduler(folder: Path, shared: Family
     assert_same_sum(final, wanted)
 
 
+@pytest.mark.slow
 def test_grid_linspace_is_shifted_once(folder: Path, shared: FamilyPipeline) -> None:
     """S_3(u) = 3u / (1 + 2u), as a flow-matching scheduler with explicit sigmas has it."""
     schedule = shared.schedule(STEPS, "linspace")
@@ -107,6 +108,7 @@ def test_schedule_is_the_published_schedulers(shared: FamilyPipeline, num_steps:
     assert shared.schedule(2, "linspace", 1.0).sigma.tolist() == [1.0, 0.5, 0.0]
 
 
+@pytest.mark.slow
 def test_images_that_are_not_square(folder: Path, shared: FamilyPipeline) -> None:
     wide = shared.resized(64, 32)
     assert (wide.latent_shape, wide.image_shape, shared.latent_shape) == ((4, 8, 4), (3, 64, 32), (4, 8, 8))
@@ -200,6 +202,7 @@ def test_encode_reads_the_instruction_before_prompts_and_not_before_the_empty_on
         plain.encode(["three stars"])
 
 
+@pytest.mark.slow
 def test_gemma_keeps_its_range_where_the_network_runs_in_float16(folder: Path) -> None:
     pipeline = loaded(folder, torch.float16)
     assert pipeline.pipe.text_encoder.dtype == torch.bfloat16
@@ -243,6 +246,7 @@ def test_check_refuses_what_cannot_be_trained_before_weights_load(folder: Path, 
         FAMILY.load(str(folder), width=40)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "parameters", "blocks"),
     [

@@ -114,6 +114,7 @@ def test_linear_attention_equals_stock_bit_for_bit_in_float32(folder: Path) -> N
     assert found.abs().mean() > 1e-2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_linear_attention_is_float32_under_autocast(folder: Path, dtype: torch.dtype) -> None:
     _, rotary = attentions(folder, torch.float32)
@@ -229,6 +230,7 @@ def test_what_the_family_cannot_do_is_refused(folder: Path, tmp_path: Path) -> N
         FAMILY.check(str(copied), None)
 
 
+@pytest.mark.slow
 def test_published_size() -> None:
     """As counted once ("2B"), and LoRA targets that bind there."""
     (name,) = published(FAMILY)

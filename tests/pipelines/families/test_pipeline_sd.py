@@ -183,6 +183,7 @@ def test_images_are_encoded_as_decode_undoes_it(shared: FamilyPipeline) -> None:
     check_autoencoder(shared)
 
 
+@pytest.mark.slow
 def test_stock_loads_the_saved_lora_and_so_do_we(folder: Path, tmp_path: Path) -> None:
     pipeline = FAMILY.load(str(folder), dtype=torch.float32)
     pipe = stock(folder)
@@ -223,6 +224,7 @@ def test_options_without_effect_are_refused(folder: Path, shared: FamilyPipeline
         FAMILY.load(str(folder), height=60)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "parameters", "projections"),
     [

@@ -72,6 +72,7 @@ def test_ode_sampling_equals_the_stock_pipeline(
     assert_same_sum(shared.decode(final), drawn(pipe, start, scale, "pt", **given))
 
 
+@pytest.mark.slow
 def test_the_drawn_size_is_told_to_the_network(folder: Path, shared: FamilyPipeline) -> None:
     wide = shared.resized(64, 32)
     assert (wide.latent_shape, wide.image_shape, shared.latent_shape) == ((4, 8, 4), (3, 64, 32), (4, 8, 8))
@@ -87,6 +88,7 @@ def test_the_drawn_size_is_told_to_the_network(folder: Path, shared: FamilyPipel
 # ---- prompts ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_encode_equals_stock_and_the_empty_prompt_is_zeros(folder: Path, shared: FamilyPipeline) -> None:
     embeds, negative, pooled, negative_pooled = stock(folder).encode_prompt(PROMPTS)
     found, empty = shared.encode(PROMPTS).tensors, shared.encode(["", ""]).tensors
@@ -149,6 +151,7 @@ def test_check_refuses_what_cannot_be_trained_before_weights_load(
         shared.schedule(4, "diffusers", 2.0)
 
 
+@pytest.mark.slow
 def test_lora_binds_to_the_real_network() -> None:
     """Seventy transformer blocks: 2 x 2 and 2 x 10 down, 10 in the middle, 3 x 10 and 3 x 2 up."""
     (model,) = published(FAMILY)

@@ -223,6 +223,7 @@ def test_low_precision_keeps_what_stock_keeps_in_float32(folders: dict[str, Path
 # ---- LoRA files ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["t2v", "t2v-a14b", "i2v"])
 def test_stock_loads_the_saved_lora(folders: dict[str, Path], tmp_path: Path, kind: Kind) -> None:
     pipeline, policy = shared(folders[kind], torch.float32, None)
@@ -352,6 +353,7 @@ def test_folders_are_refused_before_weights_load(folders: dict[str, Path], tmp_p
         FAMILY.check(rewritten("scheduler/scheduler_config.json", {**scheduler, "use_flow_sigmas": False}), None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "billions"),
     [
@@ -380,6 +382,7 @@ def test_each_checkpoint_draws_its_published_five_seconds(name: str, frames: int
     assert (own.num_frames, own.fps) == (frames, fps)
 
 
+@pytest.mark.slow
 def test_lora_on_the_real_network() -> None:
     """23.6 million numbers at rank 32: 8 projections of 1536 in each of 30 blocks."""
     FAMILY.check("Wan-AI/Wan2.1-T2V-1.3B-Diffusers", FAMILY.lora_targets)

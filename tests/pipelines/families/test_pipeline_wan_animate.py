@@ -100,6 +100,7 @@ def test_clips_are_those_of_the_stock_pipeline(folder: Path, given: list[Tensor]
     torch.testing.assert_close(pipeline.decode(final), clips, atol=2e-4, rtol=0)  # stock divides by an inverse
 
 
+@pytest.mark.slow
 def test_each_source_changes_what_is_drawn(folder: Path) -> None:
     pipeline, time = shared(folder), torch.full((2,), 500.0)
     x, pose, face, character = start_noise(pipeline), *ANIMATE

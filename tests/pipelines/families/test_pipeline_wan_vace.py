@@ -123,6 +123,7 @@ def test_the_strength_of_the_control_is_stocks(folders: dict[str, Path]) -> None
     assert (final - sample_ode(tiny(folders["vace"]), schedule, 1.0, both(given))).abs().max() > 1e-3
 
 
+@pytest.mark.slow
 def test_each_source_changes_what_is_drawn(folders: dict[str, Path]) -> None:
     pipeline = tiny(folders["vace"], num_references=1)
     x, time, reference = start_noise(pipeline), torch.full((2,), 500.0), image(2, 40, 30)
@@ -140,6 +141,7 @@ def test_each_source_changes_what_is_drawn(folders: dict[str, Path]) -> None:
 # ---- sources ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_masks_pixels_are_folded_into_channels(folders: dict[str, Path]) -> None:
     """One white pixel of the first frame, at row 1 and column 2 of latents, is one channel of one place."""
     pipeline, drawn = tiny(folders["vace"], num_references=1), torch.zeros(5, 3, 32, 48)
@@ -155,6 +157,7 @@ def test_a_masks_pixels_are_folded_into_channels(folders: dict[str, Path]) -> No
     assert control.nonzero().tolist() == [[5 * 8 + 3, 1, 1, 2]]
 
 
+@pytest.mark.slow
 def test_clips_are_cut_to_the_frames_and_the_size_that_are_drawn(folders: dict[str, Path]) -> None:
     pipeline, long = tiny(folders["vace"]), torch.cat([clip(), clip()])
     assert same(pipeline.encode(PROMPTS[:1], [[long]]), pipeline.encode(PROMPTS[:1], [[clip()]]))
@@ -164,6 +167,7 @@ def test_clips_are_cut_to_the_frames_and_the_size_that_are_drawn(folders: dict[s
         pipeline.encode(PROMPTS[:1], [[clip(4)]])
 
 
+@pytest.mark.slow
 def test_rows_of_a_prompt_file_name_video_mask_and_references(folders: dict[str, Path], tmp_path: Path) -> None:
     for name, frames in (("run", clip(5, 128, 192)), ("where", mask().repeat_interleave(4, 2).repeat_interleave(4, 3))):
         save_mp4(frames, tmp_path / f"{name}.mp4", 8.0)
@@ -295,6 +299,7 @@ def test_folders_are_refused_before_weights_load(folders: dict[str, Path], tmp_p
         FAMILY.check(str(folder), None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "width", "wide", "layers", "beside"),
     [

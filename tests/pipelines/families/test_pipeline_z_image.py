@@ -62,6 +62,7 @@ def test_ode_sampling_equals_the_stock_pipeline(folder: Path, scale: float) -> N
     assert (final - start_noise(pipeline, 2)).abs().mean() > 0.1  # the network did something
 
 
+@pytest.mark.slow
 def test_the_norm_cap_is_stocks_normalisation(folder: Path) -> None:
     pipeline = load(folder, norm_cap=0.9)
     final = sampled(pipeline, 4.0)
@@ -90,6 +91,7 @@ def test_a_sample_does_not_depend_on_the_prompts_beside_it(folder: Path) -> None
     assert (other - alone).abs().mean() > 1e-3
 
 
+@pytest.mark.slow
 def test_encoding_equals_stock_and_is_cut_where_stock_cuts(folder: Path) -> None:
     cond = shared(folder).encode(flow.PROMPTS)
     for i, prompt in enumerate(flow.PROMPTS):
@@ -129,6 +131,7 @@ def test_a_saved_lora_gives_the_same_images_in_stock(folder: Path, tmp_path: Pat
     assert_same_sum(ours, stock_call(pipe, pipeline, 4.0, "latent"))
 
 
+@pytest.mark.slow
 def test_images_go_into_latents_and_back(folder: Path) -> None:
     def normalised(vae: Any, images: Tensor) -> Tensor:
         return (vae.encode(images).latent_dist.mode() - 0.1159) * 0.3611
@@ -136,6 +139,7 @@ def test_images_go_into_latents_and_back(folder: Path) -> None:
     flow.check_autoencoder(shared(folder), load(folder, vae_slice=2), normalised)
 
 
+@pytest.mark.slow
 def test_schedules_are_stocks_with_a_static_and_with_a_dynamic_shift(folder: Path, tmp_path: Path) -> None:
     pipeline = shared(folder)
     flow.check_schedule_is_stocks(pipeline, 0.5)
@@ -148,6 +152,7 @@ def test_schedules_are_stocks_with_a_static_and_with_a_dynamic_shift(folder: Pat
 # ---- what is known and what is refused -------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_known_checkpoints_have_the_published_size_and_the_targets_bind() -> None:
     for model in flow.published(FAMILY):
         family_sampling.check_published(FAMILY, model, 6_154_908_736)
@@ -172,6 +177,7 @@ def test_wrong_folders_targets_and_options_are_refused(folder: Path, tmp_path: P
             pipeline.guided(pipeline.network, pipeline.encode(["a"]), negative, scale)
 
 
+@pytest.mark.slow
 def test_the_turbo_is_drawn_in_its_eight_steps_as_stock_draws_it(folder: Path) -> None:
     """Steps and scale of the table, at the checkpoint's static shift of 3, by stock's own scheduler."""
     few = usual_sampling("z_image", "Tongyi-MAI/Z-Image-Turbo")

@@ -72,6 +72,7 @@ def _shown(name: str, folder: Path) -> Any:
     return family("generic").load(str(folder), dtype=torch.float32, **LATER[name][1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SHOWN)
 def test_a_class_that_draws_from_an_image_trains_and_its_lora_loads_in_stock(
     name: str, folders: Any, tmp_path: Path

@@ -40,6 +40,7 @@ def _tried(form: Form) -> bool:
     return form.written is None or form.name.endswith("comfyui")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "form", [form for form in FORMS if _tried(form)], ids=lambda form: f"{form.family}-{form.name}"
 )

@@ -68,6 +68,7 @@ def test_base_and_lora_become_one(variant: str, tiny_sd3_folder: Path, tmp_path:
     assert all(name.endswith(".weight") and ".attn" in name for name in changed)
 
 
+@pytest.mark.slow
 def test_the_dtype_is_kept_and_each_weight_is_rounded_once(tiny_sd3_folder: Path, tmp_path: Path) -> None:
     half = tmp_path / "half"
     StableDiffusion3Pipeline.from_pretrained(tiny_sd3_folder).to(torch.bfloat16).save_pretrained(half)
@@ -91,6 +92,7 @@ def test_the_dtype_is_kept_and_each_weight_is_rounded_once(tiny_sd3_folder: Path
     )
 
 
+@pytest.mark.slow
 def test_stock_opens_the_merged_folder(tiny_sd3_folder: Path, tmp_path: Path) -> None:
     lora = write_lora(tiny_sd3_folder, tmp_path / "lora", "lora")
     merged_into(tiny_sd3_folder, lora, tmp_path / "merged")

@@ -75,6 +75,7 @@ def older(today: Path, folder: Path, *, pickled: bool) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pickled", [False, True])
 def test_stable_diffusion_of_2022_is_the_same_model(today: Path, tmp_path: Path, pickled: bool) -> None:
     """Every weight of text encoder, denoiser and autoencoder, to the bit, and the scale of latents."""

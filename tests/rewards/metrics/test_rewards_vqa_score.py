@@ -118,6 +118,7 @@ def test_pointwise_and_another_answer(options: dict[str, Any], tmp_path: Path) -
         assert other.version != reward.version
 
 
+@pytest.mark.slow
 def test_the_version_knows_image_tower_and_tokenizer(options: dict[str, Any], tmp_path: Path) -> None:
     version = build_reward("vqa_score", options=options).version
     moved, spoken = tmp_path / "t5", tmp_path / "tokenizer"

@@ -262,6 +262,7 @@ def plain_color(model: Any, tokenizer: Any, image: np.ndarray, detection: Detect
     return winner
 
 
+@pytest.mark.slow
 def test_colors_are_the_plain_ones(judge: Mask2FormerDetector, clip: Path) -> None:
     """Boxes of many shapes on images of many colours, with and without a mask."""
     model = transformers.CLIPModel.from_pretrained(clip).eval()

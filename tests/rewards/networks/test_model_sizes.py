@@ -81,6 +81,7 @@ def foresight(width: int, heads: int, layers: int, wider: float) -> list[nn.Modu
     return [VJEPA2Model(config)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "make", "given"), [
     ("TIGER-Lab/EditReward-Qwen2.5-VL-7B", edit_reward, ()),
     ("Junjun2333/HPSv3-PlusPlus", hpsv3_plus, ()),

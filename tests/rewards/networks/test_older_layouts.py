@@ -45,6 +45,7 @@ def test_every_class_that_is_loaded_from_the_hub_is_here() -> None:
     }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "kind"), KINDS)
 def test_outputs_are_those_of_transformers_4(name: str, kind: str, tmp_path: Path) -> None:
     case = stored(name)
@@ -54,6 +55,7 @@ def test_outputs_are_those_of_transformers_4(name: str, kind: str, tmp_path: Pat
         assert_same_sum(found[output], wanted, depth=DEPTH)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(UNREAD))
 def test_no_output_depends_on_what_may_be_missing(name: str, tmp_path: Path) -> None:
     """Missing parameters are random; here they are made huge, and not a bit of the outputs moves."""
