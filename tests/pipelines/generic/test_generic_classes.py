@@ -42,7 +42,7 @@ def _loaded(name: str, folder: Path) -> Any:
     return family("generic").load(str(folder), dtype=torch.float32, **TINY_GENERIC[name][1])
 
 
-@pytest.mark.parametrize("name", TINY_GENERIC)
+@pytest.mark.parametrize("name", [pytest.param(one, marks=[pytest.mark.slow] * (one in OWN)) for one in TINY_GENERIC])
 def test_a_class_without_a_family_trains_and_its_lora_loads_in_stock(name: str, folders: Any, tmp_path: Path) -> None:
     folder = folders(name)
     assert family_of(str(folder)) == OWN.get(name, "generic")
