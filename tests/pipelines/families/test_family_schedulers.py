@@ -14,7 +14,7 @@ import torch
 
 from flowrl.pipelines import PIPELINES, family
 from flowrl.pipelines.generic.stock_levels import Levels
-from flowrl.pipelines.shared.stock_schedules import EULER
+from flowrl.pipelines.shared.stock_schedules import EULER, diffusion_levels
 
 TRAINED: dict[str, Any] = {"num_train_timesteps": 200}
 """Not diffusers' 1000: some classes search a level for each when they are made."""
@@ -117,6 +117,15 @@ def test_published_diffusion_schedulers_are_followed() -> None:
     for kind in ("PNDMScheduler", "EulerDiscreteScheduler", "EulerAncestralDiscreteScheduler", "DDIMScheduler",
                  "DPMSolverMultistepScheduler", "TCDScheduler", "UniPCMultistepScheduler"):  # fmt: skip
         family("sd").check_scheduler("MODEL", told(made(kind, "spaced leading")))  # type: ignore[attr-defined]
+
+
+def test_levels_between_those_of_training_are_refused() -> None:
+    """Between two timesteps this setting draws another line than the usual one; ten steps meet none such, twelve do."""
+    config = {**CONFIGS["spaced linspace"], "num_train_timesteps": 1000, "interpolation_type": "log_linear"}
+    stock: Any = diffusers.EulerDiscreteScheduler.from_config(config)
+    assert len(diffusion_levels("MODEL", stock, 10).sigma) == 11
+    with pytest.raises(ValueError, match="its levels lie between those of training timesteps"):
+        diffusion_levels("MODEL", stock, 12)
 
 
 @pytest.mark.slow
