@@ -109,9 +109,8 @@ gpu-kit: $(STAMP) ## Pack repository and wheels for a card without network, belo
 
 check: lint types test ## What every change has to pass; minutes
 
-# One worker more than cores: of the slow tests a quarter of the time is waiting, for processes, Ray and servers.
 full: lint types ## What has to pass before others get it: make check and the slow tests
-	@PYTEST_XDIST_AUTO_NUM_WORKERS=$${PYTEST_XDIST_AUTO_NUM_WORKERS:-$$($(PY) -c 'import os; print((os.cpu_count() or 1) + 1)')} $(TESTS)
+	@$(TESTS)
 
 format: $(STAMP) ## Sort imports and format
 	@.venv/bin/ruff check --fix --quiet .
