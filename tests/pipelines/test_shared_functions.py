@@ -11,6 +11,7 @@ from torch import Tensor
 
 from flowrl.pipelines.families import wan
 from flowrl.pipelines.shared import common
+from flowrl.pipelines.weights import lora_names
 from flowrl.trajectory import Conditioning
 
 
@@ -61,3 +62,21 @@ def test_the_first_expert_of_wan_reaches_down_to_the_boundary(index: dict[str, A
         card=SimpleNamespace(index=index), pipe=SimpleNamespace(scheduler=SimpleNamespace(config=config))
     )
     assert wan.boundary(p) == time
+
+
+def test_layers_of_a_lora_with_another_scale_hold_the_difference() -> None:
+    """The product of scale, B and A of each layer is that of the file, whichever scale most layers share."""
+    drawn, tensors = torch.Generator().manual_seed(5), dict[str, Tensor]()
+    alphas = {"blocks.0.to_q": 4.0, "blocks.1.to_q": 4.0, "blocks.2.to_q": 6.0}
+    for stem, alpha in alphas.items():
+        tensors |= {
+            f"{stem}.lora_down.weight": torch.randn(2, 3, generator=drawn),
+            f"{stem}.lora_up.weight": torch.randn(5, 2, generator=drawn),
+            f"{stem}.alpha": torch.tensor(alpha),
+        }
+    scale, even = lora_names._even(tensors)
+    assert scale == 2
+    for stem, alpha in alphas.items():
+        up, down = f"{stem}.lora_up.weight", f"{stem}.lora_down.weight"
+        torch.testing.assert_close(scale * even[up] @ even[down], alpha / 2 * tensors[up] @ tensors[down])
+        assert even[f"{stem}.alpha"] == 2
