@@ -16,8 +16,6 @@ from flowrl.planning.fits import Choices, Fit, card_gib, fit
 from flowrl.planning.memory import GIB, Facts, memory_of
 from flowrl.session.preflight import recipe_of
 
-pytestmark = pytest.mark.slow
-
 CHOICES = Choices(
     sizes={1: [1, 2, 4], 2: [1, 2], 4: [1], 8: [1]}, encoders=True, checkpoints=True, videos=False, rewards=True,
     splits=True, forms=("int8", "nf4"),

@@ -50,8 +50,6 @@ from flowrl.training.learner import GradientSum
 from flowrl.training.optimizers import make_optimizer
 from flowrl.workers.parcels import lay_down
 
-pytestmark = pytest.mark.slow
-
 PRESETS = sorted(name for name in config_files() if re.search(r"_\d+gb$", name))
 SD3, WAN = str(resolve_path("asset:tiny-sd3")), str(resolve_path("asset:tiny-wan"))
 RANK = 4
@@ -74,6 +72,7 @@ def bytes_of(tensors: Any) -> int:
 # ---- weights, gradients, moments -------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["none", *LIBRARIES])
 def test_bytes_of_a_base_are_those_of_its_tensors(form: str) -> None:
     if form != "none":
@@ -100,6 +99,7 @@ def of_policy(policy: TrainedWeights, settings: OptimConfig) -> int:
     return bytes_of((*policy.parameters.values(), *gradients, *total.total, *moments, *copies))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("variant", "slots"), [("lora", 0), ("lora", 2), ("dora", 1)])
 def test_bytes_of_a_lora_are_those_of_its_tensors(variant: str, slots: int) -> None:
     trained = Trained(targets=FAMILY.lora_targets, rank=32, magnitudes=variant == "dora")
@@ -128,6 +128,7 @@ def test_moments_in_8_bits_are_those_of_the_library() -> None:
         assert own == pytest.approx(real - 4 * 1024 * 512, rel=0.05)  # the weights are the denoiser's own
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("targets", [None, ("attn.to_q", "ff")])
 def test_bytes_of_full_training_are_those_of_its_tensors(targets: tuple[str, ...] | None) -> None:
     denoisers = few_blocks(FAMILY, SD3, targets or ())
@@ -194,6 +195,7 @@ def test_terms_of_gathered_weights() -> None:
         assert found == {"gradients": gradients, "parts": 2 * max(outside, block) // width}
 
 
+@pytest.mark.slow
 def test_a_split_network_holds_what_is_planned(tmp_path: Path) -> None:
     """Weights and activations of one of two processes that train all weights, as FSDP2 itself allocates them: by
     streams, and in all."""
@@ -246,6 +248,7 @@ def real_call(call: Mapping[str, Any], rows: int) -> dict[str, Any]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "model", "size"), [("sd3", SD3, (64, 64, None)), ("wan", WAN, (64, 64, 17))], ids=["sd3", "wan"]
 )
@@ -293,6 +296,7 @@ def test_activations_are_those_of_a_network_on_the_cpu(
     assert found.saved_checkpointed + found.beside == pytest.approx(peak_on_cpu(both_passes) / rows, rel=0.1)
 
 
+@pytest.mark.slow
 def test_what_was_made_once_is_made_alike() -> None:
     """Counts of a network whose operations were all met before are those of the first time."""
     own: Any = family("wan")
