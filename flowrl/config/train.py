@@ -49,7 +49,7 @@ from flowrl.config.sections import (
     share,
 )
 from flowrl.config.spelling import closest
-from flowrl.config.strict_yaml import ConfigError, ConfigSource, all_at_once, dotted_keys, dump, refuse
+from flowrl.config.strict_yaml import ConfigError, ConfigSource, all_at_once, dotted_keys, dump, parse_yaml, refuse
 
 __all__ = ["ConfigError", "PromptsConfig", "TrainConfig", "find_config", "load_config", "resolve_path", "to_yaml"]
 
@@ -392,6 +392,12 @@ def load_config(path: str | Path | Mapping[str, Any], overrides: Settings = ()) 
 def to_yaml(config: TrainConfig) -> str:
     """Write a configuration out in full, defaults included; ``load_config`` reads it back equal."""
     return dump(dataclasses.asdict(config))
+
+
+def mapping_of(config: TrainConfig) -> dict[str, Any]:
+    """The same as plain values, to change and to read again."""
+    found: dict[str, Any] = parse_yaml(to_yaml(config), "settings")
+    return found
 
 
 def resolve_path(text: str, base: Path | None = None) -> Path:

@@ -10,8 +10,7 @@ from flowrl.config.base import find_config
 from flowrl.config.overrides import Settings
 from flowrl.config.prompt_sets import PROMPT_SETS, advice_on, set_of_file
 from flowrl.config.sections import PipelineConfig
-from flowrl.config.strict_yaml import parse_yaml
-from flowrl.config.train import ConfigError, TrainConfig, is_here, load_config, location_of, to_yaml
+from flowrl.config.train import ConfigError, TrainConfig, is_here, load_config, location_of, mapping_of
 from flowrl.pipelines import family_for, family_name
 from flowrl.pipelines.places.known_checkpoints import usual_sampling
 from flowrl.planning.bases import EVERYDAY, EVERYDAY_EVAL, Wish, base_for
@@ -44,7 +43,7 @@ def first_run(wish: Wish, settings: Settings = ()) -> FirstRun:
     few = is_few_step(PipelineConfig(model=wish.model))
     base = base_for(replace(wish, recommended=not few))
     below = load_config(find_config(base))
-    given = parse_yaml(to_yaml(below), "settings")
+    given = mapping_of(below)
     if wish.model != below.pipeline.model:
         given["pipeline"] |= {"model": wish.model, "revision": None, "variant": None}
     if wish.reward is not None and [reward.name for reward in below.rewards] != [wish.reward]:
@@ -67,7 +66,7 @@ def first_run(wish: Wish, settings: Settings = ()) -> FirstRun:
 def in_few_steps(config: TrainConfig, family: str) -> TrainConfig:
     """The run with its checkpoint's published steps and guidance, and RTDMD's noise and clip range (arXiv 2605.26108).
     The noise of `cps` is finite from the first step on; noise at the last step would stay in the image."""
-    usual, given = usual_sampling(family, config.pipeline.model), parse_yaml(to_yaml(config), "settings")
+    usual, given = usual_sampling(family, config.pipeline.model), mapping_of(config)
     steps = int(min(usual["num_steps"], FEW))
     noise = {"kernel": "cps", "noise_level": 0.9}
     if steps > 1:
@@ -121,7 +120,7 @@ def without_evaluation(given: dict[str, Any]) -> TrainConfig:
 
 def measured(config: TrainConfig, settings: Settings) -> TrainConfig:
     """The run with an evaluation before and after and a logged sharpness, then with your own settings."""
-    given = parse_yaml(to_yaml(config), "settings")
+    given = mapping_of(config)
     if config.prompts.eval is not None:
         given |= {"eval_every": config.num_iterations, "budget": {**given["budget"], "evals": 0}}
     if not watches_sharpness(config):

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from flowrl.config.base import USUAL
-from flowrl.config.strict_yaml import parse_yaml
-from flowrl.config.train import TrainConfig, load_config, to_yaml
+from flowrl.config.train import TrainConfig, load_config, mapping_of
 from flowrl.planning.cost import cost_of, negative_again, of_run
 from flowrl.planning.gather import Plan
 from flowrl.planning.memory import MemorySettings, base_bytes
@@ -111,7 +110,7 @@ def gathered_bytes(plan: Plan, chosen: MemorySettings) -> tuple[float, float]:
 
 def changed(config: TrainConfig, settings: Sequence[str]) -> TrainConfig:
     """A configuration with other settings, `key=value`, checked like a file. Raises ConfigError: they contradict."""
-    return load_config(parse_yaml(to_yaml(config), "settings"), settings)
+    return load_config(mapping_of(config), settings)
 
 
 def work_of(plan: Plan, config: TrainConfig) -> Work:

@@ -10,8 +10,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from flowrl.config.base import config_files
-from flowrl.config.strict_yaml import parse_yaml, read_mapping
-from flowrl.config.train import TrainConfig, load_config, to_yaml
+from flowrl.config.strict_yaml import read_mapping
+from flowrl.config.train import TrainConfig, load_config, mapping_of
 from flowrl.recipes.counting import Passes
 
 SHAPE = "qwen_image_recommended"
@@ -31,7 +31,7 @@ DEFAULTS = read_mapping(Path(__file__).with_suffix(".yaml"))
 def recommended(config: TrainConfig, passes: Passes) -> TrainConfig:
     """A run by the recommended recipe with a configuration's model, prompts, rewards and batches, at most as long;
     `passes` are the network rows of a sample at a guidance scale. Raises ConfigError: they contradict."""
-    given = parse_yaml(to_yaml(config), "settings")
+    given = mapping_of(config)
     shape = {key: value for key, value in read_mapping(config_files()[SHAPE]).items() if key not in OF_THE_MODEL}
     steps, guided = min(config.sampler.num_steps, STEPS), passes(config.sampler.guidance_scale) > passes(1.0)
     made = {

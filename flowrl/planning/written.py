@@ -13,8 +13,8 @@ import yaml
 
 from flowrl.config.base import config_files, find_config, read_with_base
 from flowrl.config.key_docs import first_sentence, key_docs
-from flowrl.config.strict_yaml import apply_override, parse_yaml
-from flowrl.config.train import TrainConfig, load_config, resolve_path, to_yaml
+from flowrl.config.strict_yaml import apply_override
+from flowrl.config.train import TrainConfig, load_config, mapping_of, resolve_path
 
 SHOWN = ("seed", "num_iterations", "prompts_per_step", "group_size", "pipeline.model", "policy.lora_rank",
          "sampler.num_steps", "sampler.guidance_scale", "optim.lr", "prompts.train", "prompts.eval", "rewards",
@@ -27,7 +27,7 @@ WIDTH = 120
 def text_of(config: TrainConfig, base: str | None, head: Sequence[str], sized: Collection[str] = ()) -> str:
     """YAML of a configuration's differences to its base (None writes all settings), and of `SHOWN`, with each key's
     meaning. `head` are the first paragraphs, as comments; `sized` are keys that were set for the card or the time."""
-    own = parse_yaml(to_yaml(config), "settings")
+    own = mapping_of(config)
     data: dict[str, Any] = own
     if base is not None:  # a shipped one by its name, so that another machine finds it
         name = Path(base).stem

@@ -93,6 +93,7 @@ def percentiles(mean: float, replicate_R: Float[np.ndarray, " r"]) -> Interval:
 
 
 _TINY = 1e-300  # stands for 0 where a continued fraction divides
+_STEPS = 10_000
 
 
 @lru_cache(4096)
@@ -139,7 +140,7 @@ def _fraction(x: float, a: float, b: float) -> float:
     """The continued fraction 1 / (1 + d1 / (1 + d2 / ...)) of I_x(a, b)."""
     c = 1.0
     value = d = 1 / (1 - (a + b) * x / (a + 1) or _TINY)
-    for m in range(1, 10_000):
+    for m in range(1, _STEPS):
         for term in (
             m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m)),
             -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1)),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from itertools import pairwise
@@ -18,10 +18,10 @@ from unittest import mock
 
 import jaxtyping
 import torch
-import yaml
 from pretend_gpu import Findings, Kind, pretend_gpu
 from toy_pipeline import write_pairs, write_toy
 
+from flowrl.config.strict_yaml import dotted_items, read_mapping
 from flowrl.config.train import find_config, load_config
 from flowrl.pipelines import PIPELINES
 from flowrl.rewards import REWARDS
@@ -150,19 +150,10 @@ def watched_run(name: str, folder: Path, kind: Kind, *overrides: str) -> Watched
     )  # fmt: skip
 
 
-def flat(section: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted keys of nested sections, and their values."""
-    for key, value in section.items():
-        if isinstance(value, Mapping):
-            yield from flat(value, f"{before}{key}.")
-        else:
-            yield before + key, value
-
-
 def differences(name: str) -> dict[str, Any]:
     """In what a short run of a configuration differs from `tiny_grpo_geneval`'s, but for rewards; by dotted key."""
     own, base = (
-        dict(flat(asdict(load_config(find_config(one), (*SHORT, *_GROUPS.get(one, ()))))))
+        dict(dotted_items(asdict(load_config(find_config(one), (*SHORT, *_GROUPS.get(one, ()))))))
         for one in (name, "tiny_grpo_geneval")
     )
     return {key: value for key, value in own.items() if key != "rewards" and base.get(key) != value}
@@ -171,15 +162,15 @@ def differences(name: str) -> dict[str, Any]:
 def settings_of(name: str) -> list[str]:
     """What a configuration sets itself, as overrides, but for its rewards and how many images it draws."""
     left_out = ("base", "rewards", "prompts_per_step", "group_size", "best_of")
-    written = yaml.safe_load(find_config(name).read_text(encoding="utf-8"))
-    return [f"{key}={json.dumps(value)}" for key, value in flat(written) if key not in left_out]
+    written = read_mapping(find_config(name))
+    return [f"{key}={json.dumps(value)}" for key, value in dotted_items(written) if key not in left_out]
 
 
 def with_rewards_of(name: str, *others: str) -> str:
     """The rewards of several configurations, each of them once, as an override."""
     found = dict[str, Any]()
     for one in (name, *others):
-        for reward in yaml.safe_load(find_config(one).read_text(encoding="utf-8"))["rewards"]:
+        for reward in read_mapping(find_config(one))["rewards"]:
             found.setdefault(repr((reward["name"], reward.get("options"))), {**reward, "label": f"r{len(found)}"})
     return f"rewards={json.dumps([*found.values()])}"
 

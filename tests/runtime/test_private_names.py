@@ -104,18 +104,6 @@ def private(name: str) -> bool:
     return name.startswith("_") and not name.endswith("__") and name.strip("_") != ""
 
 
-def nodes_of(source: str) -> Iterator[ast.AST]:
-    """What `ast.walk` finds, in another order and three times as fast."""
-    left: list[ast.AST] = [ast.parse(source)]
-    while left:
-        yield (node := left.pop())
-        for value in vars(node).values():
-            if isinstance(value, list):
-                left += [one for one in value if isinstance(one, ast.AST)]
-            elif isinstance(value, ast.AST) and not isinstance(value, ast.expr_context):
-                left.append(value)
-
-
 def own_names(nodes: list[ast.AST]) -> set[str]:
     """Private names that a file or a class defines itself: functions, classes, variables, fields."""
     names: set[str] = set()
@@ -132,7 +120,7 @@ def own_names(nodes: list[ast.AST]) -> set[str]:
 
 def foreign_uses(source: str) -> Iterator[str]:
     """Private or undocumented names of other libraries in a source, with their lines."""
-    nodes = list(nodes_of(source))
+    nodes = list(ast.walk(ast.parse(source)))
     own = own_names(nodes)
     for node in nodes:
         for name in _named(node, own):
@@ -173,21 +161,19 @@ def _on_self(node: ast.Attribute) -> bool:
 @cache
 def overrides() -> list[tuple[str, str]]:
     """Private methods of flowrl's classes that stand for one of a class of another library: (class, method)."""
-    derived = re.compile(r"^class \w+\(.*^    def _(?!_\w+__\b)", re.MULTILINE | re.DOTALL)
-    return [found for path in FILES if derived.search(path.read_text()) for found in _overrides(path)]
-
-
-def _overrides(path: Path) -> Iterator[tuple[str, str]]:
-    parts = path.relative_to(ROOT).with_suffix("").parts
-    module = ".".join(parts if parts[0] == "flowrl" else ("flowrl", *parts))
-    for node in ast.parse(path.read_text()).body:
-        if not isinstance(node, ast.ClassDef) or not node.bases:
-            continue
-        names = {name.name for name in node.body if isinstance(name, ast.FunctionDef) and private(name.name)}
-        if names:
-            kind = getattr(importlib.import_module(module), node.name)
-            foreign = [base for base in kind.__mro__[1:] if not base.__module__.startswith("flowrl")]
-            yield from ((node.name, name) for name in names if any(hasattr(base, name) for base in foreign))
+    overridden = []
+    for path in FILES:
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        module = ".".join(parts if parts[0] == "flowrl" else ("flowrl", *parts))
+        for node in ast.parse(path.read_text()).body:
+            if not isinstance(node, ast.ClassDef) or not node.bases:
+                continue
+            names = {name.name for name in node.body if isinstance(name, ast.FunctionDef) and private(name.name)}
+            if names:
+                kind = getattr(importlib.import_module(module), node.name)
+                foreign = [base for base in kind.__mro__[1:] if not base.__module__.startswith("flowrl")]
+                overridden += [(node.name, name) for name in names if any(hasattr(base, name) for base in foreign)]
+    return overridden
 
 
 @pytest.mark.slow
