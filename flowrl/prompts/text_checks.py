@@ -30,7 +30,8 @@ def check_text(text: str, where: str = "") -> None:
     """
     where = where or repr(text[:40])
     if (strange := _STRANGE.search(text)) is not None:
-        kind = "half a character" if unicodedata.category(strange[0]) == "Cs" else "a control character"
+        kinds = {"Cs": "half a character", "Cn": "a code without a character"}
+        kind = kinds.get(unicodedata.category(strange[0]), "a control character")
         raise ValueError(
             f"{where}: the prompt holds U+{ord(strange[0]):04X} at place {strange.end()}, {kind}, which no text has: "
             "delete it, or save the file as UTF-8 text if it is of another kind"

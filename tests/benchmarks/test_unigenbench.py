@@ -30,9 +30,11 @@ from flowrl.benchmarks.unigenbench.replies import Judged, Reply, read_reply, res
 POINTS = ["Style", "World Knowledge", "Attribute - Quantity"]
 LOOKS = "['ink wash look', 'pyramids are visible', 'only one panda']"
 # By ranges: for categories Hypothesis makes a table of all characters, which takes seconds.
-CONTROLS = st.integers(0x00, 0x1F) | st.integers(0x7F, 0x9F)
-OTHERS = st.integers(0x20, 0x7E) | st.integers(0xA0, 0xD7FF) | st.integers(0xE000, 0x10FFFF)
-"""All that are no surrogates."""
+CONTROLS = st.integers(0x00, 0x1F) | st.integers(0x7F, 0x9F) | st.integers(0xFFFE, 0xFFFF)
+"""What no prompt may hold, but line breaks."""
+_RANGES = (0x20, 0x7E), (0xA0, 0xD7FF), (0xE000, 0xFFFD), (0x10000, 0x10FFFF)
+OTHERS = st.one_of(*(st.integers(*ends) for ends in _RANGES))
+"""All others that are no surrogates."""
 
 
 def texts(letters: st.SearchStrategy[int], most: int) -> st.SearchStrategy[str]:

@@ -217,6 +217,7 @@ def test_other_encodings_folders_and_missing_files_are_refused(tmp_path: Path) -
         ("a \x1b[31mdog", "holds U+001B at place 3, a control character"),
         ("a\x00dog", "holds U+0000 at place 2, a control character"),
         ("a\x9bdog", "holds U+009B at place 2, a control character"),
+        ("a\ufffe", "holds U+FFFE at place 2, a code without a character"),
     ],
 )
 def test_what_is_no_text_is_refused_everywhere(folder: Path, text: str, said: str) -> None:
