@@ -59,18 +59,16 @@ def _asked(func: Any, args: Any, kwargs: Any) -> tuple[Any, ...] | None:
 
 
 def _seen(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        if not value.is_meta:
-            raise _Else
+    if (kind := type(value)) in _PLAIN:
+        return kind, value  # True, 1 and 1.0 are equal, and make other dtypes
+    if isinstance(value, Tensor) and value.is_meta:
         return value.shape, value.stride(), value.dtype
     if isinstance(value, list | tuple):
         return tuple(map(_seen, value))
-    if value is None or isinstance(value, _PLAIN):
-        return type(value), value  # True, 1 and 1.0 are equal, and make other dtypes
     raise _Else
 
 
-_PLAIN = (bool, int, float, str, torch.dtype, torch.device, torch.layout, torch.memory_format)
+_PLAIN = {bool, int, float, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format}
 
 
 def _keep(asked: tuple[Any, ...], made: Sequence[Tensor | None], alone: bool, flops: int) -> None:
@@ -127,8 +125,8 @@ class Trace(TorchDispatchMode):
     def _repeat(self, known: _Made) -> Any:
         """The result of an operation that was met before, counted in the same way."""
         self.total += known.flops
-        again = tuple(None if one is None else self._begin(_again(one)) for one in known.tensors)
-        return again[0] if known.alone else again
+        again = [None if one is None else self._begin(_again(one)) for one in known.tensors]
+        return again[0] if known.alone else tuple(again)
 
     def _follow(self, tensor: Tensor, args: Any) -> bool:
         """Follows a tensor; returns whether it is new, not a view and not met before."""
@@ -186,10 +184,9 @@ class Fused(TorchFunctionMode):
             rows = math.prod(query.shape[:-1]) * key.shape[-2]
             self.attention += 2 * rows * (query.shape[-1] + value.shape[-1])
             return _Attention.apply(query, key, value)
-        if self.dtype is not None and func in _LOW:
-            args, kwargs = _mapped(self._low, args), {name: self._low(value) for name, value in kwargs.items()}
-        elif self.dtype is not None and func in _FULL:
-            args, kwargs = _mapped(_float, args), {name: _float(value) for name, value in kwargs.items()}
+        if self.dtype is not None and (func in _LOW or func in _FULL):
+            dtype = self.dtype if func in _LOW else torch.float32
+            args, kwargs = cast(list(args), dtype), cast(kwargs, dtype)
         return func(*args, **kwargs)
 
     def _low(self, value: Any) -> Any:
@@ -255,15 +252,7 @@ class Saved:
 def cast(value: Any, dtype: torch.dtype) -> Any:
     """Floating-point tensors in a dtype, those of lists and dictionaries too, and everything else as it is."""
     if isinstance(value, Tensor):
-        return value.to(dtype) if value.is_floating_point() else value
+        return value.to(dtype) if value.dtype != dtype and value.is_floating_point() else value
     if isinstance(value, dict):
         return {key: cast(item, dtype) for key, item in value.items()}
     return [cast(item, dtype) for item in value] if type(value) is list else value
-
-
-def _float(value: Any) -> Any:
-    return cast(value, torch.float32)
-
-
-def _mapped(change: Callable[[Any], Any], arguments: Sequence[Any]) -> tuple[Any, ...]:
-    return tuple(change(value) for value in arguments)

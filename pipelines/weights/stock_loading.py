@@ -15,7 +15,8 @@ from typing import Any
 import diffusers
 import torch
 from safetensors import SafetensorError, safe_open
-from torch import nn
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from flowrl.config.locations import split_revision
 from flowrl.pipelines.arithmetic.attention import give_kernel
@@ -112,11 +113,21 @@ def quiet_libraries() -> None:
     transformers.utils.logging.disable_progress_bar()
 
 
+class _Undrawn(TorchFunctionMode):
+    """Inside, no numbers are drawn for new weights: for those without numbers, torch would derive that in Python."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {})) if func not in _DRAWING else args[0] if args else kwargs["tensor"]
+
+
+_DRAWING = {nn.init.kaiming_uniform_, nn.init.uniform_, nn.init.normal_, Tensor.uniform_, Tensor.normal_}
+
+
 def on_meta(cls: Any, config: Mapping[str, Any], place: str = "") -> nn.Module:
     """A network without weights, which can be called with arguments without numbers. Raises ValueError: the class
     refuses its configuration; names `place`, where it is from, and the keys that seem wrong."""
     try:
-        with torch.device("meta"):
+        with torch.device("meta"), _Undrawn():
             return callable_on_meta(cls.from_config(dict(config)))
     except (TypeError, ValueError, AttributeError) as error:
         raise ValueError(f"{place or cls.__name__}: {reason(error, cls, config)}: {AGAIN}") from error

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,6 +14,11 @@ import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile, record_function
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from flowrl.pipelines.shared.family_pipeline import Family
+from flowrl.planning.cost import decode_flops
+from flowrl.planning.decoding import decode_peaks
+from flowrl.planning.network import FewBlocks, Network, Trained, few_blocks, measure, without_gradient
 
 STREAM, LEFT_OUT = "stream ", "left out"
 
@@ -85,19 +91,82 @@ def one_of(number: int) -> Iterator[Any]:
         dist.destroy_process_group()
 
 
-_MEASURED: dict[tuple[Any, ...], Any] = {}
+@dataclass
+class _Few:
+    """Stands for `FewBlocks` of a model until something of it is measured for the first time."""
+
+    family: Family
+    model: str
+    targets: tuple[str, ...]
+    trained: Trained | None = None
+    dtype: torch.dtype = torch.float32
+    made: FewBlocks | None = None
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        return (self.model, self.targets, str(self.family.card(self.model)))
+
+    def network(self) -> FewBlocks:
+        if self.made is None:
+            self.made = few_blocks(self.family, self.model, self.targets)
+        assert self.made is not None
+        return self.made
+
+    def measured(self, call: dict[str, Any]) -> Network:
+        assert self.trained is not None
+        return measure(self.network(), call, trained=self.trained, dtype=self.dtype)
+
+    def ungraded(self, call: dict[str, Any]) -> tuple[int, int]:
+        if self.made is None:
+            self.measured(call)  # which gives it its LoRA
+        return without_gradient(self.network(), call)
+
+
+_MEASURED: dict[Any, Any] = {}
+
+
+def _once(key: Any, make: Callable[[], Any]) -> Any:
+    if key not in _MEASURED:
+        _MEASURED[key] = make()
+    return _MEASURED[key]
+
+
+def _shapes(call: Mapping[str, Any]) -> str:
+    return str({key: value.shape if isinstance(value, Tensor) else value for key, value in call.items()})
+
+
+def _few(own: Any, model: str, targets: Sequence[str]) -> Any:
+    card = own.card(model) if isinstance(own, Family) else None
+    if card is None or card.network is None:
+        return few_blocks(own, model, targets)
+    return _Few(family=own, model=model, targets=tuple(targets))
+
+
+def _measure(few: Any, call: dict[str, Any], *, trained: Trained, dtype: torch.dtype) -> Any:
+    if not isinstance(few, _Few):
+        return measure(few, call, trained=trained, dtype=dtype)
+    few.trained, few.dtype = trained, dtype
+    return _once(("measure", few.key, _shapes(call), str(trained), dtype), lambda: few.measured(call))
+
+
+def _without_gradient(few: Any, call: dict[str, Any]) -> Any:
+    if not isinstance(few, _Few):
+        return without_gradient(few, call)
+    return _once(("without", few.key, _shapes(call), str(few.trained), few.dtype), lambda: few.ungraded(call))
+
+
+def _decode_peaks(own: Any, model: str, size: Any, *, dtype: str) -> Any:
+    key = ("peaks", own.name, model, str(own.card(model)), size, dtype)
+    return _once(key, lambda: decode_peaks(own, model, size, dtype=dtype))
+
+
+def _decode_flops(model: str, parts: Any, size: Any) -> Any:
+    return _once(("flops", model, str(parts), size), lambda: decode_flops(model, parts, size))
 
 
 def measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Plans of one network measure it once in this process."""
-    from flowrl.planning.network import FewBlocks, Network, measure
-
-    def remembered(denoisers: FewBlocks, call: dict[str, Any], **settings: Any) -> Network:
-        shapes = tuple(str(value.shape) for value in call.values() if isinstance(value, Tensor))
-        key = (shapes, sum(p.numel() for p in denoisers.least.parameters()), *map(str, settings.values()))
-        if key not in _MEASURED:
-            _MEASURED[key] = measure(denoisers, call, **settings)
-        found: Network = _MEASURED[key]
-        return found
-
-    monkeypatch.setattr("flowrl.planning.gather.measure", remembered)
+    """Plans of one network measure it, and its decoding, once in this process; they make it only for that."""
+    for name, function in {"few_blocks": _few, "measure": _measure, "without_gradient": _without_gradient}.items():
+        monkeypatch.setattr(f"flowrl.planning.gather.{name}", function)
+    monkeypatch.setattr("flowrl.planning.family_route.decode_peaks", _decode_peaks)
+    monkeypatch.setattr("flowrl.planning.family_route.decode_flops", _decode_flops)

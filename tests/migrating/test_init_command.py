@@ -9,6 +9,7 @@ import pty
 from pathlib import Path
 
 import pytest
+from counted_operations import measured_once
 
 from flowrl import cli
 from flowrl.config.base import find_config
@@ -16,6 +17,11 @@ from flowrl.config.train import load_config
 from flowrl.migrating.init import hold_out
 from flowrl.planning.bases import Wish, base_for
 from flowrl.prompts.loading import read_prompts
+
+
+@pytest.fixture(autouse=True)
+def _measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    measured_once(monkeypatch)
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from counted_operations import measured_once
 
 from flowrl import cli
 from flowrl.config.train import load_config
@@ -124,6 +125,11 @@ torchrun --nnodes=2 --nproc_per_node=4 --node_rank=0 fastvideo/train_grpo_flux.p
     --pretrained_model_name_or_path data/flux --data_json_path data/captions.json \\
     --train_batch_size 1 --num_generations 12 --gradient_accumulation_steps 4 --learning_rate 1e-5 \\
     --sampling_steps 16 --eta 0.3 --h 256 --w 256 --t 1 --cfg 0.0 --use_hpsv2 --use_group --timestep_fraction 0.6 \\"""
+
+
+@pytest.fixture(autouse=True)
+def _measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    measured_once(monkeypatch)
 
 
 def written(folder: Path) -> dict[str, str]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from counted_operations import measured_once
 from tiny_runs import TinyRuns, tiny_runs
 
 import flowrl
@@ -16,6 +17,11 @@ from flowrl.config.base import find_config
 from flowrl.config.train import load_config
 from flowrl.planning.plan import CACHE, for_card
 from flowrl.session.train import train
+
+
+@pytest.fixture(autouse=True)
+def _measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    measured_once(monkeypatch)
 
 
 @pytest.fixture(scope="module")

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from counted_operations import measured_once
 
 import flowrl
 from flowrl import cli
@@ -26,6 +27,11 @@ ONE = Speed(name="4090", slow=1.0, fast=4.0, cards=1)
 HOUR = 3600e12
 """FLOPs of an hour at the slow end of `ONE`."""
 QUICK = {"pipeline.model": "asset:tiny-sd3", "pipeline.height": 64, "pipeline.width": 64}
+
+
+@pytest.fixture(autouse=True)
+def _measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    measured_once(monkeypatch)
 
 
 # ---- numbers ---------------------------------------------------------------------------------------------------------

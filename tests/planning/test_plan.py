@@ -18,7 +18,7 @@ from flowrl.config.base import config_files, find_config
 from flowrl.config.train import load_config
 from flowrl.generation import prompt_checks
 from flowrl.pipelines.places.known_checkpoints import checkpoints
-from flowrl.planning import family_route, gather
+from flowrl.planning import gather
 from flowrl.planning.memory import GIB
 from flowrl.planning.published_models import in_cache
 from flowrl.prompts.loading import Prompt
@@ -158,8 +158,7 @@ def test_every_configuration_that_ships_is_planned(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those of embedded models that the test above leaves out; `test_plan_cards.py` plans those of real ones."""
-    for place, name in ((family_route, "decode_peaks"), (family_route, "decode_flops"), (parts, "read_prompts")):
-        monkeypatch.setattr(place, name, once(getattr(place, name)))
+    monkeypatch.setattr(parts, "read_prompts", once(parts.read_prompts))
     monkeypatch.setattr(gather, "read_prompts", parts.read_prompts)
     checked: dict[Any, list[str]] = {}  # prompts of one file for the same rewards
 

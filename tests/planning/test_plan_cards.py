@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
-from torch import Tensor
+from counted_operations import measured_once
 
 from flowrl.config.base import config_files, find_config
 from flowrl.config.train import load_config
 from flowrl.pipelines import family as family_named
 from flowrl.planning import family_route
-from flowrl.planning import gather as gathering
-from flowrl.planning.decoding import decode_peaks
 from flowrl.planning.fits import card_gib, fit
 from flowrl.planning.gather import Plan, gather
 from flowrl.planning.memory import CARDS, GIB, checkpoint_bytes
-from flowrl.planning.network import FewBlocks, Network, Trained, few_blocks, measure, without_gradient
 from flowrl.planning.outlook import outlook_of, process_words
 from flowrl.planning.text import memory_lines
 from flowrl.planning.throughput import Pace
@@ -39,71 +33,10 @@ USED = (
     "sd", "sd3", "sdxl", "wan", "z_image",
 )  # fmt: skip
 
-# ---- plans that share what they measure ------------------------------------------------------------------------------
-
-
-@dataclass
-class Few:
-    """Stands for `FewBlocks` of a model until something of it is measured for the first time."""
-
-    family: Any
-    model: str
-    targets: tuple[str, ...]
-    trained: Trained | None = None
-    made: FewBlocks | None = None
-
-    def network(self) -> FewBlocks:
-        if self.made is None:
-            self.made = few_blocks(self.family, self.model, self.targets)
-        assert self.made is not None
-        return self.made
-
-
-MEASURED: dict[Any, Any] = {}
-
-
-def once(key: Any, make: Callable[[], Any]) -> Any:
-    if key not in MEASURED:
-        MEASURED[key] = make()
-    return MEASURED[key]
-
-
-def shapes(call: Mapping[str, Any]) -> str:
-    return str({key: value.shape if isinstance(value, Tensor) else value for key, value in call.items()})
-
-
-def shared_few_blocks(own: Any, model: str, targets: Sequence[str]) -> Few | None:
-    known = own.planned_size(model, {}) is not None
-    return Few(family=own, model=model, targets=tuple(targets)) if known else None
-
-
-def shared_measure(few: Few, call: dict[str, Any], *, trained: Trained, dtype: torch.dtype) -> Network:
-    few.trained = trained
-    key = ("measure", few.model, few.targets, shapes(call), str(trained), dtype)
-    found: Network = once(key, lambda: measure(few.network(), call, trained=trained, dtype=dtype))
-    return found
-
-
-def shared_without_gradient(few: Few, call: dict[str, Any]) -> tuple[int, int]:
-    def make() -> tuple[int, int]:
-        if few.made is None:
-            assert few.trained is not None
-            measure(few.network(), call, trained=few.trained, dtype=torch.bfloat16)
-        return without_gradient(few.network(), call)
-
-    found: tuple[int, int] = once(("without", few.model, few.targets, shapes(call), str(few.trained)), make)
-    return found
-
 
 @pytest.fixture(autouse=True)
 def _measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gathering, "few_blocks", shared_few_blocks)
-    monkeypatch.setattr(gathering, "measure", shared_measure)
-    monkeypatch.setattr(gathering, "without_gradient", shared_without_gradient)
-    monkeypatch.setattr(family_route, "decode_peaks", lambda own, model, size, dtype: once(
-        ("decode", own.name, size, dtype, str(own.card(model).network)),
-        lambda: decode_peaks(own, model, size, dtype=dtype),
-    ))  # fmt: skip
+    measured_once(monkeypatch)
     monkeypatch.setattr(family_route, "decode_flops", lambda *given: None)
 
 
