@@ -42,7 +42,7 @@ class Kept:
 
     def __init__(self, read: Any, place: Any) -> None:
         stream, self.tensors = io.BytesIO(), dict[int, Tensor]()
-        held, starts = dict[int, Tensor](), set[tuple[int, int]]()
+        held, starts = dict[int, Tensor](), set[tuple[int, Any]]()
 
         class Writer(pickle.Pickler):
             def persistent_id(self, thing: Any) -> Any:
