@@ -76,6 +76,13 @@ def pytest_collection_finish() -> None:
         vars(providers)["is_local_module_file"] = lambda path: False
 
 
+def pytest_runtest_setup() -> None:
+    """Tiny models are read from the same files hundreds of times."""
+    from kept_networks import install
+
+    install()
+
+
 def pytest_unconfigure() -> None:
     """The end of Python frees what was kept from collections, and libraries tell of what it does not."""
     gc.unfreeze()

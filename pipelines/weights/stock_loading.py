@@ -37,6 +37,8 @@ from flowrl.runtime.files import read_json
 from flowrl.runtime.placement import Resting
 
 _REACHED = "a hub id that this machine can reach and is allowed to read"
+_UNDRAWN: Any = {name: lambda tensor, *_, **__: tensor for name in dir(nn.init) if re.fullmatch("[a-z].*_", name)}
+"""What draws first weights, doing nothing: without numbers, each draw would be steps of torch's in Python."""
 Read = Callable[..., Any]
 """`load_stock` of one checkpoint: takes parts by name that are not to be read, a module that is there already or None,
 and gives a stock pipeline on the host."""
@@ -272,8 +274,7 @@ class Later:
     def text_encoders(self, p: Any) -> bool:
         """Loads missing text encoders onto the device; returns whether there were any. They load together: stock
         classes use all of them for every prompt."""
-        names = [name for name in _present(p, p.family.encoders) if getattr(p.pipe, name) is None]
-        if names:
+        if names := [name for name in _present(p, p.family.encoders) if getattr(p.pipe, name) is None]:
             load_parts(p.pipe, self.read, names)
             self.encoders_ready(p)
         return bool(names)

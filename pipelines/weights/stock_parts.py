@@ -47,7 +47,7 @@ def read_networks(
 def _read(kind: Any, folder: str, part: str, dtype: torch.dtype, variant: str | None) -> nn.Module:
     import transformers
 
-    own = issubclass(kind, transformers.PreTrainedModel)
+    own, place = issubclass(kind, transformers.PreTrainedModel), f"{folder}/{part}"
     try:
         network, told = kind.from_pretrained(
             folder,
@@ -58,14 +58,13 @@ def _read(kind: Any, folder: str, part: str, dtype: torch.dtype, variant: str | 
             **({} if variant is None else {"variant": variant}),
         )
     except Exception as error:
-        if not out_of_memory(error) and (said := _quantised(Path(folder) / part)):
-            raise Faulty(said) from error
         if out_of_memory(error):
             raise
-        config = Path(folder) / part / "config.json"
-        said = reason(error, kind, read_json(config, finite=False) if config.is_file() else {})
-        raise ValueError(f"{folder}/{part}: {said}") from error
-    place = f"{folder}/{part}"
+        file = Path(folder) / part / "config.json"
+        config = read_json(file, finite=False) if file.is_file() else {}
+        if said := _quantised(place, config):
+            raise Faulty(said) from error
+        raise ValueError(f"{place}: {reason(error, kind, config)}") from error
     if wrong := sorted(key for key, *_ in told["mismatched_keys"]):
         raise Faulty(f"{place} holds weights of another shape than its config.json says ({_some(wrong)}): {AGAIN}")
     unread = set(told["unexpected_keys"])
@@ -107,10 +106,9 @@ def _from_files(network: nn.Module) -> set[str]:
     }
 
 
-def _quantised(place: Path) -> str:
+def _quantised(place: str, config: Mapping[str, Any]) -> str:
     """Why a part that another library keeps in few bits could not be read; empty for others."""
-    config = place / "config.json"
-    said = read_json(config, finite=False).get("quantization_config") if config.is_file() else None
+    said = config.get("quantization_config")
     if not isinstance(said, dict):
         return ""
     method = said.get("quant_method", "another library")

@@ -185,8 +185,7 @@ def test_what_is_missing_is_drawn_and_nothing_else(tmp_path: Path, loads: list[s
 @pytest.mark.slow
 def test_a_killed_process_is_continued_where_it_was(tmp_path: Path) -> None:
     folder = tmp_path / "a"
-    # A fork would inherit the locks of torch's threads, and may wait for one for ever.
-    child = multiprocessing.get_context("spawn").Process(target=_draw_slowly, args=(folder,))
+    child = multiprocessing.get_context("fork").Process(target=_draw_slowly, args=(folder,))  # torch has one thread
     child.start()
     deadline = time.monotonic() + 120
     while len(list(folder.glob("*/samples/0*.png"))) < 10:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import importlib
+import shutil
+from functools import cache
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any
 
 TINY = {
@@ -59,6 +63,14 @@ def narrow_glyphs(projection: Any) -> None:
 
 
 def save_tiny(name: str, folder: Path) -> Path:
+    """Writes a family's smallest folder; it is made once a process."""
+    return Path(shutil.copytree(_made(name), folder, dirs_exist_ok=True))
+
+
+@cache
+def _made(name: str) -> Path:
     module, _, function = TINY[name].partition(":")
-    saved: Path = getattr(importlib.import_module(module), function or f"save_tiny_{name}")(folder)
+    room = mkdtemp()
+    atexit.register(shutil.rmtree, room, ignore_errors=True)
+    saved: Path = getattr(importlib.import_module(module), function or f"save_tiny_{name}")(Path(room) / name)
     return saved

@@ -18,7 +18,8 @@ from tiny_qwen_image import qwen_tokenizer, text_config, vision_language_model
 from flowrl.pretraining.tiny_sd3 import CONTEXT
 
 narrow_glyphs(transformer_hunyuan_video15.HunyuanVideo15ByT5TextProjection)
-_TEMPLATE = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+_TEMPLATE = "{{ 'x' * 108 }}{{ messages[1]['content'] }}"
+"""As many tokens before the prompt as stock cuts off."""
 
 
 def hunyuan_video_15() -> dict[str, Any]:

@@ -16,7 +16,7 @@ from flowrl.pipelines import PIPELINES, family
 from flowrl.pipelines.generic.stock_levels import Levels
 from flowrl.pipelines.shared.stock_schedules import EULER, diffusion_levels
 
-TRAINED: dict[str, Any] = {"num_train_timesteps": 200}
+TRAINED: dict[str, Any] = {"num_train_timesteps": 60}
 """Not diffusers' 1000: some classes search a level for each when they are made."""
 FLOW = {**TRAINED, "use_flow_sigmas": True, "prediction_type": "flow_prediction", "flow_shift": 3.0}
 DIFFUSION = {
