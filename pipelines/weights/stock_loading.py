@@ -37,8 +37,6 @@ from flowrl.runtime.files import read_json
 from flowrl.runtime.placement import Resting
 
 _REACHED = "a hub id that this machine can reach and is allowed to read"
-_UNDRAWN: Any = {name: lambda tensor, *_, **__: tensor for name in dir(nn.init) if re.fullmatch("[a-z].*_", name)}
-"""What draws first weights, doing nothing: without numbers, each draw would be steps of torch's in Python."""
 Read = Callable[..., Any]
 """`load_stock` of one checkpoint: takes parts by name that are not to be read, a module that is there already or None,
 and gives a stock pipeline on the host."""
