@@ -1,7 +1,8 @@
 """Shipped tiny configurations on a pretend GPU (`pretend_gpu.py`): as short as they can be, with everything they do.
 
 Two iterations of two prompts, forward and backward, with evaluation, LoRA and checkpoint; `toy_run` with the toy
-pipeline and its rewards in the place of the embedded models, which is ten times as fast and goes through the same code.
+pipeline and its rewards in the place of the embedded models, which is ten times as fast and goes through the same code,
+in four steps of the six that most configurations have.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from flowrl.training.stages import Stages
 SHORT = (
     "num_iterations=2", "prompts_per_step=2", "group_size=4", "micro_batch_size=4", "eval_every=2",
     "checkpoint_every=2", "eval.num_prompts=1", "eval.num_steps=1", "eval.num_images=1", "eval.samples_per_prompt=1",
-    "threads=1", "progress=false", "logging.tensorboard=false", "pipeline.device=auto",
+    "eval.initial=false", "threads=1", "progress=false", "logging.tensorboard=false", "pipeline.device=auto",
 )  # fmt: skip
 _GROUPS = {
     "tiny_best_of_n": ("best_of=2",),
@@ -111,7 +112,7 @@ def in_short() -> Iterator[None]:
 def watched_run(name: str, folder: Path, kind: Kind, *overrides: str) -> Watched:
     """Trains a configuration of ours for two iterations; `overrides` come after those that make it short."""
     config = load_config(find_config(name), (*SHORT, *overrides))
-    ready, marks, begun = preflight(config), list[tuple[GradientSum, int]](), list[int]()
+    ready, marks, begun = preflight(config), list[tuple[GradientSum, int]](), [0]
     add, begin, turn = GradientSum.add, Stages.begin, Stages._turn_to
     stages, counted = Counter[str](), [0]
     with in_short(), pretend_gpu(kind) as findings:
@@ -181,13 +182,20 @@ def toy_run(name: str, folder: Path, kind: Kind, *others: str) -> Watched:
     rewards = (
         f"{{name: smooth_brightness, weight: 0.75}}, {{file: {folder}/toy_rewards.py, function: redness, weight: 0.25}}"
     )
-    recipe, fewer = load_config(find_config(name)).recipe, list[str]()
+    own = load_config(find_config(name))
+    recipe, fewer = own.recipe, list[str]()
+    grown = own.credit.method in ("branch_grpo", "tree_grpo")  # at steps that the configuration names
+    if own.sampler.num_steps == 6 and not grown:  # of four, two or three are trained: a step follows another one
+        first, end = own.sampler.sde_window_range or (0, 0)
+        fewer = ["sampler.num_steps=4", *([f"sampler.sde_window_range=[{first // 2}, {min(end, 3)}]"] if end else [])]
     if recipe == "grpo":
-        fewer = ["micro_batch_size=8"]
-    elif recipe == "forward":
-        fewer = ["times.count=2"]
+        fewer += ["micro_batch_size=8"]
+    elif recipe == "forward" or own.times.count > 4:
+        fewer += ["times.count=2"]
     elif recipe == "backprop":
         rewards = "{name: smooth_brightness}"
+    if name == "tiny_grpo_geneval":
+        fewer += ["eval.initial=true"]  # as one run is enough for what the evaluation at the end does too
     if "tiny_real" in (name, *others):  # of verdicts
         rewards = f"{{file: {folder}/toy_rewards.py, function: success}}"
     for other in others:

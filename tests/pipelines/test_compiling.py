@@ -94,20 +94,23 @@ def test_rounds_after_the_first_compile_nothing_and_all_are_equal_to_eager(tiny_
     wanted = [a_round(eager, policy, *size) for size in sizes]
     torch.compiler.reset()
     pipeline, policy = with_lora(tiny_sd3_folder, dtype)
+    assert pipeline.attention == "float32"  # the kernel of attention, one of ours, is in the graphs
     names = list(pipeline.denoiser.state_dict())
     compile_blocks(pipeline.denoiser, backend="aot_eager")
+    del repeated_blocks(pipeline.denoiser)[-1].forward  # of another kind, which would be traced for as long again
     policy.add_slot("ema")
     graphs = torch._dynamo.utils.counters["stats"]
     before = graphs["unique_graphs"]
     found = [a_round(pipeline, policy, *sizes[0])]
     first = graphs["unique_graphs"] - before
-    assert 0 < first <= 6  # two kinds of block, with gradient, without it, and without the LoRA
+    assert 0 < first <= 3  # with gradient, without it, and without the LoRA
     with torch.compiler.set_stance("fail_on_recompile"):
         policy.load(policy.tensors())  # as resuming does
         found += [a_round(pipeline, policy, *size) for size in sizes[1:]]
         checkpoint_blocks(pipeline.denoiser, "cpu", dtype)
         again = a_round(pipeline, policy, *sizes[2])
     assert graphs["unique_graphs"] - before == first
+    assert torch.equal(found[0][0], found[0][2]), "rollout and update differ: the ratio is not 1"
     for one, other in zip(again, found[-1], strict=True):
         assert torch.equal(one, other)
     for ours, eagers in zip(found, wanted, strict=True):
@@ -156,8 +159,8 @@ def test_generated_code_rounds_where_eager_code_does() -> None:
     # Headers are compiled ahead for the graphs to come, and a program for each kind of vectors that the processor has.
     with torch._inductor.config.patch({"cpp_cache_precompile_headers": False, "cpp.vec_isa_ok": True}):
         found = network(x)
-    with torch.no_grad():
-        assert torch.equal(network(x), found)
+        with torch.no_grad():  # generates the same source, which is not built twice
+            assert torch.equal(network(x), found)
     assert torch.equal(found, wanted)
     torch.testing.assert_close(torch.autograd.grad(found.float().sum(), [network.block.scale])[0], gradient)
 
