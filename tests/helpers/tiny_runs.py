@@ -80,7 +80,7 @@ _NETWORKS = dict[str, Any]()
 def numbers_alone() -> Iterator[None]:
     """Runs without what no number comes from: their page, the row of their newest images, and a second reading of the
     same files of weights, of which a run gets a copy."""
-    read = stock_loading.read_networks
+    read = vars(stock_loading)["read_networks"]
 
     def read_once(folder: str, **how: Any) -> Any:
         files = [(str(path), path.stat().st_mtime_ns) for path in sorted(Path(folder).rglob("*"))]
@@ -90,7 +90,7 @@ def numbers_alone() -> Iterator[None]:
         return copy.deepcopy(_NETWORKS[key])
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.delitem(flowrl._PAGES, "train")
+        patch.delitem(vars(flowrl)["_PAGES"], "train")
         patch.setattr(flowrl.training.loop, "write_latest", lambda *_: [])
         patch.setattr(stock_loading, "read_networks", read_once)
         yield
