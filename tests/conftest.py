@@ -119,6 +119,15 @@ def tiny_sd3_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tiny_sd3(tmp_path_factory.mktemp("tiny") / "sd3")
 
 
+@pytest.fixture
+def numbers_alone() -> Iterator[None]:
+    """For tests whose runs are about numbers: see `numbers_alone` of `tests/helpers/tiny_runs.py`."""
+    import tiny_runs
+
+    with tiny_runs.numbers_alone():
+        yield
+
+
 @pytest.fixture(scope="session")
 def warm_python() -> Iterator[str]:
     """A command that stands for `python` and has imported everything; for launches that are not about a cold start."""

@@ -30,6 +30,9 @@ CASES: dict[str, tuple[str, tuple[str, ...]]] = {  # configuration, overrides
 }
 
 
+pytestmark = pytest.mark.usefixtures("numbers_alone")
+
+
 @pytest.fixture(autouse=True)
 def _reproducible() -> Iterator[None]:
     with reproducible():

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import yaml
 from safetensors.torch import load_file
 from torch import Tensor
 
+import flowrl
+import flowrl.training.loop
 from flowrl.cli import main
+from flowrl.pipelines.weights import stock_loading
 from flowrl.training.checkpoints import checkpoints, own_state
 
 PROMPTS = ["a photo of a red circle", "two blue squares", "a green star", "three yellow triangles"]
@@ -64,6 +70,30 @@ def tiny_runs(folder: Path, model: Path, **settings: Any) -> TinyRuns:
     path = folder / "tiny.yaml"
     path.write_text(yaml.safe_dump(config | settings))
     return TinyRuns(folder=folder, config=path)
+
+
+_NETWORKS = dict[str, Any]()
+"""Networks by the files that they were read from, and how."""
+
+
+@contextmanager
+def numbers_alone() -> Iterator[None]:
+    """Runs without what no number comes from: their page, the row of their newest images, and a second reading of the
+    same files of weights, of which a run gets a copy."""
+    read = vars(stock_loading)["read_networks"]
+
+    def read_once(folder: str, **how: Any) -> Any:
+        files = [(str(path), path.stat().st_mtime_ns) for path in sorted(Path(folder).rglob("*"))]
+        key = str((files, {**how, "given": sorted(how["given"])}))
+        if key not in _NETWORKS:
+            _NETWORKS[key] = read(folder, **how)
+        return copy.deepcopy(_NETWORKS[key])
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delitem(vars(flowrl)["_PAGES"], "train")
+        patch.setattr(flowrl.training.loop, "write_latest", lambda *_: [])
+        patch.setattr(stock_loading, "read_networks", read_once)
+        yield
 
 
 def metrics(run: Path) -> list[dict[str, Any]]:

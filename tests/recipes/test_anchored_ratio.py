@@ -19,6 +19,8 @@ from flowrl.samplers import Transition
 from flowrl.training.learner import GradientSum
 from flowrl.training.record import Recording
 
+pytestmark = pytest.mark.usefixtures("numbers_alone")
+
 ONE = ("num_iterations=1", "checkpoint_every=9")
 
 

@@ -35,6 +35,8 @@ from flowrl.session.preflight import resolve
 from flowrl.training.optimizers import FAKE
 from flowrl.training.parts import read_run_prompts
 
+pytestmark = pytest.mark.usefixtures("numbers_alone")
+
 CPS = ("sampler.kernel=cps", "sampler.num_steps=3", "sampler.noise_level=0.9")
 DMD = (*CPS, "dmd={weight: 0.1, guidance_scale: 3.0, fake_lr: 0.01}")
 

@@ -26,6 +26,7 @@ PACE = Pace(range=None, told="", processor="CPU")
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("numbers_alone")
 def test_what_is_kept_of_images_is_what_the_plan_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One transition's graph of one batch is there at once, and what waits for the rewards."""
     write_toy(tmp_path)  # for its rewards
@@ -54,6 +55,10 @@ def test_what_is_kept_of_images_is_what_the_plan_says(tmp_path: Path, monkeypatc
         "progress=false",
         reward_list(tmp_path, "redness"),
         "prompts_per_step=1",
+        "sampler.num_steps=4",
+        "sampler.sde_window_range=[1,3]",
+        "policy.target_modules=[to_q,to_v]",
+        f"prompts.train={tmp_path / 'prompts.txt'}",
     )
     plans = list[Memory]()
     for more in "kl_coef=0 prompts_per_step=2 sampler.sde_window_range=[2,3] credit.method=tp_grpo kl_coef=0.1".split():
@@ -63,7 +68,7 @@ def test_what_is_kept_of_images_is_what_the_plan_says(tmp_path: Path, monkeypatc
         assert plan.memory is not None
         plans.append(plan.memory)
     each = kept[0] // 4
-    assert kept == [4 * each, 8 * each, 4 * each, 3 * 4 * each, 2 * 4 * each]  # images, steps, two terms
+    assert kept == [4 * each, 8 * each, 4 * each, 2 * 4 * each, 2 * 4 * each]  # images, steps, two terms
     for found, memory in zip(kept, plans, strict=True):
         assert memory.host["gradients of its images"] == found // (4 * each) * pinned(4 * each)
     assert [memory.gradients for memory in plans] == [4 * each] * 4 + [8 * each]

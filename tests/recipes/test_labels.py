@@ -14,6 +14,8 @@ from toy_pipeline import toy_runs
 from flowrl.config.train import load_config
 from flowrl.recipes import grpo
 
+pytestmark = pytest.mark.usefixtures("numbers_alone")
+
 ONE_LABEL_EACH = """
 def reward(images, prompts, metadata):
     first = min(prompts)

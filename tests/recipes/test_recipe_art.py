@@ -25,6 +25,8 @@ from flowrl.training.draws import Drawn, Request
 from flowrl.training.parts import read_run_prompts
 from flowrl.training.paths import draw_request
 
+pytestmark = pytest.mark.usefixtures("numbers_alone")
+
 ART: dict[str, Any] = {
     "recipe": "visited",
     "sampler": {"kernel": "ode", "num_steps": 3},

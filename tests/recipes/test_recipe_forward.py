@@ -29,6 +29,8 @@ from flowrl.session.preflight import resolve
 from flowrl.training.loop import Loop
 from flowrl.training.prompting import RunPrompts
 
+pytestmark = pytest.mark.usefixtures("numbers_alone")
+
 VALUES = [0.0, 1.0, 2.0, 7.0, 3.0, 3.0, 1.0, 0.0]  # of the two groups of four
 SAMPLING = sorted(FORWARD.keys() - {"sft"})
 FIXED = f"def reward(images, prompts, metadata):\n    return {VALUES}\n"

@@ -28,6 +28,8 @@ from flowrl.pipelines import PIPELINES
 from flowrl.prompts.pairs import load_images, read_pairs
 from flowrl.world.scenes import draw_scene, random_scene
 
+pytestmark = pytest.mark.usefixtures("numbers_alone")
+
 FAMILY = PIPELINES["sd3"]
 ONLINE = ("recipe=preference", "sampler.kernel=ode", "times.count=2")
 D3PO = ("recipe=preference", "objective.name=d3po", "same_latent=true", "group_size=2")

@@ -32,6 +32,8 @@ from flowrl.samplers import KERNELS, rollout
 from flowrl.session.preflight import resolve
 from flowrl.training.parts import read_run_prompts
 
+pytestmark = pytest.mark.usefixtures("numbers_alone")
+
 WIDTHS = {"inner": (17, 16), "outer": (16, 12)}
 GUIDED = "policy.teachers=[{guidance_scale: 3.0}]"
 SDE = ("sampler.kernel=flow_sde", "sampler.noise_level=0.7")

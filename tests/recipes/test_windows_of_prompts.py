@@ -25,6 +25,8 @@ from flowrl.training.paths import Paths, draw_request, sample, sample_paths, sam
 from flowrl.training.record import Recording
 from flowrl.trajectory import Trajectory
 
+pytestmark = pytest.mark.usefixtures("numbers_alone")
+
 ONE_OF_FIVE = (
     "prompts_per_step=4",
     "sampler.num_steps=6",

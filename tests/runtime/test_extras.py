@@ -71,7 +71,7 @@ def test_a_training_runs_without_extras(tmp_path: Path) -> None:
 from flowrl.cli import main
 small = ["num_iterations=1", "prompts_per_step=2", "group_size=2", "updates_per_rollout=1", "eval_every=1",
          "eval.num_prompts=6", "eval.num_images=4", "eval.num_steps=2", "sampler.num_steps=6", "budget.evals=0",
-         "progress=false"]
+         "progress=false", "threads=1"]
 assert main(["train", "tiny_recommended", *small, "out=run"]) == 0
 assert main(["train", "tiny_recommended", *small, "out=other", "logging.tensorboard=true"]) == 1
 assert main(["train", "tiny_wan_recommended", "out=third"]) == 1

@@ -101,6 +101,7 @@ def test_a_run_continues_from_a_lora_at_the_rank_and_alpha_of_its_file(
         assert f"has {key} {found}: remove policy.lora_{key}" in shown
 
 
+@pytest.mark.usefixtures("numbers_alone")
 def test_a_seed_repeats_itself_byte_for_byte(runs: TinyRuns, plain: Path) -> None:
     again, other = runs.train("again"), runs.train("other", "seed=1")
     assert metrics(again) == metrics(plain)
@@ -120,22 +121,19 @@ def test_the_lora_is_what_was_trained_with_its_alpha(plain: Path) -> None:
     assert any(tensor.abs().max() > 0 for name, tensor in saved.items() if "lora_B" in name)
 
 
+@pytest.mark.usefixtures("numbers_alone")
 @pytest.mark.parametrize(
     "overrides",
     [
         (),
         ("micro_batch_size=2", "rollout_batch_size=4"),
         ("micro_batch_size=8", "rollout_batch_size=2"),
-        ("updates_per_rollout=2", "micro_batch_size=2", "rollout_batch_size=2"),
-        ("sampler.guidance_scale=3",),
+        ("updates_per_rollout=2", "micro_batch_size=2", "rollout_batch_size=2", "same_latent=true"),
+        ("sampler.guidance_scale=3", "sampler.kernel=dance_sde", "sampler.grid=linspace"),
         ("sampler.guidance_scale=3", "sampler.train_negative=false", "kl_coef=0.1", "pipeline.dtype=bfloat16"),
-        ("sampler.guidance_scale=3", "sampler.train_negative=recompute", "pipeline.gradient_checkpointing=true"),
-        ("sampler.num_steps=5", "sampler.sde_window_size=2", "sampler.sde_window_range=[0, 4]"),
-        ("sampler.kernel=cps",),
-        ("sampler.kernel=dance_sde", "sampler.grid=linspace"),
-        ("same_latent=true",),
-        ("pipeline.dtype=bfloat16",),
-        ("pipeline.free_text_encoders=true", "pipeline.gradient_checkpointing=true"),
+        ("sampler.guidance_scale=3", "sampler.train_negative=recompute", "pipeline.gradient_checkpointing=true",
+         "pipeline.free_text_encoders=true"),
+        ("sampler.kernel=cps", "sampler.num_steps=5", "sampler.sde_window_size=2", "sampler.sde_window_range=[0, 4]"),
     ],
     ids=lambda given: " ".join(given) or "plain",
 )  # fmt: skip
@@ -152,6 +150,7 @@ def test_the_ratio_is_exactly_one_before_the_first_update(
     assert all((row["ratio_max_deviation"] > 0) == two for row in rows)  # the second update sees a moved policy
 
 
+@pytest.mark.usefixtures("numbers_alone")
 def test_windows_choose_the_trained_steps(toys: TinyRuns, monkeypatch: pytest.MonkeyPatch) -> None:
     from flowrl.training import paths
 
@@ -169,6 +168,7 @@ def test_windows_choose_the_trained_steps(toys: TinyRuns, monkeypatch: pytest.Mo
     assert all(row["live_rows"] == 8 for row in metrics(run))
 
 
+@pytest.mark.usefixtures("numbers_alone")
 def test_kl_is_zero_until_the_policy_has_moved(toys: TinyRuns) -> None:
     rows = metrics(toys.train("kl", "kl_coef=0.1"))
     assert rows[0]["kl"] == 0.0
@@ -178,6 +178,7 @@ def test_kl_is_zero_until_the_policy_has_moved(toys: TinyRuns) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("numbers_alone")
 def test_the_average_follows_the_policy_and_is_what_is_shipped(runs: TinyRuns) -> None:
     first, second = (runs.train(f"ema-{n}", "policy.ema_decay=0.9", f"num_iterations={n}") for n in (1, 2))
     start = {
@@ -199,6 +200,7 @@ def _order(seed: int) -> list[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("numbers_alone")
 def test_a_group_of_equal_rewards_leaves_the_gradient_alone(runs: TinyRuns, gradients: list[Tensor]) -> None:
     """The gradient with a dead second group is that of the first group by itself."""
     live, dead = _order(0)
@@ -218,6 +220,7 @@ def reward(images, prompts, metadata):
     assert gradients[0].abs().max() > 0
 
 
+@pytest.mark.usefixtures("numbers_alone")
 def test_a_rollout_without_any_difference_takes_no_step(toys: TinyRuns, gradients: list[Tensor]) -> None:
     source = "def reward(images, prompts, metadata):\n    return [float(len(prompt)) for prompt in prompts]\n"
     run = toys.train("all-dead", toys.rewards(source), "num_iterations=3", "kl_coef=1")
@@ -228,6 +231,7 @@ def test_a_rollout_without_any_difference_takes_no_step(toys: TinyRuns, gradient
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("numbers_alone")
 def test_micro_batches_add_up_to_the_gradient_of_one(runs: TinyRuns, gradients: list[Tensor]) -> None:
     for size in (8, 4, 1):
         runs.train(f"micro-{size}", f"micro_batch_size={size}", "rollout_batch_size=8", "num_iterations=1")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import cycle
 
 import numpy as np
 import pytest
@@ -67,8 +68,7 @@ def test_a_reward_covers_where_tasks_differ_and_prompts_are_of_unequal_size() ->
     assert_covers(reward_coverage(((5, 16), (40, 2)), 200, np.random.default_rng(3)), 200)
 
 
-@pytest.mark.parametrize("seeds", [3, 5])
-@pytest.mark.parametrize("run_sd", [0.0, 0.2])
+@pytest.mark.parametrize(("seeds", "run_sd"), [(3, 0.2), (5, 0.0)])
 def test_methods_that_are_one_are_told_apart_in_5_of_100(seeds: int, run_sd: float) -> None:
     rates = comparison_rates(((5, 2),) * 6, seeds, run_sd, 150, np.random.default_rng(4))
     assert_covers(1 - rates["false positives"], 150)
@@ -87,8 +87,9 @@ def test_scores_cover_other_seeds_and_prompts() -> None:
     assert_covers(score_over_seeds_coverage(((10, 2),) * 6, 3, 0.1, 100, np.random.default_rng(5)), 100)
 
 
-@pytest.mark.parametrize("seeds", [3, 5])
-@pytest.mark.parametrize("course", COURSES, ids=lambda course: course.name)
+@pytest.mark.parametrize(
+    ("course", "seeds"), list(zip(COURSES, cycle((3, 5)))), ids=lambda given: getattr(given, "name", None)
+)
 def test_costs_to_a_score_cover_other_seeds(course: Course, seeds: int) -> None:
     """Below the plateau of the reference or where it still rises; an interval joined of two is rather too wide."""
     rates = cost_coverage(course, seeds, 0.024, 200, np.random.default_rng(8))

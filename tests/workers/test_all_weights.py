@@ -16,6 +16,8 @@ from flowrl.cli import main
 from flowrl.workers import parcels, rollouts
 from flowrl.workers.parcels import Shard, SharedBytes
 
+pytestmark = pytest.mark.usefixtures("numbers_alone")
+
 SENT = list[tuple[int, int, SharedBytes | None]]()
 """Of each version the bytes of its tensors, its bundles, and the memory that it lies in."""
 
@@ -59,7 +61,7 @@ def test_a_run_of_all_weights_is_that_without_workers(
     runs: TinyRuns, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A worker dies, the run stops and goes on, and evaluations draw under the average."""
-    sizes = ["pipeline.dtype=bfloat16", "sampler.guidance_scale=3", "num_iterations=3", "rollout_batch_size=4"]
+    sizes = ["pipeline.dtype=bfloat16", "num_iterations=3", "rollout_batch_size=4"]
     sizes += [f"prompts.eval={runs.folder / 'held_out.txt'}", "eval_every=1", "checkpoint_every=2"]
     here = runs.train("here", *sizes)
     SENT.clear()
@@ -78,13 +80,13 @@ def test_a_run_of_all_weights_is_that_without_workers(
 
 @pytest.mark.slow
 def test_a_run_ahead_of_its_weights_goes_on_to_the_bit(runs: TinyRuns) -> None:
-    more = ("workers.rollouts=1", "workers.staleness=2", "pipeline.dtype=bfloat16")
-    whole = runs.train("whole", "num_iterations=4", *more)
-    assert [row["ratio_first_deviation"] > 0 for row in rows(whole)] == [False, True, True, True]
+    more = ("workers.rollouts=1", "workers.staleness=2")
+    whole = runs.train("whole", "num_iterations=3", *more)
+    assert [row["ratio_first_deviation"] > 0 for row in rows(whole)] == [False, True, True]
     parts = runs.train("parts", "num_iterations=2", *more)
-    assert main(["train", f"resume={parts}", "num_iterations=4"]) == 0
+    assert main(["train", f"resume={parts}", "num_iterations=3"]) == 0
     assert_same(whole, parts)
-    assert str(lasting(whole)) == str(lasting(parts))
+    assert differences(lasting(whole), lasting(parts)) == 0
 
 
 @pytest.mark.slow
