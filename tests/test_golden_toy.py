@@ -111,9 +111,6 @@ CASES: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 
 
-pytestmark = pytest.mark.usefixtures("numbers_alone")
-
-
 @pytest.fixture(scope="module")
 def toy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """The toy's configuration, with the toy in the place of a model family, a reward with gradient, and pairs."""

@@ -197,8 +197,7 @@ def unchanged_process(owner: str, *, path: list[str] | None = None, seed: int | 
         if seed is not None:
             random.seed(seed)
             np.random.seed(seed % 2**32)
-            # torch's own notes the call and all of its stack, for each kind of card that may appear
-            (torch if torch.accelerator.is_available() else torch.default_generator).manual_seed(seed)
+            torch.manual_seed(seed)
         try:
             yield
         finally:

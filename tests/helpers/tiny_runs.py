@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import os
 import subprocess
@@ -22,7 +21,6 @@ from torch import Tensor
 import flowrl
 import flowrl.training.loop
 from flowrl.cli import main
-from flowrl.pipelines.weights import stock_loading
 from flowrl.training.checkpoints import checkpoints, own_state
 
 PROMPTS = ["a photo of a red circle", "two blue squares", "a green star", "three yellow triangles"]
@@ -72,27 +70,12 @@ def tiny_runs(folder: Path, model: Path, **settings: Any) -> TinyRuns:
     return TinyRuns(folder=folder, config=path)
 
 
-_NETWORKS = dict[str, Any]()
-"""Networks by the files that they were read from, and how."""
-
-
 @contextmanager
 def numbers_alone() -> Iterator[None]:
-    """Runs without what no number comes from: their page, the row of their newest images, and a second reading of the
-    same files of weights, of which a run gets a copy."""
-    read = vars(stock_loading)["read_networks"]
-
-    def read_once(folder: str, **how: Any) -> Any:
-        files = [(str(path), path.stat().st_mtime_ns) for path in sorted(Path(folder).rglob("*"))]
-        key = str((files, {**how, "given": sorted(how["given"])}))
-        if key not in _NETWORKS:
-            _NETWORKS[key] = read(folder, **how)
-        return copy.deepcopy(_NETWORKS[key])
-
+    """Runs without what no number comes from: their page, and the row of their newest images."""
     with pytest.MonkeyPatch.context() as patch:
         patch.delitem(vars(flowrl)["_PAGES"], "train")
         patch.setattr(flowrl.training.loop, "write_latest", lambda *_: [])
-        patch.setattr(stock_loading, "read_networks", read_once)
         yield
 
 

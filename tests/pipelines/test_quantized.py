@@ -272,7 +272,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory, tiny_sd3_folder: Path) -> Tin
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("form", ["int8", "nf4", "int8_bnb"])  # fp8 is kept and restored as int8 is
+@pytest.mark.parametrize("form", [*ROUNDED, "int8_bnb"])
 def test_a_run_on_a_quantised_base_starts_at_ratio_1_and_resumes_bit_for_bit(
     runs: TinyRuns, form: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -20,7 +20,6 @@ from itertools import combinations, product
 from pathlib import Path
 from typing import Any
 
-import jaxtyping
 import pytest
 import torch
 from torch import Tensor
@@ -150,23 +149,10 @@ def test_the_covering_array_covers() -> None:
     assert len(covering()) < 100  # 63 is the least: credits x advantages that go together
 
 
-@cache
-def with_checked_shapes() -> tuple[Choice, ...]:
-    """Rows in which a level comes for the first time. A shape is that of a level, and to check it is half of a run; for
-    each credit by each kernel it is checked below too."""
-    met, found = set[tuple[str, str]](), list[Choice]()
-    for row in covering():
-        if not met.issuperset(row.items()):
-            found.append(row)
-            met.update(row.items())
-    return tuple(found)
-
-
 @pytest.mark.slow
 @pytest.mark.usefixtures("numbers_alone")
 @pytest.mark.parametrize("choice", covering(), ids=lambda choice: "-".join(choice.values()))
 def test_an_iteration_of_any_combination(toy: Path, choice: Choice) -> None:
-    jaxtyping.config.update("jaxtyping_disable", choice not in with_checked_shapes())
     (row,) = quick_run(config_of(toy, choice), toy.parent)
     # Some processors round other batches otherwise.
     assert row["ratio_first_deviation"] <= (1e-4 if choice["micro"] == "several" else 0.0)
