@@ -19,6 +19,8 @@ from pathlib import Path
 from tiny_runs import differences, lora_tensors, metrics, model_tensors, start, state
 
 TOLERANCE = 1e-6
+PATIENCE = 1800
+"""Seconds for a launch of many runs, which takes half a minute on idle cores, and ten where ten processes share one."""
 EPSILON = 2**-23
 ROUNDED = {"diversity": 5, "advantage_abs": 10, **dict.fromkeys(("margin", "winner_reward", "loser_reward"), 5)}
 """Metrics that multiply the rounding of a sum -> tolerances that an order of summation may move them by."""
@@ -210,7 +212,7 @@ def on_two_processes(folder: Path, *arguments: str, python: str = sys.executable
     """Runs a script, or a module after "-m", by torchrun on two processes in a folder, or more; what they print."""
     ports = ["--master-addr=127.0.0.1", f"--master-port={_free_port()}"]
     launcher = ["-m", "torch.distributed.run", f"--nproc-per-node={processes}", *ports]
-    return _finish(start([*launcher, *arguments], folder, GLOO_SOCKET_IFNAME="lo", PYTHON_EXEC=python), 600)
+    return _finish(start([*launcher, *arguments], folder, GLOO_SOCKET_IFNAME="lo", PYTHON_EXEC=python), PATIENCE)
 
 
 def _free_port() -> int:
@@ -235,7 +237,7 @@ def train_on_two(
     folder: Path,
     commands: Sequence[tuple[int, bool, Sequence[str]]],
     *,
-    seconds: float = 600,
+    seconds: float = PATIENCE,
     python: str = sys.executable,
     processes: int = 2,
 ) -> None:

@@ -91,6 +91,8 @@ def _cloned(tensor: Tensor) -> Tensor:
 
 def _key(cls: type, place: Any, options: Mapping[str, Any]) -> Any:
     """What decides what is read; None if that is not known."""
+    if not isinstance(place, str | Path):
+        return None  # weights that a caller hands over
     folder = Path(place) / (options.get("subfolder") or "")
     if not folder.is_dir() or not all(isinstance(value, _PLAIN) for value in options.values()):
         return None
