@@ -27,8 +27,6 @@ from flowrl.runtime.randomness import counter_integers, sample_normals
 from flowrl.samplers.guidance import classifier_free_guidance
 from flowrl.training.learner import GradientSum
 
-pytestmark = pytest.mark.usefixtures("numbers_alone")
-
 METHOD = ("recipe=backprop", "sampler.kernel=ode", "num_iterations=2")
 ALL_STEPS = ("objective.name=alignprop", "objective.options.truncation=none")
 ROUNDING = 1e-4

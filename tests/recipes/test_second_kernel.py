@@ -12,8 +12,6 @@ from tiny_runs import TinyRuns, lora_tensors, metrics, tiny_runs
 from torch import Tensor
 from torch.nn import functional as F
 
-pytestmark = pytest.mark.usefixtures("numbers_alone")
-
 RECIPES: dict[str, tuple[str, ...]] = {
     "grpo": ("micro_batch_size=4",),
     "kept-graphs": ("micro_batch_size=4", "rollout_batch_size=4", "keep_graphs=true"),
