@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
 import pytest
 
+from flowrl.prompts import source_images
 from flowrl.runtime.temporary import TemporaryFolder, claim, without_abandoned
 
-KILLED = """
-import os, signal
-from flowrl.prompts.source_images import _folder
-print(_folder().name, flush=True)
-os.kill(os.getpid(), signal.SIGKILL)
-"""
+
+def make_and_die(room: Path) -> None:
+    """Makes the folder of source images, and is killed before it can remove it."""
+    tempfile.tempdir = str(room)
+    source_images._folder.cache_clear()
+    source_images._folder()
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def names(folder: Path) -> list[str]:
@@ -39,13 +40,11 @@ def test_folders_that_killed_runs_left_behind_go_and_no_others(tmp_path: Path) -
 def test_a_folder_goes_at_its_end_or_after_a_kill_at_the_next_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    environment = os.environ | {"TMPDIR": str(tmp_path)}
-    command = [sys.executable, "-c", KILLED]
-    killed = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=False)
-    assert killed.returncode == -signal.SIGKILL
-    left = Path(killed.stdout.strip())
-    assert left.parent == tmp_path
-    assert left.is_dir()
+    killed = multiprocessing.get_context("fork").Process(target=make_and_die, args=(tmp_path,))
+    killed.start()
+    killed.join(60)
+    assert killed.exitcode == -signal.SIGKILL
+    (left,) = tmp_path.glob("flowrl-images-*")
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with TemporaryFolder("flowrl-other-") as other:
         assert left.is_dir()
