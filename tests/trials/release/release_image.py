@@ -113,14 +113,18 @@ def is_ignored(name: str, patterns: list[str]) -> bool:
     return any(fnmatch(path, pattern) or fnmatch(f"/{path}", pattern) for path in above for pattern in patterns)
 
 
+GIVES = {"libc6-dev": Path("/usr/include/stdio.h")}
+"""What a package gives that is no command of its own name."""
+
+
 def look_up(part: Part, rest: str) -> None:
     """Whether Debian has the packages that are installed, and whether their commands are here."""
     (words,) = re.findall(r"apt-get install ([^&]+)", rest)
     packages = [word for word in words.split() if not word.startswith("-")]
-    part.leave(f"apt-get install {' '.join(packages)}: looked up, and their commands found here, not installed")
+    part.leave(f"apt-get install {' '.join(packages)}: looked up, and what they give found here, not installed")
     try:
         run("apt-cache", "show", "--no-all-versions", *packages)
     except Broken:
         part.leave(f"{packages} in Debian's lists: there are no such lists here, or they lack one (apt-get update)")
-    absent = [name for name in packages if not shutil.which(name)]
-    part.refuse(absent, f"commands that the next steps need are not here: {absent}")
+    absent = [name for name in packages if not (GIVES[name].exists() if name in GIVES else shutil.which(name))]
+    part.refuse(absent, f"commands and headers that the next steps need are not here: {absent}")
