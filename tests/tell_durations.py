@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import subprocess
 import sys
 import tempfile
@@ -95,6 +96,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Say where the time of the tests goes.")
     parser.add_argument("--record", action="store_true", help="run the whole suite first and write the table")
     code = record() if parser.parse_args().record else 0
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` closes the pipe
     print(*tell(read_table()), sep="\n")
     return code
 
