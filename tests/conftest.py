@@ -120,12 +120,13 @@ def tiny_sd3_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def numbers_alone() -> Iterator[None]:
-    """For tests whose runs are about numbers: see `numbers_alone` of `tests/helpers/tiny_runs.py`."""
-    import tiny_runs
+def numbers_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs without what no number comes from: their page, and the row of their newest images."""
+    import flowrl
+    import flowrl.training.loop
 
-    with tiny_runs.numbers_alone():
-        yield
+    monkeypatch.delitem(vars(flowrl)["_PAGES"], "train")
+    monkeypatch.setattr(flowrl.training.loop, "write_latest", lambda *_: [])
 
 
 @pytest.fixture(scope="session")

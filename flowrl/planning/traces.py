@@ -179,7 +179,8 @@ class Fused(TorchFunctionMode):
         kwargs = kwargs or {}
         if func is F.scaled_dot_product_attention:
             named = dict(zip(("query", "key", "value"), args, strict=False)) | kwargs
-            query, key, value = (self._low(named[name]) for name in ("query", "key", "value"))
+            given = [named[name] for name in ("query", "key", "value")]
+            query, key, value = given if self.dtype is None else cast(given, self.dtype)
             self.attended = max(self.attended, query.shape[-2])
             rows = math.prod(query.shape[:-1]) * key.shape[-2]
             self.attention += 2 * rows * (query.shape[-1] + value.shape[-1])
@@ -188,9 +189,6 @@ class Fused(TorchFunctionMode):
             dtype = self.dtype if func in _LOW else torch.float32
             args, kwargs = cast(list(args), dtype), cast(kwargs, dtype)
         return func(*args, **kwargs)
-
-    def _low(self, value: Any) -> Any:
-        return value if self.dtype is None else cast(value, self.dtype)
 
 
 class _Storages:

@@ -45,9 +45,10 @@ def foreign_sources(row: Mapping[str, Any], where: str, find: Callable[[str], Pa
 
     Raises ValueError: two keys name different images, or one holds an image that is no path of a file.
     """
-    found = {key: names for key in SOURCES if (names := image_names(row.get(key), find))}
-    for key in SOURCES:
-        if key not in found and _is_image(row.get(key)):
+    given = [key for key in SOURCES if key in row]
+    found = {key: names for key in given if (names := image_names(row[key], find))}
+    for key in given:
+        if key not in found and _is_image(row[key]):
             raise ValueError(
                 f"{where}: {key} holds {str(row[key])[:60]!r}, which says something of an image and is no path of an "
                 f"image file ({', '.join(SUFFIXES)}) or list of such: save the image as one, "

@@ -241,7 +241,7 @@ def prompt_of(row: Any, where: str, *, find: Find, negative: str = "", missing: 
     if own is not None and own.strip():
         check_text(own, f"{where}, negative_prompt")
     names, sources = _images(row, SOURCES, where, find)
-    if not any(row.get(key) is not None for key in SOURCES) and not row.keys().isdisjoint(foreign_rows.SOURCES):
+    if not any(row.get(key) is not None for key in SOURCES):
         find_too = foreign_rows.beside_or_in_images(find)
         key, given = foreign_rows.foreign_sources(row, where, find_too)
         names, sources = _images({key: given or None}, (key,), where, find_too)

@@ -117,7 +117,9 @@ class _Undrawn(TorchFunctionMode):
     """Inside, no numbers are drawn for new weights: for those without numbers, torch would derive that in Python."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return func(*args, **(kwargs or {})) if func not in _DRAWING else args[0] if args else kwargs["tensor"]
+        if func in _DRAWING:
+            return args[0] if args else kwargs["tensor"]
+        return func(*args, **(kwargs or {}))
 
 
 _DRAWING = {nn.init.kaiming_uniform_, nn.init.uniform_, nn.init.normal_, Tensor.uniform_, Tensor.normal_}
@@ -272,7 +274,8 @@ class Later:
     def text_encoders(self, p: Any) -> bool:
         """Loads missing text encoders onto the device; returns whether there were any. They load together: stock
         classes use all of them for every prompt."""
-        if names := [name for name in _present(p, p.family.encoders) if getattr(p.pipe, name) is None]:
+        names = [name for name in _present(p, p.family.encoders) if getattr(p.pipe, name) is None]
+        if names:
             load_parts(p.pipe, self.read, names)
             self.encoders_ready(p)
         return bool(names)

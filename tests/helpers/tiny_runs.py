@@ -6,20 +6,16 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 import yaml
 from safetensors.torch import load_file
 from torch import Tensor
 
-import flowrl
-import flowrl.training.loop
 from flowrl.cli import main
 from flowrl.training.checkpoints import checkpoints, own_state
 
@@ -68,15 +64,6 @@ def tiny_runs(folder: Path, model: Path, **settings: Any) -> TinyRuns:
     path = folder / "tiny.yaml"
     path.write_text(yaml.safe_dump(config | settings))
     return TinyRuns(folder=folder, config=path)
-
-
-@contextmanager
-def numbers_alone() -> Iterator[None]:
-    """Runs without what no number comes from: their page, and the row of their newest images."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.delitem(vars(flowrl)["_PAGES"], "train")
-        patch.setattr(flowrl.training.loop, "write_latest", lambda *_: [])
-        yield
 
 
 def metrics(run: Path) -> list[dict[str, Any]]:

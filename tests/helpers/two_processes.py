@@ -20,7 +20,7 @@ from tiny_runs import differences, lora_tensors, metrics, model_tensors, start, 
 
 TOLERANCE = 1e-6
 PATIENCE = 1800
-"""Seconds for a launch of many runs, which takes half a minute on idle cores, and ten where ten processes share one."""
+"""Seconds for a launch of many runs: half a minute on idle cores was over five with fifteen others at work on two."""
 EPSILON = 2**-23
 ROUNDED = {"diversity": 5, "advantage_abs": 10, **dict.fromkeys(("margin", "winner_reward", "loser_reward"), 5)}
 """Metrics that multiply the rounding of a sum -> tolerances that an order of summation may move them by."""

@@ -7,8 +7,9 @@ import importlib
 import shutil
 from functools import cache
 from pathlib import Path
-from tempfile import mkdtemp
 from typing import Any
+
+from flowrl.runtime.temporary import TemporaryFolder
 
 TINY = {
     "chroma": "tiny_flux:save_tiny_chroma", "cogvideox": "tiny_cogvideox", "flux": "tiny_flux", "flux2": "tiny_flux2",
@@ -70,7 +71,12 @@ def save_tiny(name: str, folder: Path) -> Path:
 @cache
 def _made(name: str) -> Path:
     module, _, function = TINY[name].partition(":")
-    room = mkdtemp()
-    atexit.register(shutil.rmtree, room, ignore_errors=True)
-    saved: Path = getattr(importlib.import_module(module), function or f"save_tiny_{name}")(Path(room) / name)
+    saved: Path = getattr(importlib.import_module(module), function or f"save_tiny_{name}")(Path(_room().name) / name)
     return saved
+
+
+@cache
+def _room() -> TemporaryFolder:
+    room = TemporaryFolder("flowrl-tiny-")
+    atexit.register(room.cleanup)
+    return room

@@ -31,6 +31,7 @@ _PLAIN = (str, bool, int, float, type(None), torch.dtype)
 _PLACE = "place"
 
 _kept: OrderedDict[Any, Kept | None] = OrderedDict()
+_installed: set[str] = set()
 
 
 class Unkept(Exception):
@@ -135,6 +136,3 @@ def install() -> None:
         if cls is not None and module not in _installed:
             _installed.add(module)
             cls.from_pretrained = keeping(vars(cls)["from_pretrained"].__func__)
-
-
-_installed: set[str] = set()

@@ -118,7 +118,7 @@ GIVES = {"libc6-dev": Path("/usr/include/stdio.h")}
 
 
 def look_up(part: Part, rest: str) -> None:
-    """Whether Debian has the packages that are installed, and whether their commands are here."""
+    """Whether Debian has the packages that are installed, and whether what they give is here."""
     (words,) = re.findall(r"apt-get install ([^&]+)", rest)
     packages = [word for word in words.split() if not word.startswith("-")]
     part.leave(f"apt-get install {' '.join(packages)}: looked up, and what they give found here, not installed")
